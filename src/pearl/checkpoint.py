@@ -1,0 +1,151 @@
+"""What a run has learnt, on disk: a folder of safetensors and a manifest for the start and for each task.
+
+A folder holds only the tensors that its task added or changed; the state after task t is the start overlaid by the
+folders 0..t. A folder counts when its manifest is there: it is written last, by atomic rename, after fsync.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from pearl.errors import RunError
+
+FORMAT = 1  # of a run directory; a higher number than this cannot be read
+WEIGHTS, MANIFEST = "weights.safetensors", "manifest.json"
+
+
+def sha256(data: bytes) -> str:
+    """Hexadecimal SHA-256."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a whole file or none of it: temporary name, fsync, atomic rename, fsync of the folder.
+
+    Raises:
+        RunError: no space or no permission.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror}); free space or permissions there, or set PEARL_RUNS to "
+            f"another folder, then run the same command again"
+        ) from None
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON whole or not at all."""
+    write_file(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a run.
+
+    Raises:
+        RunError: missing, not JSON, or of a newer format.
+    """
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing; restore it from a copy, or delete the run directory and run again") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: damaged ({error}); restore it from a copy, or delete it and run again") from None
+    if isinstance(value, dict) and value.get("format", FORMAT) > FORMAT:
+        raise RunError(
+            f"{path}: format {value['format']}, this pearl reads up to {FORMAT}; install a newer pearl to read it"
+        )
+    return value
+
+
+def folder_name(index: int, name: str) -> str:
+    """A task's folder: its number and as much of its name as is safe in a path."""
+    safe = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:40]
+    return f"{index:03d}-{safe}" if safe else f"{index:03d}"
+
+
+def changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of `after` that `before` lacks or has with other values."""
+    return {
+        key: value
+        for key, value in after.items()
+        if key not in before or before[key].shape != value.shape or not torch.equal(before[key], value)
+    }
+
+
+def snapshot(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of a state_dict on the CPU, row-major, that training cannot touch."""
+    return {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
+
+
+def write_part(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Store one folder of a run: the tensors, then the manifest with their checksum and `facts`."""
+    data = save(dict(tensors))
+    write_file(folder / WEIGHTS, data)
+    manifest = {
+        "format": FORMAT,
+        "sha256": {WEIGHTS: sha256(data)},
+        "bytes": len(data),
+        "tensors": {key: list(value.shape) for key, value in tensors.items()},
+    }
+    write_json(folder / MANIFEST, {**manifest, **facts})
+
+
+def read_part(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and manifest of one folder, its checksum verified.
+
+    Raises:
+        RunError: a file is missing or damaged; the message names it.
+    """
+    manifest = read_json(folder / MANIFEST)
+    file = folder / WEIGHTS
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise RunError(f"{file}: cannot be read ({error.strerror}); restore it from a copy of the run") from None
+    if sha256(data) != manifest["sha256"][WEIGHTS]:
+        raise RunError(
+            f"{file}: checksum differs from its manifest, the file is damaged; restore it from a copy, or delete the "
+            f"folder {folder.name} and all later ones and run again"
+        )
+    return load(data), manifest
+
+
+def finished(run: Path) -> list[Path]:
+    """Folders of the finished tasks, in order; a gap ends the list."""
+    folders = sorted(path for path in (run / "tasks").glob("[0-9][0-9][0-9]*") if (path / MANIFEST).is_file())
+    return [path for index, path in enumerate(folders) if int(path.name[:3]) == index]
+
+
+def load_state(run: Path, tasks: int | None = None) -> dict[str, Tensor]:
+    """The state_dict after the first `tasks` tasks of a run (all finished ones if not given).
+
+    Raises:
+        RunError: not a run directory, or a file of it is missing or damaged.
+    """
+    if not (run / "reference" / MANIFEST).is_file():
+        raise RunError(f"{run}: not a run directory, it has no reference/{MANIFEST}; give a folder made by `pearl run`")
+    state, _ = read_part(run / "reference")
+    for folder in finished(run)[:tasks]:
+        state.update(read_part(folder)[0])
+    return state

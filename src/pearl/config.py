@@ -1,0 +1,290 @@
+"""A run's configuration: pydantic models <- recipe YAML <- dotted overrides, every problem reported at once."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pearl.errors import ConfigError
+from pearl.registry import BACKBONES, METHODS, SOURCES, nearest, problems_of
+
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Triple = tuple[float, float, float]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class StreamConfig(_Section):
+    """How a data source becomes a sequence of tasks."""
+
+    tasks: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=1)]]  # how many equal ones, or their sizes
+    order: Literal["natural"] | int | list[int] = "natural"  # of the classes; a number seeds numpy's permutation
+    per_class: Annotated[int, Field(ge=1)] | None = None  # training images kept per class; all if not given
+    test_per_class: Annotated[int, Field(ge=1)] | None = None  # the same for the images evaluated on
+    classes: Annotated[int, Field(ge=1)] | None = None  # only the first so many of the order; all if not given
+    validation: Share = 0.0  # share of the training images held out, per class
+    evaluate_on: Literal["test", "validation"] = "test"
+
+    @model_validator(mode="after")
+    def _validation_exists(self) -> "StreamConfig":
+        if isinstance(self.order, list) and len(set(self.order)) != len(self.order):
+            raise ValueError("order names a class twice; list each once")
+        return self
+
+
+class ImagesConfig(_Section):
+    """What the network sees. Sizes are in pixels; mean and std belong to pixel values in [0, 1]."""
+
+    size: Annotated[int, Field(ge=1)]
+    resize: Annotated[int, Field(ge=1)] | None = None  # shorter side before the centre crop; `size` if not given
+    augment: Literal["none", "crop", "resized_crop"] = "none"
+    pad: Annotated[int, Field(ge=0)] = 4  # zeros around the image before a random `crop`
+    scale: tuple[Positive, Positive] = (0.08, 1.0)  # area share of a random `resized_crop`
+    flip: bool = True  # left-right, with `crop` and `resized_crop`
+    mean: Triple = (0.0, 0.0, 0.0)
+    std: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ImagesConfig":
+        if self.resize is not None and self.resize < self.size:
+            raise ValueError(f"resize {self.resize} is below size {self.size}: make it at least as large")
+        if not self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale {list(self.scale)} must rise and end at 1 or below")
+        return self
+
+
+class PhaseConfig(_Section):
+    """Settings of training; in `train.phases.NAME` those that one phase has different."""
+
+    epochs: Annotated[int, Field(ge=1)] = 50
+    batch_size: Annotated[int, Field(ge=1)] = 32
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    lr: Positive = 1e-3
+    betas: tuple[Share, Share] = (0.9, 0.999)  # adam, adamw
+    momentum: Share = 0.9  # sgd
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    schedule: Literal["constant", "cosine", "multistep"] = "constant"
+    milestones: list[Annotated[float, Field(gt=0, lt=1)]] = []  # multistep: shares of the phase's epochs
+    gamma: Positive = 0.1  # multistep: factor on lr at each milestone
+    clip: Positive | None = None  # largest gradient norm
+
+
+class TrainConfig(PhaseConfig):
+    """Settings of all phases, and what single phases have different."""
+
+    phases: dict[str, dict[str, Any]] = {}
+
+    @model_validator(mode="after")
+    def _phases_valid(self) -> "TrainConfig":
+        for name, changes in self.phases.items():
+            for key in changes:
+                if key not in PhaseConfig.model_fields:
+                    raise ValueError(f"phases.{name}.{key}: unknown key; {nearest(key, PhaseConfig.model_fields)}")
+            self.phase(name)
+        return self
+
+    def phase(self, name: str) -> PhaseConfig:
+        """The settings of one phase."""
+        return PhaseConfig(**{**self.model_dump(exclude={"phases"}), **self.phases.get(name, {})})
+
+
+class EngineConfig(_Section):
+    """How the arithmetic is done. Changing it changes results in the last digits."""
+
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 where the device is faster with it
+    channels_last: bool = True
+    eval_batch_size: Annotated[int, Field(ge=1)] = 256
+    max_steps: Annotated[int, Field(ge=1)] | None = None  # per phase; --smoke sets 1
+
+
+class Expected(_Section):
+    """A figure of the paper that the recipe is to be held against."""
+
+    mean: float
+    std: float | None = None
+    where: str
+
+
+class RunConfig(_Section):
+    """Everything that decides a run's result."""
+
+    recipe: str
+    about: str = ""
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: dict[str, Any]
+    stream: StreamConfig
+    images: ImagesConfig
+    backbone: dict[str, Any]
+    method: dict[str, Any]
+    train: TrainConfig = TrainConfig()
+    engine: EngineConfig = EngineConfig()
+    expected: dict[str, Expected] = {}
+    smoke: bool = False
+
+    @property
+    def id(self) -> str:
+        """Name of the run directory: readable, and unique to everything that decides the result."""
+        decides = self.model_dump(mode="json", exclude={"about", "expected"})
+        digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:8]
+        smoke = "-smoke" if self.smoke else ""
+        return f"{self.recipe}-{self.method['name']}-seed{self.seed}{smoke}-{digest}"
+
+    def to_yaml(self) -> str:
+        """The resolved configuration; reading it back gives an equal one."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=120)
+
+
+_PARTS = {"data": SOURCES, "backbone": BACKBONES, "method": METHODS}
+_PART_KEYS = {*_PARTS, "rank"}  # the rank rule is a part of a part
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes that come with the package."""
+    folder = resources.files("pearl.recipes")
+    return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
+def read_recipe(recipe: str | Path) -> dict[str, Any]:
+    """A recipe by its name or by the path of a YAML file, with what it `extends` below it.
+
+    Raises:
+        ConfigError: no such recipe, or not a YAML mapping.
+    """
+    path = Path(recipe)
+    if path.suffix in {".yaml", ".yml"}:
+        if not path.is_file():
+            raise ConfigError(f"recipe file {path} not found; give the path of a YAML file or the name of a recipe")
+        text, name = path.read_text(), path.stem
+    else:
+        name = str(recipe)
+        if name not in recipe_names():
+            raise ConfigError(f"unknown recipe {name!r}; {nearest(name, recipe_names())} (`pearl list recipes`)")
+        text = (resources.files("pearl.recipes") / f"{name}.yaml").read_text()
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"recipe {name}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"recipe {name}: must be a mapping of settings, is {type(raw).__name__}")
+    base = read_recipe(raw.pop("extends")) if "extends" in raw else {}
+    base.pop("expected", None)  # an expected figure belongs to one recipe only
+    return {**merge(base, raw), "recipe": name}
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` on top, section by section. A part with another name starts from its own defaults."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        if key in _PART_KEYS:
+            old = _as_spec(old)
+            value = _as_spec(value, default_name=old.get("name"))
+            if value.get("name") != old.get("name"):
+                old = {}
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _as_spec(value: Any, default_name: Any = None) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value if "name" in value or default_name is None else {"name": default_name, **value}
+    return {} if value is None else {"name": value}
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """`["train.lr=0.1", "method=finetune"]` as a nested mapping; values are read as YAML.
+
+    Raises:
+        ConfigError: an item without `=`, or a value that is not YAML.
+    """
+    tree: dict[str, Any] = {}
+    problems = []
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        if not equals or not key:
+            problems.append(f"{item!r} is not of the form key=value, such as train.lr=0.001")
+            continue
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            problems.append(f"{key}: the value {text!r} is not valid YAML; quote it")
+            continue
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        tree = merge(tree, value)
+    if problems:
+        raise ConfigError(*problems)
+    return tree
+
+
+def raw_config(recipe: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False) -> dict[str, Any]:
+    """A recipe with overrides, not yet checked. `smoke` shrinks it: one step per phase, two images per class.
+
+    Raises:
+        ConfigError: no such recipe, or overrides that are not key=value.
+    """
+    raw = merge(read_recipe(recipe), parse_overrides(overrides))
+    if smoke:
+        raw = merge(raw, SMOKE)
+        for changes in raw["train"].get("phases", {}).values():
+            changes.pop("batch_size", None)
+    return raw
+
+
+SMOKE: dict[str, Any] = {
+    "smoke": True,
+    "engine": {"max_steps": 1, "eval_batch_size": 64},
+    "stream": {"per_class": 2, "test_per_class": 1},
+    "train": {"batch_size": 8},
+}
+
+
+def load_config(recipe: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False) -> RunConfig:
+    """A recipe with overrides, checked and complete.
+
+    Raises:
+        ConfigError: with every problem found and the nearest valid name for each.
+    """
+    return check_config(raw_config(recipe, overrides, smoke=smoke))
+
+
+def check_config(raw: dict[str, Any]) -> RunConfig:
+    """A complete mapping as a `RunConfig`, with the parts' defaults filled in.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    problems: list[str] = []
+    raw = dict(raw)
+    for key, registry in _PARTS.items():
+        if key in raw:
+            try:
+                raw[key] = registry.resolve(raw[key], key)
+            except ConfigError as error:
+                problems += error.problems
+                raw[key] = {"name": "?"}
+    try:
+        config = RunConfig(**raw)
+    except ValidationError as error:
+        problems += problems_of(error, "", _known_keys)
+    if problems:
+        raise ConfigError(*problems)
+    return config
+
+
+def _known_keys(path: tuple[Any, ...]) -> list[str]:
+    """The valid keys of the section at `path`."""
+    model: type[BaseModel] = RunConfig
+    for key in path:
+        section = model.model_fields[key].annotation if key in model.model_fields else None
+        if isinstance(section, type) and issubclass(section, BaseModel):
+            model = section
+    return [*model.model_fields]

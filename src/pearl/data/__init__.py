@@ -1,0 +1,1 @@
+"""Images in, batches out: sources, the cache of decoded images, task streams, augmentation."""

@@ -1,0 +1,119 @@
+"""From stored uint8 images to what the network sees: a whole batch at once, each image with its own draw.
+
+The draws of an epoch are made together, on the CPU, before it starts. The pixels of image i in epoch e therefore
+depend on nothing but the seed, and no step waits for the host.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pearl.config import ImagesConfig
+
+Draws = tuple[Tensor, ...]  # one row per image
+
+
+class View:
+    """Turns raw batches (B, H, W, 3) uint8 into network input (B, 3, size, size) float32, normalised."""
+
+    def __init__(self, images: ImagesConfig, *, channels_last: bool = True) -> None:
+        self.images = images
+        self.channels_last = channels_last
+        self.scale = torch.tensor([1 / (255 * s) for s in images.std])
+        self.shift = torch.tensor([-m / s for m, s in zip(images.mean, images.std, strict=True)])
+
+    def draw(self, count: int, shape: tuple[int, int], generator: torch.Generator) -> Draws:
+        """The random numbers of one epoch: `count` rows for images of `shape` (H, W)."""
+        images = self.images
+        if images.augment == "none":
+            return ()
+        flip = torch.rand(count, generator=generator) < (0.5 if images.flip else 0.0)
+        if images.augment == "crop":
+            shift = torch.randint(2 * images.pad + 1, (count, 2), generator=generator) - images.pad
+            return shift, flip
+        return _draw_boxes(count, shape, images.scale, generator), flip
+
+    def train(self, raw: Tensor, draws: Draws) -> Tensor:
+        """Augmented: `draws` are the rows that belong to these images."""
+        if self.images.augment == "crop":
+            return self._finish(shift_and_flip(raw, *draws))
+        if self.images.augment == "resized_crop":
+            return self._normalise(resized_crop(raw, *draws, size=self.images.size))
+        return self.test(raw)
+
+    def test(self, raw: Tensor) -> Tensor:
+        """Shorter side to `resize`, centre crop of `size`."""
+        return self._finish(raw)
+
+    def _finish(self, raw: Tensor) -> Tensor:
+        """Resize and centre-crop where the stored size is another one, then normalise."""
+        size, resize = self.images.size, self.images.resize or self.images.size
+        x = raw.permute(0, 3, 1, 2).float()
+        height, width = x.shape[2:]
+        if min(height, width) != resize:
+            factor = resize / min(height, width)
+            shape = (round(height * factor), round(width * factor))
+            x = F.interpolate(x, shape, mode="bilinear", antialias=True)
+        top, left = (x.shape[2] - size) // 2, (x.shape[3] - size) // 2
+        return self._normalise(x[:, :, top : top + size, left : left + size])
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        scale, shift = (c.to(x.device, non_blocking=True)[:, None, None] for c in (self.scale, self.shift))
+        x = torch.addcmul(shift, x, scale)
+        return x.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
+
+
+def shift_and_flip(raw: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
+    """Move each image (B, H, W, C) by its own (dy, dx) in pixels, zeros coming in, then mirror where `flip`.
+
+    The same as zero padding, a random crop back to the old size, and a left-right flip; one gather for all of it.
+    """
+    count, height, width, _ = raw.shape
+    rows = torch.arange(height, device=raw.device) + shift[:, :1]
+    columns = torch.arange(width, device=raw.device) + shift[:, 1:]
+    columns = torch.where(flip[:, None], columns.flip(1), columns)
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    image = torch.arange(count, device=raw.device)[:, None, None]
+    moved = raw[image, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]]
+    return moved * inside[..., None]
+
+
+def resized_crop(raw: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
+    """Cut each image's own box (top, left, height, width), bilinearly resized to (size, size), mirrored where `flip`.
+
+    Raw (B, H, W, C) uint8 -> (B, C, size, size) float32 with values in [0, 255].
+    """
+    height, width = raw.shape[1:3]
+    steps = (torch.arange(size, device=raw.device) + 0.5) / size
+    across = torch.where(flip[:, None], 1 - steps, steps)
+    top, left, tall, wide = boxes.unbind(1)
+    y = (top[:, None] + tall[:, None] * steps) * (2 / height) - 1
+    x = (left[:, None] + wide[:, None] * across) * (2 / width) - 1
+    grid = torch.stack([x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)], dim=-1)
+    return F.grid_sample(raw.permute(0, 3, 1, 2).float(), grid, padding_mode="border", align_corners=False)
+
+
+def _draw_boxes(
+    count: int, shape: tuple[int, int], scale: tuple[float, float], generator: torch.Generator, tries: int = 10
+) -> Tensor:
+    """Boxes (count, 4) of random area and aspect ratio 3/4 to 4/3, the draw of torchvision's RandomResizedCrop.
+
+    The first of ten candidates that fits is taken; the whole image (at most 4/3 long) where none does.
+    """
+    height, width = shape
+    uniform: Callable[..., Tensor] = lambda *size: torch.rand(*size, generator=generator)  # noqa: E731
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * uniform(count, tries))
+    ratio = torch.exp(math.log(3 / 4) + (math.log(4 / 3) - math.log(3 / 4)) * uniform(count, tries))
+    wide, tall = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (wide >= 1) & (wide <= width) & (tall >= 1) & (tall <= height)
+    first = fits.int().argmax(dim=1, keepdim=True)
+    some = fits.any(dim=1)
+    wide = torch.where(some, wide.gather(1, first)[:, 0], torch.tensor(float(min(width, round(height * 4 / 3)))))
+    tall = torch.where(some, tall.gather(1, first)[:, 0], torch.tensor(float(min(height, round(width * 4 / 3)))))
+    place = uniform(count, 2)
+    top = torch.where(some, (place[:, 0] * (height - tall + 1)).floor(), (height - tall) / 2)
+    left = torch.where(some, (place[:, 1] * (width - wide + 1)).floor(), (width - wide) / 2)
+    return torch.stack([top, left, tall, wide], dim=1)

@@ -1,0 +1,105 @@
+"""A task's training data on its device, and the batches of an epoch."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pearl.data.augment import View
+
+
+class Batch(NamedTuple):
+    """Network input (B, 3, size, size) float32; labels (B,) int64, the logit index; rows of `Task.images`."""
+
+    x: Tensor
+    y: Tensor
+    index: Tensor
+
+
+def fold(*parts: object) -> int:
+    """A seed (63 bits) from where in a run we are, so that any point can be entered again without stored state."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+class Task:
+    """What a method gets to see of one task. Once the task is over, its data is closed."""
+
+    def __init__(
+        self,
+        id: int,
+        name: str,
+        classes: tuple[str, ...],
+        first_class: int,
+        images: np.ndarray,
+        labels: np.ndarray,
+        view: View,
+        device: torch.device,
+    ) -> None:
+        self.id = id
+        self.name = name
+        self.classes = classes  # names; class i has logit index first_class + i
+        self.first_class = first_class
+        self.view = view
+        self.device = device
+        self._images = _place(torch.from_numpy(np.ascontiguousarray(images)), device)
+        self._labels = torch.from_numpy(labels).to(device)
+        self._open = True
+
+    @property
+    def images(self) -> Tensor:
+        """Raw images (N, H, W, 3) uint8, on the device if they fit there."""
+        self._check_open("images")
+        return self._images
+
+    @property
+    def labels(self) -> Tensor:
+        """Logit indices (N,) int64."""
+        self._check_open("labels")
+        return self._labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def close(self) -> None:
+        """End the task: from now on its data cannot be read."""
+        self._open = False
+        self._images = self._images[:0]
+
+    def _check_open(self, what: str) -> None:
+        if not self._open:
+            raise RuntimeError(f"task {self.id} ({self.name}) is over: its {what} may not be read again")
+
+    def batches(self, size: int, seed: int) -> Iterator[Batch]:
+        """One epoch, shuffled and augmented by `seed`.
+
+        A last batch of one image joins the one before, since batch statistics need two.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        images, labels = self.images, self.labels
+        order = torch.randperm(len(labels), generator=generator)
+        height, width = images.shape[1:3]
+        draws = tuple(draw.to(self.device) for draw in self.view.draw(len(labels), (height, width), generator))
+        order = order.to(self.device)
+        for start, stop in batch_bounds(len(labels), size):
+            index = order[start:stop]
+            raw = images[index.to(images.device)].to(self.device, non_blocking=True)
+            yield Batch(self.view.train(raw, tuple(draw[index] for draw in draws)), labels[index], index)
+
+
+def batch_bounds(count: int, size: int) -> list[tuple[int, int]]:
+    """Where the batches of `count` images start and stop; none has a single image if that can be helped."""
+    bounds = [(start, min(start + size, count)) for start in range(0, count, size)]
+    if len(bounds) > 1 and count % size == 1 and size > 1:
+        bounds[-2:] = [(bounds[-2][0], count)]
+    return bounds
+
+
+def _place(images: Tensor, device: torch.device) -> Tensor:
+    """On the device if at most half of its free memory goes, else pinned on the host."""
+    if device.type != "cuda":
+        return images.to(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    return images.to(device) if images.numel() < free / 2 else images.pin_memory()

@@ -1,0 +1,247 @@
+"""Decoded images on disk: a file is decoded, turned upright and cropped once, and mapped into memory from then on.
+
+A cache is a folder named by what went into it, ROOT/KEY/{images.npy, meta.json}. It is derived data: whatever is wrong
+with it, it is built again. That happens in a folder beside it, ROOT/KEY.*.tmp, which is renamed once it is whole, so
+that readers and other builders never see half of one.
+"""
+
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import shutil
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from pearl.data.sources import Split, reason
+from pearl.errors import DataError
+from pearl.paths import data_root
+
+FORMAT = 1  # of the folder and of the pixels in it: raise it when either changes
+MAX_PIXELS = 100_000_000
+_STALE_SECONDS = 24 * 3600
+_BATCH = 512  # images decoded ahead of the writer, so that memory stays bounded
+_LISTED = 20
+
+
+def decode(
+    split: Split,
+    size: int,
+    *,
+    root: Path | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> np.ndarray:
+    """The images of a split, uint8 (N, H, W, 3).
+
+    Arrays come back as they are. Files come back as a read-only memory map of shape (N, size, size, 3), each as
+    `read_image` gives it, from the cache under `root` (default: cache/ in the data folder). It is built when it is not
+    there or fails its checksum; meanwhile `on_progress` is called with (images done, images in all).
+
+    Raises:
+        DataError: listing every image that cannot be read, or saying why the cache cannot be written.
+    """
+    if isinstance(split.images, np.ndarray):
+        return split.images
+    files = split.images
+    root = data_root() / "cache" if root is None else root
+    key = _key(files, size)
+    cached = _open(root / key, key, len(files), size)
+    if cached is not None:
+        return cached
+
+    aside = _aside(root / key)
+    needed = len(files) * size * size * 3
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_stale(root)
+        if shutil.disk_usage(root).free < needed:  # better now than after an hour of decoding
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        aside.mkdir()
+        _build(aside, key, files, size, on_progress)
+        return _publish(aside, root / key, key, len(files), size)
+    except OSError as error:
+        raise DataError(
+            f"the cache of decoded images cannot be written to {root} ({reason(error)}): "
+            f"set PEARL_DATA to a folder you may write to, with at least {math.ceil(needed / 1e8) / 10} GB free"
+        ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def read_image(path: Path, size: int) -> np.ndarray:
+    """One image file, upright, in RGB, its shorter side resized to `size`, its centre cropped: uint8 (size, size, 3).
+
+    What is transparent is laid on white; of 16 bits the upper 8 are kept. The resizing is bicubic with antialiasing:
+    torchvision's Resize and CenterCrop, as the protocols of vision transformers have them.
+
+    Raises:
+        DataError: "PATH: reason", whatever the reason is that it cannot be read.
+    """
+    try:
+        with Image.open(path) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
+            return np.asarray(_square(_rgb(ImageOps.exif_transpose(image)), size))
+    except UnidentifiedImageError:
+        raise DataError(f"{path}: not an image, or of a kind that Pillow cannot read") from None
+    except Exception as error:  # of a damaged file a decoder raises nearly anything
+        raise DataError(f"{path}: {reason(error)}") from error
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no fixed range; save it with 8 or 16 bits")
+    if image.mode.startswith("I"):  # Pillow's own conversion would cut off at 255
+        grey = np.asarray(image)
+        if grey.min() < 0 or grey.max() > 65535:
+            raise ValueError("32-bit pixels lie outside 0 to 65535; save it with 8 or 16 bits")
+        image = Image.fromarray((grey >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
+
+
+def _square(image: Image.Image, size: int) -> Image.Image:
+    shorter = min(image.size)
+    width, height = (size * side // shorter for side in image.size)
+    if width * height > MAX_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels are too long and narrow")
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + size, top + size))
+
+
+def _key(files: Sequence[Path], size: int) -> str:
+    """All that a cache depends on, as a sha256: the format, the size, and the path, length and time of every file."""
+    facts: list[object] = [FORMAT, size]
+    for file in files:
+        try:
+            status = file.stat()
+            facts.append((os.path.realpath(file), status.st_size, status.st_mtime_ns))
+        except OSError:
+            facts.append(str(file))  # reading it will say what is wrong with it, and with all others
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _aside(target: Path) -> Path:
+    """A new name beside a cache, for one that is being built or thrown away."""
+    return target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
+
+
+def _remove_stale(root: Path) -> None:
+    """Remove what builds left behind that were killed long ago."""
+    for place in root.glob("*.tmp"):
+        with suppress(FileNotFoundError):  # its builder is alive and has just finished
+            newest = max(path.stat().st_mtime for path in (place, *place.iterdir()))
+            if time.time() - newest > _STALE_SECONDS:
+                shutil.rmtree(place, ignore_errors=True)
+
+
+def _open(place: Path, key: str, count: int, size: int) -> np.ndarray | None:
+    """The images of a cache, or None when it is absent or damaged."""
+    try:
+        with (place / "images.npy").open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if json.loads((place / "meta.json").read_bytes()) != _meta(key, count, size, sha256):
+            return None
+        images = np.load(place / "images.npy", mmap_mode="r")
+    except (OSError, ValueError):
+        return None
+    return images if images.shape == (count, size, size, 3) and images.dtype == np.uint8 else None
+
+
+def _meta(key: str, count: int, size: int, sha256: str) -> dict[str, object]:
+    return {"format": FORMAT, "sources": key, "count": count, "size": size, "sha256": sha256}
+
+
+def _build(
+    place: Path, key: str, files: Sequence[Path], size: int, on_progress: Callable[[int, int], None] | None
+) -> None:
+    """Write a cache into an empty folder, and see it onto the disk."""
+
+    def attempt(file: Path) -> bytes | DataError:
+        try:
+            return read_image(file, size).tobytes()
+        except DataError as error:
+            return error
+
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": (len(files), size, size, 3)}
+    )
+    sha256 = hashlib.sha256(header.getvalue())
+    unreadable: list[str] = []
+    done = 0
+    with (
+        (place / "images.npy").open("wb") as out,
+        warnings.catch_warnings(action="ignore"),  # Pillow's, of oddities that do no harm
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        out.write(header.getvalue())
+        for start in range(0, len(files), _BATCH):
+            for image in pool.map(attempt, files[start : start + _BATCH]):
+                if isinstance(image, DataError):
+                    unreadable.append(str(image))
+                else:
+                    # Plain writes: on a full disk they raise, where a store into a mapped page would kill the process.
+                    out.write(image)
+                    sha256.update(image)
+                done += 1
+                if on_progress:
+                    on_progress(done, len(files))
+        _sync(out)
+    if unreadable:
+        lines = [f"{len(unreadable)} of {len(files)} images cannot be read: remove or replace them"]
+        lines += unreadable[:_LISTED]
+        if len(unreadable) > _LISTED:
+            lines.append(f"... and {len(unreadable) - _LISTED} more")
+        raise DataError("\n".join(lines))
+
+    with (place / "meta.json").open("wb") as out:
+        out.write(json.dumps(_meta(key, len(files), size, sha256.hexdigest())).encode())
+        _sync(out)
+    _sync_folder(place)
+
+
+def _publish(aside: Path, target: Path, key: str, count: int, size: int) -> np.ndarray:
+    """Give a finished cache its name, or use the one that another process has put there meanwhile."""
+    images = np.load(aside / "images.npy", mmap_mode="r")  # the map holds on to the file, whatever its name will be
+    while True:
+        try:
+            aside.rename(target)
+            _sync_folder(target.parent)
+            return images
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        theirs = _open(target, key, count, size)
+        if theirs is not None:
+            return theirs
+        damaged = _aside(target)
+        with suppress(FileNotFoundError):  # another process has moved it away already
+            target.rename(damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(place: Path) -> None:
+    handle = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

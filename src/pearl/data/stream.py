@@ -1,0 +1,158 @@
+"""A data source cut into a sequence of tasks with classes in order of arrival."""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from pearl.config import StreamConfig
+from pearl.data.sources import Source, Split
+from pearl.errors import DataError
+
+
+@dataclass(frozen=True)
+class TaskSplit:
+    """Where one task's images are: rows of the decoded arrays, and their logit indices."""
+
+    name: str
+    classes: tuple[str, ...]
+    first_class: int
+    train: np.ndarray  # rows (n,) int64
+    train_labels: np.ndarray  # logit indices (n,) int64
+    test: np.ndarray
+    test_labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The tasks of a run. Test rows belong to the validation images if those are evaluated on."""
+
+    tasks: tuple[TaskSplit, ...]
+    test_from: str  # "train", "test" or "validation": which of the source's splits test rows point into
+    digest: str  # SHA-256 of every row, label and class name: the same stream, the same digest
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """All class names in order of arrival."""
+        return tuple(name for task in self.tasks for name in task.classes)
+
+
+def class_order(count: int, order: str | int | list[int]) -> np.ndarray:
+    """Source labels in order of arrival: natural, permuted by a numpy seed (as PyCIL's 1993), or listed.
+
+    Raises:
+        DataError: a listed label that the source does not have.
+    """
+    if isinstance(order, list):
+        wrong = [label for label in order if not 0 <= label < count]
+        if wrong:
+            raise DataError(f"stream.order: no class {wrong[0]} in a source of {count}; list labels 0 to {count - 1}")
+        return np.array(order)
+    if order == "natural":
+        return np.arange(count)
+    return np.random.RandomState(int(order)).permutation(count)  # the legacy generator is what published orders used
+
+
+def task_sizes(classes: int, tasks: int | list[int]) -> list[int]:
+    """Number of classes of each task.
+
+    Raises:
+        DataError: the tasks do not divide the classes.
+    """
+    if isinstance(tasks, list):
+        if sum(tasks) != classes:
+            raise DataError(
+                f"stream.tasks: the sizes sum to {sum(tasks)}, the stream has {classes} classes; make them equal, or "
+                f"set stream.classes={sum(tasks)}"
+            )
+        return tasks
+    if classes % tasks:
+        near = [n for n in range(1, classes + 1) if classes % n == 0]
+        best = min(near, key=lambda n: abs(n - tasks))
+        raise DataError(
+            f"stream.tasks={tasks} does not divide {classes} classes; use {best}, or list the size of every task"
+        )
+    return [classes // tasks] * tasks
+
+
+def make_stream(source: Source, config: StreamConfig, seed: int) -> Stream:
+    """Cut a source into tasks.
+
+    Raises:
+        DataError: classes that the tasks do not divide, or classes without training or test images; all are named.
+    """
+    order = class_order(len(source.classes), config.order)[: config.classes]
+    if config.classes is not None and config.classes > len(order):
+        raise DataError(f"stream.classes={config.classes}: the source has {len(order)}; ask for at most that many")
+    sizes = task_sizes(len(order), config.tasks)
+    rng = np.random.default_rng([seed, 1])
+    train_rows = {label: np.flatnonzero(source.train.labels == label) for label in order}
+    test_from, test_rows = _evaluation_rows(source, config, order, train_rows, rng)
+    _check_filled(source, order, train_rows, "train")
+    _check_filled(source, order, test_rows, test_from if test_from != "train" else "validation")
+    for rows, limit in ((train_rows, config.per_class), (test_rows, config.test_per_class)):
+        if limit is not None:
+            rows.update({label: np.sort(rng.permutation(found)[:limit]) for label, found in rows.items()})
+
+    tasks, first = [], 0
+    for index, size in enumerate(sizes):
+        labels = order[first : first + size]
+        train, train_labels = _gather(labels, train_rows, first)
+        test, test_labels = _gather(labels, test_rows, first)
+        names = tuple(source.classes[label] for label in labels)
+        tasks.append(TaskSplit(f"task{index + 1}", names, first, train, train_labels, test, test_labels))
+        first += size
+    return Stream(tuple(tasks), test_from, _digest(tasks, test_from))
+
+
+def _evaluation_rows(
+    source: Source,
+    config: StreamConfig,
+    order: np.ndarray,
+    train_rows: dict[int, np.ndarray],
+    rng: np.random.Generator,
+) -> tuple[str, dict[int, np.ndarray]]:
+    """Hold out the validation share (taking it from `train_rows`), and choose what is evaluated on."""
+    held_out: dict[int, np.ndarray] = {}
+    if config.validation:
+        for label in order:
+            shuffled = rng.permutation(train_rows[label])
+            count = max(1, round(config.validation * len(shuffled)))
+            held_out[label], train_rows[label] = np.sort(shuffled[:count]), np.sort(shuffled[count:])
+    if config.evaluate_on == "test":
+        return "test", _rows(source.test, order)
+    if held_out:
+        return "train", held_out
+    if source.validation is None:
+        raise DataError(
+            "stream.evaluate_on=validation: the source has no validation images; set stream.validation=0.1 to hold "
+            "some out"
+        )
+    return "validation", _rows(source.validation, order)
+
+
+def _rows(split: Split, order: np.ndarray) -> dict[int, np.ndarray]:
+    return {label: np.flatnonzero(split.labels == label) for label in order}
+
+
+def _check_filled(source: Source, order: np.ndarray, rows: dict[int, np.ndarray], split: str) -> None:
+    empty = [source.classes[label] for label in order if not len(rows[label])]
+    if empty:
+        raise DataError(
+            f"data {source.name}: no {split} image of {', '.join(empty)}; add some, or leave the class out of "
+            f"stream.order"
+        )
+
+
+def _gather(labels: np.ndarray, rows: dict[int, np.ndarray], first: int) -> tuple[np.ndarray, np.ndarray]:
+    counts = [len(rows[label]) for label in labels]
+    return np.concatenate([rows[label] for label in labels]), first + np.repeat(np.arange(len(labels)), counts)
+
+
+def _digest(tasks: list[TaskSplit], test_from: str) -> str:
+    digest = hashlib.sha256(test_from.encode())
+    for task in tasks:
+        digest.update("\n".join(task.classes).encode())
+        for array in (task.train, task.train_labels, task.test, task.test_labels):
+            digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+    return digest.hexdigest()

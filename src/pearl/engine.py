@@ -1,0 +1,185 @@
+"""The one training loop. A method yields phases; the engine trains each of them on Lightning Fabric."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from pearl.config import PhaseConfig, RunConfig
+from pearl.data.batches import Batch, Task, batch_bounds, fold
+from pearl.errors import TrainingError
+from pearl.methods.base import Method, Phase
+
+
+class Observer:
+    """Is told what happens. This one does not care; progress displays and logs override what they need."""
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Something worth a line: a task, a phase or an epoch has begun or ended."""
+
+    def step(self, done: int, total: int) -> None:
+        """A training step of the current phase is done. Must not read tensors: that would wait for the device."""
+
+
+class Engine:
+    """Trains phases with the recipe's settings on one device."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        device: str = "auto",
+        precision: Literal["auto", "fp32", "bf16"] | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.config = config
+        self.observer = observer or Observer()
+        self.precision = precision or config.engine.precision
+        if self.precision == "auto":
+            self.precision = "bf16" if has_fast_bf16(Fabric(accelerator=device, devices=1).device) else "fp32"
+        self.fabric = Fabric(
+            accelerator=device, devices=1, precision="bf16-mixed" if self.precision == "bf16" else "32-true"
+        )
+        self.memory_format = torch.channels_last if config.engine.channels_last else torch.contiguous_format
+
+    def place(self, method: Method) -> Method:
+        """Move a method to the device, in the layout of the recipe."""
+        return method.to(device=self.fabric.device).to(memory_format=self.memory_format)  # type: ignore[call-overload]
+
+    def learn(self, method: Method, task: Task) -> dict[str, float]:
+        """Let a method learn one task; seconds per phase.
+
+        Raises:
+            TrainingError: the loss is not finite.
+        """
+        torch.manual_seed(fold(self.config.seed, task.id))
+        seconds: dict[str, float] = {}
+        for position, phase in enumerate(method.learn(task)):
+            started = time.perf_counter()
+            self.train(method, task, phase, position)
+            seconds[phase.name] = time.perf_counter() - started
+        if not method.oracle:
+            task.close()
+        method.eval()
+        return seconds
+
+    def train(self, method: Method, task: Task, phase: Phase, position: int) -> None:
+        """Train one phase. Randomness depends on seed, task, position of the phase, and epoch alone."""
+        settings = self.config.train.phase(phase.name)
+        step_module = _Step(phase)
+        optimizer = make_optimizer(settings, step_module.parameters(), self.fabric.device)
+        module, optimizer = self.fabric.setup(step_module, optimizer)
+        method.train()
+        per_epoch = len(batch_bounds(len(task), settings.batch_size))
+        planned = settings.epochs * per_epoch
+        steps = min(planned, self.config.engine.max_steps or planned)
+        trained = sum(p.numel() for p in step_module.parameters())
+        self.observer.event("phase", task=task.id, phase=phase.name, steps=steps, images=len(task), trained=trained)
+        done = 0
+        for epoch in range(math.ceil(steps / per_epoch)):
+            started, losses = time.perf_counter(), []
+            seed = fold(self.config.seed, task.id, position, epoch)
+            torch.manual_seed(seed)  # for dropout and whatever else a loss draws
+            for batch in task.batches(settings.batch_size, seed):
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(settings, done / planned)
+                optimizer.zero_grad(set_to_none=True)
+                loss = module(batch)
+                self.fabric.backward(loss)
+                if phase.after_backward:
+                    phase.after_backward()
+                if settings.clip is not None:
+                    self.fabric.clip_gradients(module, optimizer, max_norm=settings.clip, error_if_nonfinite=False)
+                optimizer.step()
+                if phase.after_step:
+                    phase.after_step(batch)
+                losses.append(loss.detach())
+                done += 1
+                self.observer.step(done, steps)
+                if done == steps:
+                    break
+            self._end_epoch(torch.stack(losses), task, phase, settings, epoch, done, planned, started)
+
+    def _end_epoch(
+        self,
+        losses: Tensor,
+        task: Task,
+        phase: Phase,
+        settings: PhaseConfig,
+        epoch: int,
+        done: int,
+        planned: int,
+        started: float,
+    ) -> None:
+        """Read the epoch's losses, the one time the host waits for the device; stop if they are not finite."""
+        values = losses.float().tolist()
+        for index, value in enumerate(values):
+            if not math.isfinite(value):
+                step = done - len(values) + index
+                rate = learning_rate(settings, step / planned)
+                raise TrainingError(
+                    f"loss became {value} in task {task.id + 1} ({task.name}), phase {phase.name}, epoch {epoch + 1}, "
+                    f"step {step + 1}, lr {rate:g}; lower train.phases.{phase.name}.lr or set "
+                    f"train.phases.{phase.name}.clip=1"
+                )
+        self.observer.event(
+            "epoch",
+            task=task.id,
+            phase=phase.name,
+            epoch=epoch + 1,
+            loss=sum(values) / len(values),
+            lr=learning_rate(settings, (done - 1) / planned),
+            seconds=round(time.perf_counter() - started, 3),
+        )
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether bfloat16 is faster than float32 here: on recent GPUs, and on CPUs with AMX.
+
+    A CPU that has to emulate it can be many times slower.
+    """
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):
+        return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+    return False
+
+
+class _Step(nn.Module):
+    """A phase as the module Fabric sets up: its parameters are the phase's, its forward is the phase's loss."""
+
+    def __init__(self, phase: Phase) -> None:
+        super().__init__()
+        self.params = nn.ParameterList(phase.params)
+        self.loss = phase.loss
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.loss(Batch(*batch))
+
+
+def make_optimizer(
+    settings: PhaseConfig, params: Iterable[nn.Parameter], device: torch.device
+) -> torch.optim.Optimizer:
+    """The optimizer of a phase; fused kernels where the device has them."""
+    common: Mapping[str, Any] = {
+        "lr": settings.lr,
+        "weight_decay": settings.weight_decay,
+        "fused": device.type in {"cuda", "cpu"},
+    }
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(params, momentum=settings.momentum, **common)
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    return kind(params, betas=settings.betas, **common)
+
+
+def learning_rate(settings: PhaseConfig, progress: float) -> float:
+    """The rate at a point of a phase, `progress` from 0 (start) to 1 (end)."""
+    if settings.schedule == "cosine":
+        return settings.lr * (1 + math.cos(math.pi * progress)) / 2
+    if settings.schedule == "multistep":
+        return settings.lr * settings.gamma ** sum(progress >= milestone for milestone in settings.milestones)
+    return settings.lr

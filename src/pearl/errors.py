@@ -1,0 +1,29 @@
+"""What can go wrong by a user's hand. Each message is one line: what is wrong, where, and the mend."""
+
+
+class PearlError(Exception):
+    """Base of every error that a user can cause and mend. The command line prints it and exits with code 2."""
+
+
+class ConfigError(PearlError):
+    """A recipe, key or value is wrong. Holds every problem found, not only the first."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
+
+
+class DataError(PearlError):
+    """Images, labels or splits that cannot be used."""
+
+
+class WeightsError(PearlError):
+    """Weights that do not fit the network, or cannot be had."""
+
+
+class TrainingError(PearlError):
+    """Training cannot go on: the loss is not finite, memory is short."""
+
+
+class RunError(PearlError):
+    """A run directory that is damaged, foreign, of another configuration or of a newer version."""

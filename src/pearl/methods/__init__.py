@@ -1,0 +1,1 @@
+"""Continual-learning methods, one file each; `base` holds what they share."""

@@ -1,0 +1,85 @@
+"""What a method is: a generator that yields stretches of training, and a forward pass over all classes seen."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pearl.data.batches import Batch, Task
+from pearl.nn.growing import TaskHeads
+
+
+@dataclass
+class Phase:
+    """One stretch of training. The engine owns the loop; the method owns what is learnt.
+
+    `name` finds the settings in the recipe (`train.phases.NAME`). `loss` maps a batch to a scalar.
+    """
+
+    name: str
+    params: Iterable[nn.Parameter]
+    loss: Callable[[Batch], Tensor]
+    after_backward: Callable[[], None] | None = None  # masks, gradient projections
+    after_step: Callable[[Batch], None] | None = None  # memories, moving averages
+
+
+@dataclass(frozen=True)
+class Expert:
+    """A sub-network for evaluation: images (B, 3, H, W) -> logits of its own columns.
+
+    The experts of a method in turn give the logits of all classes seen, in order of arrival. One that is `frozen`
+    will never change again, so its logits may be kept.
+    """
+
+    key: str
+    forward: Callable[[Tensor], Tensor]
+    frozen: bool = False
+
+
+class Method(nn.Module):
+    """Base of all methods. What is learnt is in the state_dict, and nowhere else.
+
+    A subclass takes the backbone, has its hyper-parameters as keyword-only arguments, and defines `learn`.
+    """
+
+    oracle = False  # True: a task holds the data of all tasks so far
+    phases: tuple[str, ...] = ()  # names of the phases that `learn` may yield
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.heads = TaskHeads(int(backbone.dim))  # type: ignore[arg-type]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Learn one task: yield its phases; each has been trained when the generator goes on."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """Logits (B, classes seen) in order of arrival; with `task`, those of that task's classes alone."""
+        logits = self.heads(self.backbone(x))
+        return logits if task is None else logits[:, self.heads.columns(task)]
+
+    def experts(self) -> Sequence[Expert]:
+        """Sub-networks to evaluate one after the other; by default the whole method, once."""
+        return [Expert("all", self.forward)]
+
+    def size(self) -> int:
+        """Parameters of the model as it would be deployed; statistics such as running means do not count."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """What to record about a finished task beside its tensors; JSON."""
+        return {}
+
+
+def own_loss(logits: Tensor, batch: Batch, task: Task) -> Tensor:
+    """Cross-entropy among the task's own classes; logits (B, classes of the task)."""
+    return F.cross_entropy(logits, batch.y - task.first_class)

@@ -1,0 +1,24 @@
+"""Sequential fine-tuning: one network, a head that grows, cross-entropy over all classes seen, nothing else."""
+
+from collections.abc import Iterator
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from pearl.data.batches import Batch, Task
+from pearl.methods.base import Method, Phase
+
+
+class Finetune(Method):
+    """The lower bound: each task overwrites what earlier ones left."""
+
+    phases = ("finetune",)
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Train everything on the new task."""
+        self.heads.grow(len(task.classes)).to(self.device)
+        yield Phase("finetune", self.parameters(), self.loss)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Cross-entropy over all classes seen so far."""
+        return F.cross_entropy(self(batch.x), batch.y)

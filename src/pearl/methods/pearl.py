@@ -1,0 +1,200 @@
+"""PEARL: Parameter Efficient Continual Learning with Dynamic Low-Rank Adaptation (Bhat et al., TMLR 2026).
+
+For each task: fine-tune a copy of the reference network (probe), let each layer's distance from the reference decide
+the rank of its low-rank update, train that update with the norm layers and a head from scratch (adapt), freeze it.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pearl.data.batches import Task
+from pearl.methods.base import Expert, Method, Phase, own_loss
+from pearl.nn import lowrank
+from pearl.nn.growing import TaskTensors
+from pearl.nn.lowrank import Fold, Init, Target
+from pearl.nn.ranks import Choice, PaperRule, RankRule
+from pearl.registry import RANK_RULES
+
+
+class Pearl(Method):
+    """A sub-network per task: reference weights + low-rank updates, own norm layers, own head.
+
+    Options:
+        targets: layers to adapt; words and regular expressions, see `lowrank.select_targets`.
+        rank: the rank rule.
+        fold: 2-D view of a convolution, see `lowrank.to_matrix`.
+        init: `kaiming` starts updates, norm layers and head afresh (the method); `svd` goes on from the probe's
+            truncated task vectors, norm layers and head (the ablation); `svd_paper` does so with S in both factors.
+        alpha: the update is alpha/r * B A; "2r" for alpha = 2r, the paper's choice.
+        lora_bias: biases in both factors of linear targets, as the paper counts parameters for the ViT.
+        reference: `given` - the backbone comes with weights (algorithm 1); `first_task` - task 1 trains it
+            (algorithm 2); `auto` - the first if it was pretrained.
+    """
+
+    phases = ("reference", "probe", "adapt")
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        targets: str | list[str] = "auto",
+        rank: Annotated[RankRule, RANK_RULES] = PaperRule(),  # noqa: B008 - an immutable value
+        fold: Fold = "spatial",
+        init: Init = "kaiming",
+        alpha: float | Literal["2r"] = "2r",
+        lora_bias: bool = False,
+        reference: Literal["auto", "given", "first_task"] = "auto",
+    ) -> None:
+        super().__init__(backbone)
+        self.targets = lowrank.select_targets(backbone, targets)
+        self.norms, self.norm_statistics = lowrank.task_norms(backbone)
+        self.rank, self.fold, self.init, self.alpha, self.lora_bias = rank, fold, init, alpha, lora_bias
+        if reference == "auto":
+            reference = "given" if backbone.pretrained else "first_task"
+        self.first_adapted = 0 if reference == "given" else 1
+        self.tensors = TaskTensors()  # "t.A.layer", "t.B.layer", "t.dense.layer", "t.norm.parameter"
+        self.statistics = TaskTensors(buffers=True)  # "t.norm.running mean ...", "t.threshold" (one per target)
+
+    # ------------------------------------------------------------------------------------------------ learning
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Algorithms 1 and 2 of the paper."""
+        self.requires_grad_(False)  # nothing learnt moves
+        head = self.heads.grow(len(task.classes)).to(self.device)
+        if task.id < self.first_adapted:
+            self.backbone.requires_grad_(True)
+            params = [*self.backbone.parameters(), *head.parameters()]
+            yield Phase("reference", params, lambda batch: own_loss(head(self.backbone(batch.x)), batch, task))
+            self.requires_grad_(False)
+            return
+
+        probe = copy.deepcopy(self.backbone).requires_grad_(True).train()
+        if self.rank.needs_probe or self.init != "kaiming":
+            params = [*probe.parameters(), *head.parameters()]
+            yield Phase("probe", params, lambda batch: own_loss(head(probe(batch.x)), batch, task))
+
+        choices = self.choose_ranks(probe)
+        new = self.start_updates(task.id, probe, choices)
+        if self.init == "kaiming":
+            head.reset_parameters()
+        del probe
+        params = [*new, *head.parameters()]
+        yield Phase("adapt", params, lambda batch: own_loss(head(self.features(batch.x, task.id)), batch, task))
+        self.requires_grad_(False)
+
+    def choose_ranks(self, probe: nn.Module) -> dict[str, Choice]:
+        """The rank of every low-rank target, from its weights in the probe and in the reference."""
+        reference, tuned = dict(self.backbone.named_parameters()), dict(probe.named_parameters())
+        return {
+            target.label: self.rank.choose(self._matrix(target, reference), self._matrix(target, tuned))
+            for target in self.targets
+            if not target.dense
+        }
+
+    def start_updates(self, t: int, probe: nn.Module, choices: dict[str, Choice]) -> list[nn.Parameter]:
+        """Create task t's tensors: from scratch, or from the probe (`init: svd`)."""
+        add, afresh = self.tensors.add, self.init == "kaiming"
+        reference, tuned = dict(self.backbone.named_parameters()), dict(probe.named_parameters())
+        for target in self.targets:
+            label = target.label
+            if target.dense:
+                add(f"{t}.dense.{label}", target.read(reference if afresh else tuned))
+                continue
+            k, start = choices[label].rank, self._matrix(target, reference)
+            if afresh:
+                a, b = lowrank.kaiming_factors((start.shape[0], start.shape[1]), k, like=start)
+            else:
+                moved = self._matrix(target, tuned) - start
+                a, b = lowrank.svd_factors(moved, k, self._scale(k), self.init)
+            add(f"{t}.A.{label}", a)
+            add(f"{t}.B.{label}", b)
+            if self.lora_bias and len(target.shape) == 2:
+                add(f"{t}.a.{label}", torch.zeros(k, device=start.device))
+                add(f"{t}.b.{label}", torch.zeros(target.shape[0], device=start.device))
+        for name in self.norms:
+            # weight 1, bias 0: what a norm layer starts with
+            value = tuned[name] if not afresh else torch.full_like(reference[name], float(name.endswith("weight")))
+            add(f"{t}.norm.{name}", value)
+        buffers, tuned_buffers = dict(self.backbone.named_buffers()), dict(probe.named_buffers())
+        for name in self.norm_statistics:
+            fresh = torch.full_like(buffers[name], float(name.endswith("running_var")))
+            self.statistics.add(f"{t}.norm.{name}", fresh if afresh else tuned_buffers[name])
+        thresholds = [choice.threshold for choice in choices.values()]
+        self.statistics.add(f"{t}.threshold", torch.tensor(thresholds, dtype=torch.float64))
+        return [p for name, p in self.tensors.named_parameters() if name.startswith(f"{t}/")]
+
+    # ---------------------------------------------------------------------------------------------- sub-networks
+
+    def weights(self, t: int) -> dict[str, Tensor]:
+        """What task t's sub-network has different from the reference, by the backbone's own names."""
+        changed = {**self.tensors.group(f"{t}.norm"), **self.statistics.group(f"{t}.norm")}
+        with torch.autocast(self.device.type, enabled=False):  # updates are merged in float32, then cast once
+            for target in self.targets:
+                name = target.parameter
+                weight = changed.get(name, self.backbone.get_parameter(name))
+                if target.dense:
+                    changed[name] = self.tensors[f"{t}.dense.{target.label}"]
+                    continue
+                a, b = self.tensors[f"{t}.A.{target.label}"], self.tensors[f"{t}.B.{target.label}"]
+                scale = self._scale(a.shape[0])
+                changed[name] = target.add(weight, lowrank.from_matrix(scale * (b @ a), target.shape, self.fold))
+                if self.lora_bias and len(target.shape) == 2:
+                    bias = name.removesuffix("weight") + "bias"
+                    inner, outer = self.tensors[f"{t}.a.{target.label}"], self.tensors[f"{t}.b.{target.label}"]
+                    old = changed.get(bias, self.backbone.get_parameter(bias))
+                    changed[bias] = target.add(old, scale * (b @ inner + outer))
+        return changed
+
+    def features(self, x: Tensor, t: int) -> Tensor:
+        """Features (B, dim) of task t's sub-network."""
+        if t < self.first_adapted:
+            return self.backbone(x)
+        return functional_call(self.backbone, self.weights(t), (x,))
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """Every sub-network's raw logits side by side; with `task`, that sub-network's alone."""
+        tasks = range(len(self.heads)) if task is None else [task]
+        return torch.cat([self.heads[t](self.features(x, t)) for t in tasks], dim=1)
+
+    def experts(self) -> Sequence[Expert]:
+        """One per task, its weights merged once."""
+        return [Expert(f"task {t}", self._expert(t), frozen=True) for t in range(len(self.heads))]
+
+    def _expert(self, t: int) -> Any:
+        if t < self.first_adapted:
+            return partial(self.forward, task=t)
+        merged = {name: weight.detach() for name, weight in self.weights(t).items()}
+        return lambda x: self.heads[t](functional_call(self.backbone, merged, (x,)))
+
+    def _matrix(self, target: Target, weights: dict[str, nn.Parameter]) -> Tensor:
+        return lowrank.to_matrix(target.read(weights).detach(), self.fold)
+
+    def _scale(self, rank: int) -> float:
+        return 2.0 if self.alpha == "2r" else self.alpha / rank
+
+    # --------------------------------------------------------------------------------------------------- records
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """Threshold, rank and full rank of every low-rank target of a task."""
+        if task < self.first_adapted:
+            return {"layers": []}
+        low_rank = [target for target in self.targets if not target.dense]
+        return {
+            "fold": self.fold,
+            "layers": [
+                {
+                    "layer": target.label,
+                    "threshold": threshold,
+                    "rank": self.tensors[f"{task}.A.{target.label}"].shape[0],
+                    "full_rank": min(lowrank.matrix_shape(target.shape, self.fold)),
+                    "rows_and_columns": sum(lowrank.matrix_shape(target.shape, self.fold)),
+                }
+                for target, threshold in zip(low_rank, self.statistics[f"{task}.threshold"].tolist(), strict=True)
+            ],
+        }

@@ -1,0 +1,97 @@
+"""Containers that grow task by task and take their size from the file when loaded.
+
+A fresh object can therefore load any run strictly, before it has learnt anything.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class TaskTensors(nn.Module):
+    """Named tensors, added as tasks arrive: parameters, or buffers if `buffers` (statistics, counters).
+
+    Names may contain dots: in the state_dict they are written as slashes.
+    """
+
+    def __init__(self, *, buffers: bool = False) -> None:
+        super().__init__()
+        self._as_buffers = buffers
+
+    def add(self, name: str, value: Tensor) -> Tensor:
+        """Store a copy of `value`; a parameter starts trainable."""
+        key, value = name.replace(".", "/"), value.detach().clone()
+        if self._as_buffers:
+            self.register_buffer(key, value)
+            return value
+        parameter = nn.Parameter(value)
+        self.register_parameter(key, parameter)
+        return parameter
+
+    def _tensors(self) -> Mapping[str, Any]:
+        return self._buffers if self._as_buffers else self._parameters
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors()[name.replace(".", "/")]
+
+    def __contains__(self, name: str) -> bool:
+        return name.replace(".", "/") in self._tensors()
+
+    def __len__(self) -> int:
+        return len(self._tensors())
+
+    def group(self, prefix: str) -> dict[str, Tensor]:
+        """All tensors below `prefix`, by the rest of their names."""
+        start = prefix.replace(".", "/") + "/"
+        return {k.removeprefix(start).replace("/", "."): v for k, v in self._tensors().items() if k.startswith(start)}
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        for key, value in state_dict.items():
+            name = key.removeprefix(prefix)
+            if key.startswith(prefix) and (name not in self._tensors() or self[name].shape != value.shape):
+                self.add(name, value)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class TaskHeads(nn.Module):
+    """One linear classifier with bias per task; logits of all tasks in order of arrival."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.blocks = nn.ModuleList()
+
+    def grow(self, classes: int) -> nn.Linear:
+        """Add the classifier of a new task."""
+        block = nn.Linear(self.dim, classes)
+        self.blocks.append(block)
+        return block
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, task: int) -> nn.Linear:
+        return self.blocks[task]  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[nn.Linear]:
+        return iter(self.blocks)  # type: ignore[arg-type]
+
+    def sizes(self) -> list[int]:
+        """Number of classes of each task."""
+        return [block.out_features for block in self]
+
+    def columns(self, task: int) -> slice:
+        """Where a task's classes stand among all logits."""
+        start = sum(self.sizes()[:task])
+        return slice(start, start + self[task].out_features)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (B, dim) -> logits (B, classes seen)."""
+        return torch.cat([block(features) for block in self], dim=1)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        while (key := f"{prefix}blocks.{len(self)}.weight") in state_dict:
+            self.grow(state_dict[key].shape[0])
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,0 +1,201 @@
+"""The layers a task adapts, and the low-rank updates of their weights.
+
+Nothing here wraps a layer. An update is a tensor added to a weight, and the network is called with the sum:
+`functional_call(backbone, weights, x)`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from pearl.errors import ConfigError
+from pearl.registry import nearest
+
+Fold = Literal["spatial", "view", "unfold"]
+Init = Literal["kaiming", "svd", "svd_paper"]
+
+_PROJECTIONS = ("query", "key", "value")  # in the order of a fused qkv layer
+_SEPARATE = {
+    "query": {"query", "q", "q_proj", "to_q", "wq"},
+    "key": {"key", "k", "k_proj", "to_k", "wk"},
+    "value": {"value", "v", "v_proj", "to_v", "wv"},
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A weight, or the rows of a fused weight, that each task adapts."""
+
+    parameter: str  # its name in the backbone
+    shape: tuple[int, ...]  # of the adapted rows
+    rows: tuple[int, int] | None = None  # of a fused projection; all rows if None
+    part: str = ""  # "key", where rows are given
+    dense: bool = False  # a depthwise filter: a copy is smaller than a low-rank update
+
+    @property
+    def label(self) -> str:
+        """Unique, and a valid name for stored tensors."""
+        return f"{self.parameter}:{self.part}" if self.part else self.parameter
+
+    def read(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """The adapted part of this target's weight."""
+        weight = weights[self.parameter]
+        return weight if self.rows is None else weight[slice(*self.rows)]
+
+    def add(self, weight: Tensor, delta: Tensor) -> Tensor:
+        """A whole weight, with `delta` (of this target's shape) added to the adapted rows."""
+        if self.rows is not None:
+            below = weight.shape[0] - self.rows[1]
+            delta = torch.nn.functional.pad(delta, (*(0, 0) * (delta.ndim - 1), self.rows[0], below))
+        return weight + delta
+
+
+def select_targets(backbone: nn.Module, spec: str | Sequence[str] = "auto") -> tuple[Target, ...]:
+    """The targets that a specification names, in the order of the network.
+
+    `spec` is a word or a list of them: `key`, `query`, `value` (attention projections, fused or separate), `linear`,
+    `conv` (every convolution that is not grouped), `pointwise` (those of them that are 1x1), `depthwise` (kept as a
+    dense copy per task), or a regular expression searched in the parameters' names. `auto` is `key` where there is
+    attention, else `conv` and `depthwise`, as in the paper.
+
+    Raises:
+        ConfigError: a word that matches no layer.
+    """
+    words = [spec] if isinstance(spec, str) else list(spec)
+    if words == ["auto"]:
+        words = ["key"] if has_attention(backbone) else ["conv", "depthwise"]
+    chosen: dict[str, Target] = {}
+    for word in words:
+        found = list(_matching(backbone, word))
+        # "conv depthwise" on a network without depthwise filters is not a mistake, `auto` says so
+        if not found and not (word == "depthwise" and spec == "auto"):
+            raise ConfigError(f"method.targets={word!r} matches no layer; {_hint(backbone, word)}")
+        chosen.update({target.label: target for target in found})
+    order = {name: position for position, (name, _) in enumerate(backbone.named_parameters())}
+    return tuple(sorted(chosen.values(), key=lambda target: (order[target.parameter], target.rows or (0, 0))))
+
+
+def has_attention(backbone: nn.Module) -> bool:
+    """Whether the backbone is a transformer: whether it has key projections."""
+    return any(True for _ in _matching(backbone, "key"))
+
+
+def _matching(backbone: nn.Module, word: str) -> Iterator[Target]:
+    select = _KINDS.get(word)
+    pattern = None if select or word in _PROJECTIONS else _compile(word)
+    for name, module in backbone.named_modules():
+        if not isinstance(module, nn.Linear | nn.Conv2d):
+            continue
+        weight, last = f"{name}.weight", name.rpartition(".")[2]
+        depthwise = isinstance(module, nn.Conv2d) and _is_depthwise(module)
+        whole = Target(weight, tuple(module.weight.shape), dense=depthwise)
+        if word in _PROJECTIONS and isinstance(module, nn.Linear):
+            if last in _SEPARATE[word]:
+                yield whole
+            elif last == "qkv" and module.out_features % 3 == 0:
+                size, at = module.out_features // 3, _PROJECTIONS.index(word)
+                yield Target(weight, (size, module.in_features), (at * size, (at + 1) * size), word)
+        elif (select and select(module)) or (pattern and pattern.search(weight)):
+            yield whole
+
+
+def _is_depthwise(module: nn.Conv2d) -> bool:
+    return module.groups == module.in_channels == module.out_channels and module.groups > 1
+
+
+_KINDS: dict[str, Callable[[nn.Module], bool]] = {
+    "linear": lambda m: isinstance(m, nn.Linear),
+    "conv": lambda m: isinstance(m, nn.Conv2d) and m.groups == 1,
+    "pointwise": lambda m: isinstance(m, nn.Conv2d) and m.groups == 1 and m.kernel_size == (1, 1),
+    "depthwise": lambda m: isinstance(m, nn.Conv2d) and _is_depthwise(m),
+}
+
+
+def _compile(word: str) -> re.Pattern[str]:
+    try:
+        return re.compile(word)
+    except re.error as error:
+        raise ConfigError(f"method.targets={word!r}: not a valid regular expression ({error})") from None
+
+
+def _hint(backbone: nn.Module, word: str) -> str:
+    kinds = [kind for kind in (*_PROJECTIONS, *_KINDS) if any(True for _ in _matching(backbone, kind))]
+    layers = [f"{name}.weight" for name, m in backbone.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+    return f"{nearest(word, kinds)} Or a regular expression for names such as {layers[0]} ... {layers[-1]}"
+
+
+def task_norms(backbone: nn.Module) -> tuple[list[str], list[str]]:
+    """Names of the parameters and of the statistics of the norm layers that each task has for itself.
+
+    All norm layers of a convolutional network; none of a transformer (PEARL, section 3.1: "only in CNNs").
+    """
+    parameters: list[str] = []
+    statistics: list[str] = []
+    if has_attention(backbone):
+        return parameters, statistics
+    for name, module in backbone.named_modules():
+        if isinstance(module, _NormBase | nn.GroupNorm | nn.LayerNorm):
+            parameters += [f"{name}.{key}" for key, _ in module.named_parameters(recurse=False)]
+            statistics += [f"{name}.{key}" for key, _ in module.named_buffers(recurse=False)]
+    return parameters, statistics
+
+
+def matrix_shape(shape: Sequence[int], fold: Fold) -> tuple[int, int]:
+    """Rows and columns of the 2-D view of a weight: (out, in) linear, (out, in, kh, kw) convolutional."""
+    if len(shape) == 2:
+        return shape[0], shape[1]
+    out, into, kh, kw = shape
+    return (out, into * kh * kw) if fold == "unfold" else (out * kh, into * kw)
+
+
+def to_matrix(weight: Tensor, fold: Fold) -> Tensor:
+    """The 2-D view of a weight.
+
+    `spatial`: rows (out, kh), columns (in, kw); a rank-r matrix is a 1 x kw convolution to r channels followed by a
+    kh x 1 one. `view`: the same shape filled in memory order. `unfold`: (out, in*kh*kw), a k x k convolution to r
+    channels followed by a 1 x 1 one. The paper's parameter counts fix the shape of the first two, not their order.
+    """
+    if weight.ndim == 2:
+        return weight
+    if fold == "spatial":
+        weight = weight.permute(0, 2, 1, 3)
+    return weight.reshape(matrix_shape(_unpermuted(weight, fold), fold))
+
+
+def _unpermuted(weight: Tensor, fold: Fold) -> Sequence[int]:
+    out, second, third, kw = weight.shape
+    return (out, third, second, kw) if fold == "spatial" else (out, second, third, kw)
+
+
+def from_matrix(matrix: Tensor, shape: Sequence[int], fold: Fold) -> Tensor:
+    """The weight of `shape` whose 2-D view is `matrix`; the inverse of `to_matrix`."""
+    if len(shape) == 2 or fold != "spatial":
+        return matrix.reshape(shape)
+    out, into, kh, kw = shape
+    return matrix.reshape(out, kh, into, kw).permute(0, 2, 1, 3)
+
+
+def kaiming_factors(shape: tuple[int, int], rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """LoRA's start (Hu et al., 2022): A (rank, n) kaiming-uniform, B (m, rank) zero; on the device of `like`."""
+    a = torch.empty(rank, shape[1])
+    nn.init.kaiming_uniform_(a, a=math.sqrt(5))
+    return a.to(like.device), torch.zeros(shape[0], rank, device=like.device)
+
+
+def svd_factors(matrix: Tensor, rank: int, scale: float, init: Init) -> tuple[Tensor, Tensor]:
+    """A (rank, n) and B (m, rank) from the truncated SVD of a task vector.
+
+    `svd`: B = U S^(1/2), A = S^(1/2) V / scale, so that scale * B A is the best approximation of that rank.
+    `svd_paper`: B = U S, A = S V, with S in both factors as equation 5 of the paper is printed.
+    """
+    u, s, v = torch.linalg.svd(matrix.double(), full_matrices=False)
+    u, s, v = u[:, :rank], s[:rank], v[:rank]
+    if init == "svd_paper":
+        return (s[:, None] * v).float(), (u * s).float()
+    return (s.sqrt()[:, None] * v / scale).float(), (u * s.sqrt()).float()

@@ -1,0 +1,125 @@
+"""Rank rules: how many ranks a layer's low-rank update gets, from its weights before and after fine-tuning."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pearl.errors import TrainingError
+
+ROUNDING = 1e-12  # share of a matrix's energy that float64 cannot tell from none
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a rule decided for one layer: `1 <= rank <= full`, and the threshold it compared with."""
+
+    rank: int
+    full: int
+    threshold: float
+
+
+class RankRule(Protocol):
+    """Chooses a rank from 2-D views of a layer's weights."""
+
+    @property
+    def needs_probe(self) -> bool:
+        """Whether the task's fine-tuned weights are looked at; if not, they need not be trained."""
+        ...
+
+    def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
+        """Both (m, n), any floating dtype. Raises TrainingError if a weight is not finite."""
+        ...
+
+
+def energies(matrix: Tensor) -> Tensor:
+    """Squared singular values (min(m, n),) float64, falling, relative to the largest entry squared.
+
+    They are the eigenvalues of the smaller Gram matrix, several times cheaper than an SVD. Their error is about 1e-16
+    of the total, which is all that a sum of them can see.
+    """
+    matrix = matrix.detach().double()
+    largest = matrix.abs().max()
+    if largest > 0:
+        matrix = matrix / largest  # so that squares of huge and tiny entries stay in range
+    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    return torch.linalg.eigvalsh(gram).clamp(min=0).flip(0)
+
+
+def explained_rank(energy: Tensor, share: float) -> int:
+    """The smallest k whose first k squared singular values make up at least `share` of their sum (PEARL, eq. 4).
+
+    At least 1. A share of 1 is reached when only rounding is left, and a zero matrix has rank 1.
+    """
+    total = energy.sum()
+    if total == 0:
+        return 1
+    explained = energy.cumsum(0) / total
+    below = int((explained < share - ROUNDING).sum())
+    return min(below + 1, len(energy))
+
+
+def distance(reference: Tensor, tuned: Tensor) -> float:
+    """T = sum((W^t - W^r)^2) / (sum(W^t^2) + sum(W^r^2)), clipped to [0, 1] (PEARL, eq. 3); 0 if both are zero."""
+    reference, tuned = reference.detach().double(), tuned.detach().double()
+    largest = torch.maximum(reference.abs().max(), tuned.abs().max())
+    if largest == 0:
+        return 0.0
+    reference, tuned = reference / largest, tuned / largest
+    moved = (tuned - reference).square().sum()
+    return min(1.0, float(moved / (tuned.square().sum() + reference.square().sum())))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperRule:
+    """PEARL: the share of the task vector's energy to keep is the layer's normalised distance from the reference."""
+
+    needs_probe = True
+
+    def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
+        """See `RankRule.choose`."""
+        _check_finite(reference, tuned)
+        threshold = distance(reference, tuned)
+        return Choice(explained_rank(energies(tuned - reference), threshold), min(reference.shape), threshold)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedRule:
+    """The same rank r everywhere, or full rank where a layer has less. Looks at no weights."""
+
+    r: int = 8
+
+    needs_probe = False
+
+    def __post_init__(self) -> None:
+        if self.r < 1:
+            raise ValueError(f"rank.r={self.r}: a rank is at least 1")
+
+    def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
+        """See `RankRule.choose`."""
+        full = min(reference.shape)
+        return Choice(min(self.r, full), full, threshold=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnergyRule:
+    """The same share of the task vector's energy everywhere, whatever its distance."""
+
+    keep: float = 0.5
+
+    needs_probe = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.keep <= 1:
+            raise ValueError(f"rank.keep={self.keep}: a share lies between 0 and 1")
+
+    def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
+        """See `RankRule.choose`."""
+        _check_finite(reference, tuned)
+        return Choice(explained_rank(energies(tuned - reference), self.keep), min(reference.shape), self.keep)
+
+
+def _check_finite(*weights: Tensor) -> None:
+    if not all(bool(weight.isfinite().all()) for weight in weights):
+        raise TrainingError("weights are no longer finite after fine-tuning; lower the learning rate of the probe")

@@ -1,0 +1,77 @@
+"""Reference weights from a file or from another run, checked name by name and shape by shape."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from pearl.checkpoint import load_state
+from pearl.errors import WeightsError
+from pearl.paths import find
+
+_HEADS = ("head.", "head_dist.", "fc.", "classifier.")  # a file's classifier is of no use here
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a weight file, or those of the reference network in a run directory.
+
+    A `.pth` is read with `weights_only=True`: no code in it can run.
+
+    Raises:
+        WeightsError: the file is not a readable weight file.
+    """
+    if path.is_dir():
+        state = load_state(path)
+        return {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise WeightsError(f"{path}: not a readable weight file ({reason}); give a .safetensors file") from None
+    except Exception as error:  # pickle's own errors have no common base but Exception
+        raise WeightsError(
+            f"{path}: refused, it holds more than tensors ({type(error).__name__}); give a .safetensors file"
+        ) from None
+    for key in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise WeightsError(f"{path}: holds no mapping of names to tensors; give a state_dict")
+    return state
+
+
+def load_weights(net: nn.Module, path: str) -> None:
+    """Load a weight file or a run's reference into a backbone, strictly, and mark it as pretrained.
+
+    A classifier in the file is left out; a ViT's position embedding of another image size is resampled (bicubic).
+
+    Raises:
+        WeightsError: missing, surplus or misshapen tensors, each one named.
+    """
+    file = find(path, what="weights", error=WeightsError)
+    state = {key: value for key, value in read_weights(file).items() if not key.startswith(_HEADS)}
+    own = net.state_dict()
+    if "pos_embed" in state and "pos_embed" in own and state["pos_embed"].shape != own["pos_embed"].shape:
+        grid = net.patch_embed.grid_size  # type: ignore[union-attr]
+        prefix: int = net.num_prefix_tokens  # type: ignore[assignment]
+        if state["pos_embed"].shape[-1] == own["pos_embed"].shape[-1]:
+            state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], grid, num_prefix_tokens=prefix)
+    for key in own:
+        if key.endswith("num_batches_tracked"):  # old files lack these counters; nothing reads them
+            state.setdefault(key, own[key])
+    problems = [f"{key} is missing" for key in own if key not in state]
+    problems += [f"{key} is not in the network" for key in state if key not in own]
+    problems += [
+        f"{key} is {tuple(state[key].shape)}, the network needs {tuple(own[key].shape)}"
+        for key in own
+        if key in state and state[key].shape != own[key].shape
+    ]
+    if problems:
+        raise WeightsError(f"{file}: weights of another network: {'; '.join(problems)}; choose the backbone they are of")
+    net.load_state_dict(state)
+    net.pretrained = True
