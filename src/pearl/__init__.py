@@ -1,8 +1,8 @@
 """Continual learning with low-rank adapters whose rank each layer and each task chooses for itself.
 
-    import pearl
-    run = pearl.run("digits")
-    print(run.summary)
+import pearl
+run = pearl.run("digits")
+print(run.summary)
 """
 
 from pathlib import Path
@@ -17,7 +17,9 @@ __version__ = "0.1.0"
 __all__ = ["PearlError", "run", "show"]
 
 
-def run(recipe: str | Path, *, smoke: bool = False, device: str = "auto", quiet: bool = False, **overrides: Any) -> "Run":
+def run(
+    recipe: str | Path, *, smoke: bool = False, device: str = "auto", quiet: bool = False, **overrides: Any
+) -> "Run":
     """Run a recipe, or go on with it, or find it already done.
 
     `overrides` are settings as in the recipe, nested as dictionaries: `run("digits", seed=1, train={"lr": 0.01})`.

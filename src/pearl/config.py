@@ -52,6 +52,11 @@ class ImagesConfig(_Section):
     mean: Triple = (0.0, 0.0, 0.0)
     std: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
 
+    @property
+    def stored(self) -> int:
+        """Pixels of the shorter side of images as they are kept."""
+        return self.resize or self.size
+
     @model_validator(mode="after")
     def _consistent(self) -> "ImagesConfig":
         if self.resize is not None and self.resize < self.size:

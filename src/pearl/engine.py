@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pearl.config import PhaseConfig, RunConfig
 from pearl.data.batches import Batch, Task, batch_bounds, fold
-from pearl.errors import TrainingError
+from pearl.errors import ConfigError, TrainingError
 from pearl.methods.base import Method, Phase
 
 
@@ -40,15 +40,13 @@ class Engine:
         self.observer = observer or Observer()
         self.precision = precision or config.engine.precision
         if self.precision == "auto":
-            self.precision = "bf16" if has_fast_bf16(Fabric(accelerator=device, devices=1).device) else "fp32"
-        self.fabric = Fabric(
-            accelerator=device, devices=1, precision="bf16-mixed" if self.precision == "bf16" else "32-true"
-        )
+            self.precision = "bf16" if has_fast_bf16(_fabric(device).device) else "fp32"
+        self.fabric = _fabric(device, precision="bf16-mixed" if self.precision == "bf16" else "32-true")
         self.memory_format = torch.channels_last if config.engine.channels_last else torch.contiguous_format
 
     def place(self, method: Method) -> Method:
         """Move a method to the device, in the layout of the recipe."""
-        return method.to(device=self.fabric.device).to(memory_format=self.memory_format)  # type: ignore[call-overload]
+        return method.to(device=self.fabric.device).to(memory_format=self.memory_format)
 
     def learn(self, method: Method, task: Task) -> dict[str, float]:
         """Let a method learn one task; seconds per phase.
@@ -60,7 +58,12 @@ class Engine:
         seconds: dict[str, float] = {}
         for position, phase in enumerate(method.learn(task)):
             started = time.perf_counter()
-            self.train(method, task, phase, position)
+            try:
+                self.train(method, task, phase, position)
+            except torch.OutOfMemoryError:
+                raise TrainingError(
+                    f"out of memory in phase {phase.name}; lower train.phases.{phase.name}.batch_size"
+                ) from None
             seconds[phase.name] = time.perf_counter() - started
         if not method.oracle:
             task.close()
@@ -135,6 +138,13 @@ class Engine:
             lr=learning_rate(settings, (done - 1) / planned),
             seconds=round(time.perf_counter() - started, 3),
         )
+
+
+def _fabric(device: str, **options: Any) -> Fabric:
+    try:
+        return Fabric(accelerator=device, devices=1, **options)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"device {device!r} cannot be used here ({error}); use auto or cpu") from None
 
 
 def has_fast_bf16(device: torch.device) -> bool:

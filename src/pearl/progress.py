@@ -31,8 +31,8 @@ class Lines(Observer):
 
     def event(self, kind: str, **facts: Any) -> None:
         """Print what is worth a line."""
-        if kind == "phase":
-            self.phase = facts["phase"]
+        if kind in {"phase", "decode"}:
+            self.phase = facts.get("phase", "decode")
             self.began = self.said = time.monotonic()
         line = self.line(kind, facts)
         if line:
@@ -50,13 +50,13 @@ class Lines(Observer):
             return f"{facts['tasks']} tasks, {facts['classes']} classes{after}"
         if kind == "task":
             names = ", ".join(facts["classes"][:6]) + (" ..." if len(facts["classes"]) > 6 else "")
-            return f"task {facts['task'] + 1}/{self.tasks}: {len(facts['classes'])} classes ({names}), {facts['images']} images"
+            size = f"{len(facts['classes'])} classes ({names}), {facts['images']} images"
+            return f"task {facts['task'] + 1}/{self.tasks}: {size}"
         if kind == "phase":
             return f"  {facts['phase']}: {facts['steps']} steps, {facts['trained']:,} parameters"
         if kind == "stage":
-            return (
-                f"  after task {facts['task'] + 1}: class-IL {facts['class_il']:.2f} %, task-IL {facts['task_il']:.2f} %"
-            )
+            accuracy = f"class-IL {facts['class_il']:.2f} %, task-IL {facts['task_il']:.2f} %"
+            return f"  after task {facts['task'] + 1}: {accuracy}"
         return None
 
     def step(self, done: int, total: int) -> None:
@@ -65,7 +65,7 @@ class Lines(Observer):
         if now - self.said >= self.interval and done < total:
             self.said = now
             left = (now - self.began) / done * (total - done)
-            self.console.print(f"    {self.phase} {done}/{total} steps, {left:.0f} s left", markup=False)
+            self.console.print(f"    {self.phase} {done}/{total}, {left:.0f} s left", markup=False)
 
 
 class Live(Lines):
@@ -87,12 +87,12 @@ class Live(Lines):
 
     def event(self, kind: str, **facts: Any) -> None:
         """Start, restart or end the bar, and print."""
-        if kind == "phase":
+        if kind in {"phase", "decode"}:
             self.bar.start()
-            self.bar.reset(self.row, total=facts["steps"], description=facts["phase"])
+            self.bar.reset(self.row, total=facts.get("steps", facts["images"]), description=facts.get("phase", kind))
         elif kind == "epoch":
             self.bar.update(self.row, description=f"{facts['phase']} epoch {facts['epoch']} loss {facts['loss']:.3f}")
-        elif kind in {"learnt", "stage"}:
+        elif kind in {"run", "learnt", "stage"}:
             self.bar.stop()
         super().event(kind, **facts)
 

@@ -1,12 +1,12 @@
 """A run is a directory named by its configuration: same configuration, same directory, resumed or already done.
 
-    RUN/config.yaml         resolved configuration          RUN/environment.json   versions, device, threads, commit
-    RUN/data.json           source, split and digest of the data
-    RUN/classes.json        names in order of arrival, per task; append-only
-    RUN/reference/          the method's state before the first task
-    RUN/tasks/000-NAME/     what task 0 added or changed, with thresholds, ranks, parameters, seconds
-    RUN/results.json        counts per stage, task and class; every metric is derived from them
-    RUN/events.jsonl        one line per phase and epoch
+RUN/config.yaml         resolved configuration          RUN/environment.json   versions, device, threads, commit
+RUN/data.json           source, split and digest of the data
+RUN/classes.json        names in order of arrival, per task; append-only
+RUN/reference/          the method's state before the first task
+RUN/tasks/000-NAME/     what task 0 added or changed, with thresholds, ranks, parameters, seconds
+RUN/results.json        counts per stage, task and class; every metric is derived from them
+RUN/events.jsonl        one line per phase and epoch
 """
 
 import json
@@ -70,7 +70,9 @@ class Run:
         """
         file = path / "config.yaml"
         if not file.is_file():
-            raise RunError(f"{path}: not a run directory, it has no config.yaml; `pearl list runs` shows those there are")
+            raise RunError(
+                f"{path}: not a run directory, it has no config.yaml; `pearl list runs` shows those there are"
+            )
         try:
             return cls(path, check_config(yaml.safe_load(file.read_text())))
         except (yaml.YAMLError, ConfigError) as error:
@@ -117,26 +119,34 @@ class Prepared:
     test: np.ndarray
 
 
-def prepare(config: RunConfig) -> Prepared:
+def prepare(config: RunConfig, show: Observer | None = None) -> Prepared:
     """Load and decode the data and cut it into tasks.
 
     Raises:
-        DataError: data missing or unusable; unreadable images are all listed.
+        DataError: data missing or unusable; unreadable images of all splits are listed together.
     """
-    spec = config.data
-    source: Source = SOURCES.build(spec)
+    show = show or Observer()
+    source: Source = SOURCES.build(config.data)
     stream = make_stream(source, config.stream, config.seed)
-    store = config.images.resize or config.images.size
-    splits = {"train": source.train, "test": source.test, "validation": source.validation}
-    train, test = decode(source.train, store), decode(splits[stream.test_from], store)  # type: ignore[arg-type]
-    for images in (train, test):
-        shorter = min(images.shape[1:3])
-        if config.images.augment == "crop" and shorter != (config.images.resize or config.images.size):
-            raise DataError(
-                f"images.augment=crop needs images of the network's size, these are {shorter} pixels; set images.size="
-                f"{shorter}, or use images.augment=resized_crop"
-            )
-    return Prepared(source, stream, train, test)
+    splits = {"train": source.train, "test": source.test, "validation": source.validation or source.test}
+    decoded: dict[str, np.ndarray] = {}
+    problems = []
+    for name in dict.fromkeys(("train", stream.test_from)):
+        split = splits[name]
+        show.event("decode", split=name, images=len(split.labels))
+        try:
+            decoded[name] = decode(split, config.images.stored, on_progress=show.step)
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(problems))
+    shorter = min(decoded["train"].shape[1:3])
+    if config.images.augment == "crop" and shorter != config.images.size:
+        raise DataError(
+            f"images.augment=crop needs images of the network's size {config.images.size}, these are {shorter} pixels; "
+            f"set images.size={shorter}, or use images.augment=resized_crop"
+        )
+    return Prepared(source, stream, decoded["train"], decoded[stream.test_from])
 
 
 def build_backbone(config: RunConfig, *, structure_only: bool = False) -> nn.Module:
@@ -208,7 +218,7 @@ def execute(
             show.event("already_done", run=str(run.path))
             return run
     show.event("prepare", run=str(run.path), recipe=config.recipe, method=config.method["name"])
-    prepared = prepare(config)
+    prepared = prepare(config, show)
     return _Session(run, prepared, device, show).go(stop_after)
 
 
@@ -234,7 +244,9 @@ class _Session:
         run, tasks = self.run, self.prepared.stream.tasks
         start = len(finished(run.path))
         method = self._begin() if start == 0 else self._restore(start)
-        self.log.event("run", run=str(run.path), tasks=len(tasks), done=start, classes=len(self.prepared.stream.classes))
+        self.log.event(
+            "run", run=str(run.path), tasks=len(tasks), done=start, classes=len(self.prepared.stream.classes)
+        )
         for stage in range(len(run.results["stages"]), start):  # learnt, but not evaluated before the end came
             self._evaluate(self._restore(stage + 1), stage)
         for t in range(start, min(len(tasks), stop_after or len(tasks))):
@@ -259,8 +271,8 @@ class _Session:
         before = read_json(self.run.path / "data.json")
         if before["stream_sha256"] != self.prepared.stream.digest:
             raise RunError(
-                f"{self.run.path}: was begun with other data (stream_sha256 in data.json differs); bring that data back, "
-                f"or move the directory away to begin anew"
+                f"{self.run.path}: was begun with other data (stream_sha256 in data.json differs); bring that data "
+                f"back, or move the directory away to begin anew"
             )
         return load_method(self.run.path, self.config, tasks, place=self.engine.place)
 
@@ -345,7 +357,9 @@ class _Log(Observer):
             with self.file.open("a") as file:
                 file.write(line + "\n")
         except OSError as error:
-            raise RunError(f"{self.file}: cannot be written ({error.strerror}); free space or permissions there") from None
+            raise RunError(
+                f"{self.file}: cannot be written ({error.strerror}); free space or permissions there"
+            ) from None
         self.show.event(kind, **facts)
 
     def step(self, done: int, total: int) -> None:

@@ -41,7 +41,8 @@ class View:
         if self.images.augment == "crop":
             return self._finish(shift_and_flip(raw, *draws))
         if self.images.augment == "resized_crop":
-            return self._normalise(resized_crop(raw, *draws, size=self.images.size))
+            boxes, flip = draws
+            return self._normalise(resized_crop(raw, boxes, flip, self.images.size))
         return self.test(raw)
 
     def test(self, raw: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ class View:
 
     def _finish(self, raw: Tensor) -> Tensor:
         """Resize and centre-crop where the stored size is another one, then normalise."""
-        size, resize = self.images.size, self.images.resize or self.images.size
+        size, resize = self.images.size, self.images.stored
         x = raw.permute(0, 3, 1, 2).float()
         height, width = x.shape[2:]
         if min(height, width) != resize:
@@ -61,7 +62,7 @@ class View:
         return self._normalise(x[:, :, top : top + size, left : left + size])
 
     def _normalise(self, x: Tensor) -> Tensor:
-        scale, shift = (c.to(x.device, non_blocking=True)[:, None, None] for c in (self.scale, self.shift))
+        scale, shift = (c.to(x.device)[:, None, None] for c in (self.scale, self.shift))
         x = torch.addcmul(shift, x, scale)
         return x.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
 

@@ -16,7 +16,7 @@ class Batch(NamedTuple):
 
     x: Tensor
     y: Tensor
-    index: Tensor
+    rows: Tensor
 
 
 def fold(*parts: object) -> int:
@@ -84,9 +84,9 @@ class Task:
         draws = tuple(draw.to(self.device) for draw in self.view.draw(len(labels), (height, width), generator))
         order = order.to(self.device)
         for start, stop in batch_bounds(len(labels), size):
-            index = order[start:stop]
-            raw = images[index.to(images.device)].to(self.device, non_blocking=True)
-            yield Batch(self.view.train(raw, tuple(draw[index] for draw in draws)), labels[index], index)
+            rows = order[start:stop]
+            raw = images[rows.to(images.device)].to(self.device, non_blocking=True)
+            yield Batch(self.view.train(raw, tuple(draw[rows] for draw in draws)), labels[rows], rows)
 
 
 def batch_bounds(count: int, size: int) -> list[tuple[int, int]]:

@@ -80,6 +80,10 @@ class Method(nn.Module):
         return {}
 
 
-def own_loss(logits: Tensor, batch: Batch, task: Task) -> Tensor:
-    """Cross-entropy among the task's own classes; logits (B, classes of the task)."""
-    return F.cross_entropy(logits, batch.y - task.first_class)
+def own_loss(features: Callable[[Tensor], Tensor], head: nn.Module, task: Task) -> Callable[[Batch], Tensor]:
+    """The loss of a sub-network: cross-entropy among its task's own classes."""
+
+    def loss(batch: Batch) -> Tensor:
+        return F.cross_entropy(head(features(batch.x)), batch.y - task.first_class)
+
+    return loss

@@ -25,11 +25,7 @@ class Isolation(Method):
         """Train a fresh copy and its head; all earlier ones stay as they are."""
         self.requires_grad_(False)
         network, head = self._grow(), self.heads.grow(len(task.classes)).to(self.device)
-        yield Phase(
-            "isolation",
-            [*network.parameters(), *head.parameters()],
-            lambda batch: own_loss(head(network(batch.x)), batch, task),
-        )
+        yield Phase("isolation", [*network.parameters(), *head.parameters()], own_loss(network, head, task))
 
     def _grow(self) -> nn.Module:
         network = copy.deepcopy(self.backbone).requires_grad_(True)

@@ -70,22 +70,21 @@ class Pearl(Method):
         if task.id < self.first_adapted:
             self.backbone.requires_grad_(True)
             params = [*self.backbone.parameters(), *head.parameters()]
-            yield Phase("reference", params, lambda batch: own_loss(head(self.backbone(batch.x)), batch, task))
+            yield Phase("reference", params, own_loss(self.backbone, head, task))
             self.requires_grad_(False)
             return
 
         probe = copy.deepcopy(self.backbone).requires_grad_(True).train()
         if self.rank.needs_probe or self.init != "kaiming":
             params = [*probe.parameters(), *head.parameters()]
-            yield Phase("probe", params, lambda batch: own_loss(head(probe(batch.x)), batch, task))
+            yield Phase("probe", params, own_loss(probe, head, task))
 
-        choices = self.choose_ranks(probe)
-        new = self.start_updates(task.id, probe, choices)
+        new = self.start_updates(task.id, probe, self.choose_ranks(probe))
+        del probe  # a whole network, not needed any more
         if self.init == "kaiming":
             head.reset_parameters()
-        del probe
         params = [*new, *head.parameters()]
-        yield Phase("adapt", params, lambda batch: own_loss(head(self.features(batch.x, task.id)), batch, task))
+        yield Phase("adapt", params, own_loss(partial(self.features, t=task.id), head, task))
         self.requires_grad_(False)
 
     def choose_ranks(self, probe: nn.Module) -> dict[str, Choice]:

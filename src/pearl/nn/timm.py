@@ -1,5 +1,7 @@
 """Any network of the timm library (Wightman) as a backbone: ViTs at any image size, CNNs."""
 
+from typing import Any
+
 import timm
 import torch
 from torch import nn
@@ -35,7 +37,7 @@ def timm_backbone(model: str, image_size: int, *, pretrained: bool = False, weig
     return net
 
 
-def _create(model: str, image_size: int, pretrained: bool) -> nn.Module:
+def _create(model: str, image_size: int, pretrained: bool) -> Any:
     try:
         try:
             return timm.create_model(model, pretrained=pretrained, num_classes=0, img_size=image_size)
@@ -57,6 +59,8 @@ def _feature_width(net: nn.Module, model: str, image_size: int) -> int:
             features = net.eval()(torch.zeros(1, 3, image_size, image_size))
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
-            raise ConfigError(f"images.size={image_size}: {model} cannot take it ({reason}); use a larger one") from None
+            raise ConfigError(
+                f"images.size={image_size}: {model} cannot take it ({reason}); use a larger one"
+            ) from None
     net.train(training)
     return features.shape[1]

@@ -1,12 +1,13 @@
 """Reference weights from a file or from another run, checked name by name and shape by shape."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
-from torch import Tensor, nn
+from torch import Tensor
 
 from pearl.checkpoint import load_state
 from pearl.errors import WeightsError
@@ -24,12 +25,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         WeightsError: the file is not a readable weight file.
     """
     if path.is_dir():
-        state = load_state(path)
-        return {key.removeprefix("backbone."): value for key, value in state.items() if key.startswith("backbone.")}
+        learnt = load_state(path).items()
+        return {key.removeprefix("backbone."): value for key, value in learnt if key.startswith("backbone.")}
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(f"{path}: not a readable weight file ({reason}); give a .safetensors file") from None
@@ -45,7 +46,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def load_weights(net: nn.Module, path: str) -> None:
+def load_weights(net: Any, path: str) -> None:
     """Load a weight file or a run's reference into a backbone, strictly, and mark it as pretrained.
 
     A classifier in the file is left out; a ViT's position embedding of another image size is resampled (bicubic).
@@ -57,10 +58,11 @@ def load_weights(net: nn.Module, path: str) -> None:
     state = {key: value for key, value in read_weights(file).items() if not key.startswith(_HEADS)}
     own = net.state_dict()
     if "pos_embed" in state and "pos_embed" in own and state["pos_embed"].shape != own["pos_embed"].shape:
-        grid = net.patch_embed.grid_size  # type: ignore[union-attr]
-        prefix: int = net.num_prefix_tokens  # type: ignore[assignment]
+        grid = net.patch_embed.grid_size
         if state["pos_embed"].shape[-1] == own["pos_embed"].shape[-1]:
-            state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], grid, num_prefix_tokens=prefix)
+            state["pos_embed"] = resample_abs_pos_embed(
+                state["pos_embed"], grid, num_prefix_tokens=net.num_prefix_tokens
+            )
     for key in own:
         if key.endswith("num_batches_tracked"):  # old files lack these counters; nothing reads them
             state.setdefault(key, own[key])
@@ -72,6 +74,8 @@ def load_weights(net: nn.Module, path: str) -> None:
         if key in state and state[key].shape != own[key].shape
     ]
     if problems:
-        raise WeightsError(f"{file}: weights of another network: {'; '.join(problems)}; choose the backbone they are of")
+        raise WeightsError(
+            f"{file}: weights of another network: {'; '.join(problems)}; choose the backbone they are of"
+        )
     net.load_state_dict(state)
     net.pretrained = True

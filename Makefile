@@ -1,0 +1,33 @@
+# Two commands do all set-up: `make demo` and `make test`. Needs Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/installed  ## install, then learn scikit-learn's digits as 5 tasks of 2 classes
+	$(BIN)/pearl run digits
+
+test: $(VENV)/installed-test  ## install what tests need, then run them
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed-lint  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:  ## remove the environment and caches; runs and data stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "pearl needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(BIN)/python pyproject.toml
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(VENV)/installed-%: $(BIN)/python pyproject.toml
+	$(BIN)/pip install --quiet --editable ".[$*]"
+	touch $@ $(VENV)/installed

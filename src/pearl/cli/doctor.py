@@ -1,0 +1,13 @@
+"""pearl doctor"""
+
+import typer
+
+
+def command() -> None:
+    """Check this machine: versions, devices, precision, folders, data that is here."""
+    from pearl.doctor import report
+
+    text, healthy = report()
+    typer.echo(text)
+    if not healthy:
+        raise typer.Exit(1)

@@ -1,0 +1,28 @@
+"""pearl list methods|backbones|data|recipes|runs"""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    methods = "methods"
+    backbones = "backbones"
+    data = "data"
+    recipes = "recipes"
+    runs = "runs"
+
+
+def command(what: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+    """List what there is. `pearl show NAME` tells more about each.
+
+    \b
+    pearl list recipes
+    pearl list runs
+    """
+    from pearl.text import listing
+
+    typer.echo(listing(what.value))

@@ -1,0 +1,43 @@
+"""pearl run RECIPE [key=value ...]"""
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe (`pearl list recipes`) or path of a YAML file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as method=isolation.")
+    ] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="One step per phase on a few images, through everything.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print settings, tasks, targets, parameters, memory; train nothing.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Learn a stream of tasks, or go on where an earlier run of the same configuration ended.
+
+    \b
+    pearl run digits
+    pearl run cifar100-5t-resnet18 seed=1 method=isolation
+    pearl run cifar100-5t-resnet18 method.rank.name=fixed method.rank.r=8
+    pearl run my_recipe.yaml train.phases.probe.epochs=5 --dry-run
+    """
+    from pearl.config import load_config
+
+    config = load_config(recipe, overrides or [], smoke=smoke)
+    if dry_run:
+        from pearl.plan import plan
+
+        typer.echo(plan(config))
+        return
+    from pearl.progress import display
+    from pearl.runs import execute
+    from pearl.text import run_page
+
+    run = execute(config, device=device, show=display(quiet))
+    typer.echo(run_page(run))

@@ -1,0 +1,20 @@
+"""pearl show NAME"""
+
+from typing import Annotated
+
+import typer
+
+
+def command(
+    name: Annotated[str, typer.Argument(help="A method, backbone, data source, rank rule, recipe, or run directory.")],
+) -> None:
+    """Show what a name stands for: options with defaults, a recipe's settings, a run's results.
+
+    \b
+    pearl show pearl
+    pearl show cifar100-5t-resnet18
+    pearl show runs/digits-pearl-seed0-3bcd160d
+    """
+    from pearl.text import page
+
+    typer.echo(page(name))

@@ -1,0 +1,145 @@
+"""What the command line prints about names, recipes and runs. Reads files; trains nothing."""
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from pearl.config import read_recipe, recipe_names
+from pearl.errors import ConfigError, PearlError
+from pearl.metrics import accuracy_matrix
+from pearl.paths import runs_root
+from pearl.registry import BACKBONES, METHODS, RANK_RULES, SOURCES, Registry, nearest
+
+if TYPE_CHECKING:
+    from pearl.runs import Run
+
+_REGISTRIES: dict[str, Registry] = {"methods": METHODS, "backbones": BACKBONES, "data": SOURCES, "ranks": RANK_RULES}
+
+HEADLINES = {
+    "class_il.final": "class-IL after the last task",
+    "class_il.average": "class-IL, average over stages",
+    "class_il.forgetting": "class-IL forgetting",
+    "class_il.stability": "class-IL stability",
+    "class_il.plasticity": "class-IL plasticity",
+    "task_il.final": "task-IL after the last task",
+    "task_identification": "task identified",
+    "parameters_million": "parameters (million)",
+    "growth": "parameters, share of isolation",
+}
+
+
+def listing(what: str) -> str:
+    """The names of one kind, a line each."""
+    if what == "recipes":
+        rows = [(name, read_recipe(name).get("about", "")) for name in recipe_names()]
+    elif what == "runs":
+        rows = [(str(path), _run_state(path)) for path in sorted(runs_root().glob("*/")) if _is_run(path)]
+        if not rows:
+            return f"no runs under {runs_root()} yet; start one with: pearl run digits"
+    else:
+        rows = [(name, _first_line(_REGISTRIES[what], name)) for name in _REGISTRIES[what].names()]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:{width}}  {line}".rstrip() for name, line in rows)
+
+
+def page(name: str) -> str:
+    """All about one name.
+
+    Raises:
+        ConfigError: nothing has this name.
+    """
+    if _is_run(Path(name)) or _is_run(runs_root() / name):
+        from pearl.runs import Run
+
+        path = Path(name) if _is_run(Path(name)) else runs_root() / name
+        return run_page(Run.open(path))
+    if name in recipe_names() or name.endswith((".yaml", ".yml")):
+        return yaml.safe_dump(read_recipe(name), sort_keys=False, width=120).rstrip()
+    for registry in _REGISTRIES.values():
+        if name in registry.names() or ("/" in name and f"{name.split('/')[0]}/*" in registry.names()):
+            return _part_page(registry, name)
+    names = [*recipe_names(), *(name for registry in _REGISTRIES.values() for name in registry.names())]
+    raise ConfigError(f"nothing is called {name!r}; {nearest(name, names)}")
+
+
+def run_page(run: "Run") -> str:
+    """A run's results as text: accuracy per stage, headline metrics, the paper's figures beside them."""
+    results = run.results
+    lines = [f"run directory: {run.path}"]
+    if not results["stages"]:
+        return "\n".join([*lines, "no task finished yet"])
+    summary = run.summary
+    for scenario, title in (("class_il", "class-IL"), ("task_il", "task-IL")):
+        matrix = accuracy_matrix(run.counts, scenario)  # type: ignore[arg-type]
+        lines += ["", f"{title} accuracy (%) on each task (row) after each task (column)"]
+        for t, row in enumerate(matrix):
+            cells = "".join("       " if cell != cell else f"{cell:7.2f}" for cell in row)
+            lines.append(f"  {results['tasks'][t]['name']:10.10}{cells}")
+    lines.append("")
+    width = max(map(len, HEADLINES.values()))
+    expected = {} if run.config.method["name"] != "pearl" or run.config.smoke else run.config.expected
+    for key, title in HEADLINES.items():
+        line = f"{title:{width}} {summary[key]:8.2f}"
+        if key in expected:
+            figure = expected[key]
+            spread = f" +- {figure.std:g}" if figure.std is not None else ""
+            line += f"   paper: {figure.mean:g}{spread} ({figure.where})"
+        lines.append(line)
+    layers = [layer for manifest in run.manifests for layer in manifest.get("layers", [])]
+    if layers:
+        weight = sum(layer["rows_and_columns"] for layer in layers)
+        mean = sum(layer["rank"] * layer["rows_and_columns"] for layer in layers) / weight
+        lines.append(f"{'mean rank, weighted by (in + out)':{width}} {mean:8.2f}")
+    if not run.done:
+        lines.append(f"unfinished: {len(results['stages'])} tasks; the same `pearl run` goes on")
+    return "\n".join(lines)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file()
+
+
+def _run_state(path: Path) -> str:
+    try:
+        results = json.loads((path / "results.json").read_text())
+    except (OSError, ValueError):
+        return "no task finished yet"
+    stage = results["stages"][-1]
+    accuracy = 100 * sum(stage["class_il"]) / sum(stage["total"])
+    state = "done" if results.get("complete") else "unfinished"
+    return f"{state}, {len(results['stages'])} tasks, class-IL {accuracy:.2f} %"
+
+
+def _first_line(registry: Registry, name: str) -> str:
+    if name.endswith("/*"):
+        return "any network of timm by its name, such as timm/deit_tiny_patch16_224"
+    part = registry.load(name)
+    doc = inspect.getdoc(part) or ""
+    return doc.splitlines()[0]
+
+
+def _part_page(registry: Registry, name: str) -> str:
+    if name.endswith("/*"):
+        raise ConfigError(f"{name} is a family; name a member, such as timm/deit_tiny_patch16_224")
+    try:
+        part = registry.load(name)
+        fields = registry.options(name).model_fields
+    except PearlError:
+        raise
+    lines = [f"{registry.kind} {name}", "", inspect.getdoc(_documented(part)) or ""]
+    if fields:
+        lines += ["", "options:"]
+        lines += [f"  {key} = {_default(field)}" for key, field in fields.items()]
+    return "\n".join(lines)
+
+
+def _documented(part: Callable[..., Any]) -> Any:
+    return getattr(part, "func", part)
+
+
+def _default(field: Any) -> str:
+    return "(needed)" if field.is_required() else json.dumps(field.default)

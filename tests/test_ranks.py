@@ -1,0 +1,327 @@
+"""Rank rules, against float64 singular values and formulas worked out in numpy."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import Tensor
+
+from pearl.errors import ConfigError, TrainingError
+from pearl.nn.lowrank import Fold, to_matrix
+from pearl.nn.ranks import Choice, EnergyRule, FixedRule, PaperRule, RankRule
+from pearl.registry import RANK_RULES
+
+TIE = 1e-9  # shares nearer to each other than this may be told apart either way
+
+# -------------------------------------------------------------------------------------------------- the oracle
+
+
+def share_of(reference: np.ndarray, tuned: np.ndarray) -> float:
+    """The paper's T (equation 3), clipped."""
+    moved, total = np.sum((tuned - reference) ** 2), np.sum(tuned**2) + np.sum(reference**2)
+    return float(min(1.0, moved / total)) if total else 0.0
+
+
+def explained(moved: np.ndarray) -> np.ndarray:
+    """Share of the squared singular values that the first 1, 2, ... n make up."""
+    energy = np.linalg.svd(moved, compute_uv=False) ** 2
+    return np.cumsum(energy) / energy.sum() if energy.sum() else np.ones(len(energy))
+
+
+def smallest_rank(shares: np.ndarray, share: float) -> int:
+    """Equation 4: the 0-based position of the first true, plus 1."""
+    return int(np.argmax(shares >= share)) + 1
+
+
+def near_tie(shares: np.ndarray, share: float, tolerance: float = TIE) -> bool:
+    return bool((abs(shares - share) < tolerance).any())
+
+
+def check(choice: Choice, reference: np.ndarray, tuned: np.ndarray, share: float | None = None) -> None:
+    """The choice is the one of equation 4, up to near ties; `share` is T unless given."""
+    reference, tuned = reference.astype(np.float64), tuned.astype(np.float64)
+    share = share_of(reference, tuned) if share is None else share
+    shares = explained(tuned - reference)
+    assert choice.full == min(reference.shape)
+    assert 1 <= choice.rank <= choice.full
+    assert choice.threshold == pytest.approx(share, rel=1e-12)
+    assert shares[choice.rank - 1] >= share - TIE
+    assert choice.rank == 1 or shares[choice.rank - 2] < share + TIE
+    if not near_tie(shares, share):
+        assert choice.rank == smallest_rank(shares, share)
+
+
+# ------------------------------------------------------------------------------------------------ weight pairs
+
+Pair = tuple[np.ndarray, np.ndarray]
+seeds = st.integers(0, 2**32 - 1)
+sides = st.integers(1, 12)
+
+
+def pair(seed: int, m: int, n: int, *, rank: int = 99, step: float = 0.5, falling: float = 0.0) -> Pair:
+    """Reference and tuned weights, whose difference has at most that rank and singular values that fall."""
+    rng = np.random.default_rng(seed)
+    inner = min(rank, m, n)
+    moved = (rng.normal(size=(m, inner)) * np.exp(-falling * np.arange(inner))) @ rng.normal(size=(inner, n))
+    reference = rng.normal(size=(m, n))
+    return reference, reference + step * moved / math.sqrt(inner)
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> Pair:
+    rank, step, falling = draw(sides), draw(st.sampled_from([0.01, 0.3, 1.0, 10.0])), draw(st.floats(0, 2))
+    return pair(draw(seeds), draw(sides), draw(sides), rank=rank, step=step, falling=falling)
+
+
+def matrices(elements: st.SearchStrategy[Any], count: int) -> st.SearchStrategy[tuple[np.ndarray, ...]]:
+    """Matrices of one shape."""
+    shapes = st.tuples(st.integers(1, 5), st.integers(1, 5))
+    return shapes.flatmap(lambda shape: st.tuples(*[hnp.arrays(np.float64, shape, elements=elements)] * count))
+
+
+def choose(rule: RankRule, reference: np.ndarray, tuned: np.ndarray) -> Choice:
+    return rule.choose(torch.from_numpy(reference), torch.from_numpy(tuned))
+
+
+# ------------------------------------------------------------------------------------------------ the paper's rule
+
+
+@settings(deadline=None)
+@given(pairs())
+def test_the_paper_s_rule_is_equations_3_and_4(weights: Pair) -> None:
+    check(choose(PaperRule(), *weights), *weights)
+
+
+@settings(deadline=None)
+@given(matrices(st.integers(-2, 2), 2))
+def test_it_is_on_matrices_full_of_ties(weights: Pair) -> None:
+    check(choose(PaperRule(), *weights), *weights)
+
+
+@settings(deadline=None)
+@given(matrices(st.floats(-1e6, 1e6, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 1e-6), 2))
+def test_it_is_on_adversarial_matrices(weights: Pair) -> None:
+    check(choose(PaperRule(), *weights), *weights)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(np.float32, 1e30), (np.float32, 1e-30), (np.float64, 1e150), (np.float64, 1e-150), (np.float64, 1e-30)],
+)
+@settings(deadline=None)
+@given(weights=pairs())
+def test_huge_and_tiny_weights_do_not_leave_its_range(dtype: type, scale: float, weights: Pair) -> None:
+    reference, tuned = ((scale * weight).astype(dtype) for weight in weights)
+    choice = choose(PaperRule(), reference, tuned)
+    with np.errstate(under="ignore"):
+        check(choice, reference.astype(np.float64) / scale, tuned.astype(np.float64) / scale)
+
+
+@pytest.mark.xfail(strict=True, reason="the difference is taken before the weights are scaled, and overflows")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_finite_weights_with_an_infinite_difference_have_a_rank(dtype: torch.dtype) -> None:
+    reference = torch.eye(4, dtype=dtype) * torch.finfo(dtype).max
+    assert PaperRule().choose(reference, -reference) == Choice(rank=4, full=4, threshold=1.0)
+
+
+@pytest.mark.xfail(strict=True, reason="the difference is taken in the weights' own dtype")
+@pytest.mark.parametrize(
+    ("dtype", "digits", "keep"),
+    [(torch.bfloat16, 8, 0.501), (torch.float16, 11, 0.5001), (torch.float32, 24, 0.5 + 1e-8)],
+)
+def test_the_difference_is_not_rounded_to_the_dtype(dtype: torch.dtype, digits: int, keep: float) -> None:
+    reference = torch.tensor([[-1, 0], [0, 0]], dtype=dtype)
+    tuned = torch.eye(2, dtype=dtype) * 2**digits  # 1 more is the first integer that the dtype does not have
+    assert EnergyRule(keep=keep).choose(reference, tuned).rank == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@settings(deadline=None)
+@given(weights=matrices(st.integers(-64, 64), 2))
+def test_short_weights_get_the_rank_of_their_values(dtype: torch.dtype, weights: Pair) -> None:
+    reference, tuned = (torch.from_numpy(weight).to(dtype) for weight in weights)
+    check(PaperRule().choose(reference, tuned), *weights)
+
+
+@settings(deadline=None)
+@given(matrices(st.floats(-3, 3), 1), st.sampled_from([-1.0, -0.5, 0.0]))
+def test_t_is_clipped_to_1(weights: tuple[np.ndarray], factor: float) -> None:
+    (tuned,) = weights
+    assume(np.abs(tuned).max() > 1e-100)
+    assert choose(PaperRule(), factor * tuned, tuned).threshold == 1.0
+
+
+@pytest.mark.parametrize("factor", [-1.0, -0.25, 0.0])
+@pytest.mark.parametrize("rank", [1, 2, 5, 8])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_t_of_1_keeps_the_whole_rank_and_no_rounding(dtype: type, rank: int, factor: float) -> None:
+    rng = np.random.default_rng(rank)
+    tuned = (rng.normal(size=(10, rank)) @ rng.normal(size=(rank, 8))).astype(dtype)
+    assert choose(PaperRule(), dtype(factor) * tuned, tuned) == Choice(rank=rank, full=8, threshold=1.0)
+
+
+@pytest.mark.parametrize(
+    ("reference", "tuned", "share", "rank"),
+    [
+        ([[0, 0], [0, 0]], [[0, 0], [0, 0]], 0, 1),  # nothing there
+        ([[1, 2], [3, 4]], [[1, 2], [3, 4]], 0, 1),  # nothing moved
+        ([[0, 0], [0, 0]], [[1, 0], [0, 1]], 1, 2),
+        ([[1, 0], [0, 1]], [[0, 0], [0, 0]], 1, 2),
+        ([[1, 0], [0, 1]], [[2, 0], [0, 2]], 2 / 10, 1),  # the first of two equal ones is half
+        ([[1, 0], [0, 1]], [[8, 0], [0, 8]], 98 / 130, 2),
+        ([[2, 1, 0]], [[4, 1, 0]], 4 / 22, 1),
+        ([[-3]], [[4]], 1, 1),  # 49 / 25, clipped
+    ],
+)
+def test_worked_by_hand(reference: list, tuned: list, share: float, rank: int) -> None:
+    choice = PaperRule().choose(torch.tensor(reference).double(), torch.tensor(tuned).double())
+    assert (choice.rank, choice.threshold) == (rank, pytest.approx(share, rel=1e-15))
+
+
+# ------------------------------------------------------------------------------------------------- invariances
+
+
+def turn(seed: int, size: int) -> np.ndarray:
+    """A random orthogonal matrix."""
+    return np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda w: w.T.copy(), id="transposed"),
+        pytest.param(lambda w: turn(1, w.shape[0]) @ w @ turn(2, w.shape[1]), id="rotated"),
+        pytest.param(lambda w: 1e20 * w, id="scaled up"),
+        pytest.param(lambda w: -1e-20 * w, id="scaled down and mirrored"),
+        pytest.param(lambda w: np.pad(w, ((0, 3), (2, 0))), id="padded with zeros"),
+    ],
+)
+@settings(deadline=None)
+@given(weights=pairs())
+def test_the_rank_does_not_change_when_both_weights_are(change: Any, weights: Pair) -> None:
+    reference, tuned = weights
+    assume(not near_tie(explained(tuned - reference), share_of(reference, tuned)))
+    before, after = choose(PaperRule(), reference, tuned), choose(PaperRule(), change(reference), change(tuned))
+    assert (after.rank, after.threshold) == (before.rank, pytest.approx(before.threshold, rel=1e-9))
+
+
+@settings(deadline=None)
+@given(pairs())
+def test_reference_and_tuned_may_change_places(weights: Pair) -> None:
+    assert choose(PaperRule(), *weights) == choose(PaperRule(), *reversed(weights))
+
+
+# ------------------------------------------------------------------------------------------------- convolutions
+
+
+def folded(weight: np.ndarray, fold: Fold) -> np.ndarray:
+    """The 2-D view, element by element."""
+    out, into, kh, kw = weight.shape
+    matrix = np.full((out, into * kh * kw) if fold == "unfold" else (out * kh, into * kw), np.nan)
+    for (o, i, y, x), value in np.ndenumerate(weight):
+        memory = ((o * into + i) * kh + y) * kw + x
+        row, column = {
+            "spatial": (o * kh + y, i * kw + x),
+            "view": divmod(memory, into * kw),
+            "unfold": (o, (i * kh + y) * kw + x),
+        }[fold]
+        matrix[row, column] = value
+    return matrix
+
+
+@pytest.mark.parametrize("fold", ["spatial", "view", "unfold"])
+@pytest.mark.parametrize("shape", [(8, 6, 3, 3), (4, 3, 7, 7), (6, 9, 1, 1), (5, 4, 1, 3), (3, 7, 5, 2), (12, 1, 3, 3)])
+def test_convolutions_get_the_rank_of_their_2d_view(fold: Fold, shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(sum(shape))
+    reference = rng.normal(size=shape)
+    for step in (0.1, 0.5, 0.9, 1.5, 4):
+        tuned = reference + step * rng.normal(size=shape)
+        views = (to_matrix(torch.from_numpy(weight), fold) for weight in (reference, tuned))
+        check(PaperRule().choose(*views), folded(reference, fold), folded(tuned, fold))
+
+
+def test_the_folds_are_told_apart() -> None:
+    rng = np.random.default_rng(0)
+    out, into, kernel = 8, 6, 3
+    separable = np.einsum("oy,ix->oiyx", rng.normal(size=(out, kernel)), rng.normal(size=(into, kernel)))
+    one_filter = np.einsum("o,iyx->oiyx", rng.normal(size=out), rng.normal(size=(into, kernel, kernel)))
+    ranks = {
+        fold: [
+            EnergyRule(keep=1).choose(torch.zeros_like(matrix), matrix).rank
+            for matrix in (to_matrix(torch.from_numpy(weight), fold) for weight in (separable, one_filter))
+        ]
+        for fold in ("spatial", "view", "unfold")
+    }
+    assert ranks["spatial"] == [1, 3]
+    assert ranks["unfold"] == [3, 1]
+    assert ranks["view"] == [np.linalg.matrix_rank(folded(w, "view")) for w in (separable, one_filter)]
+
+
+# ---------------------------------------------------------------------------------------------- the other rules
+
+
+@settings(deadline=None)
+@given(pairs(), st.floats(0, 1))
+def test_the_energy_rule_keeps_the_given_share(weights: Pair, keep: float) -> None:
+    check(choose(EnergyRule(keep=keep), *weights), *weights, share=keep)
+
+
+@pytest.mark.parametrize("rank", [1, 3, 7])
+def test_the_energy_rule_at_its_ends(rank: int) -> None:
+    weights = pair(rank, 9, 7, rank=rank)
+    assert choose(EnergyRule(keep=0), *weights).rank == 1
+    assert choose(EnergyRule(keep=1), *weights).rank == rank
+
+
+@pytest.mark.parametrize(
+    ("r", "shape", "rank"), [(1, (5, 7), 1), (4, (5, 7), 4), (5, (5, 7), 5), (6, (5, 7), 5), (999, (7, 5), 5)]
+)
+def test_the_fixed_rule_stops_at_full_rank(r: int, shape: tuple[int, int], rank: int) -> None:
+    unseen = torch.empty(shape, device="meta")  # there are no values that it could look at
+    choice = FixedRule(r=r).choose(unseen, unseen)
+    assert (choice.rank, choice.full) == (rank, 5)
+
+
+def test_only_the_fixed_rule_needs_no_probe() -> None:
+    assert [rule.needs_probe for rule in (PaperRule(), EnergyRule(), FixedRule())] == [True, True, False]
+
+
+@pytest.mark.parametrize("rule", [PaperRule(), EnergyRule()])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("which", [0, 1])
+def test_weights_that_are_not_finite_are_an_error(rule: RankRule, value: float, dtype: torch.dtype, which: int) -> None:
+    weights = [torch.ones(3, 4, dtype=dtype), torch.ones(3, 4, dtype=dtype)]
+    weights[which][1, 2] = value
+    with pytest.raises(TrainingError, match="no longer finite"):
+        rule.choose(*weights)
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "says"),
+    [
+        (FixedRule, {"r": 0}, "rank.r=0"),
+        (FixedRule, {"r": -3}, "rank.r=-3"),
+        (EnergyRule, {"keep": 2}, "rank.keep=2"),
+        (EnergyRule, {"keep": -0.1}, "rank.keep=-0.1"),
+        (EnergyRule, {"keep": math.nan}, "rank.keep=nan"),
+    ],
+)
+def test_options_without_meaning_are_refused(rule: Any, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        rule(**options)
+    name = {FixedRule: "fixed", EnergyRule: "energy"}[rule]
+    with pytest.raises(ConfigError, match=says):
+        RANK_RULES.build({"name": name, **options})
+
+
+def test_choosing_leaves_the_weights_alone() -> None:
+    weights: list[Tensor] = [torch.from_numpy(weight) for weight in pair(0, 5, 4)]
+    before = [weight.clone() for weight in weights]
+    PaperRule().choose(*weights)
+    assert all(torch.equal(*both) for both in zip(weights, before, strict=True))
