@@ -1,7 +1,7 @@
 """The contract of a method. Import `check_method` to hold your own method against it.
 
-    from conformance import check_method
-    check_method(lambda: MyMethod(my_backbone()), tmp_path)
+from conformance import check_method
+check_method(lambda: MyMethod(my_backbone()), tmp_path)
 """
 
 from collections.abc import Callable, Iterator

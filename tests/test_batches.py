@@ -65,28 +65,28 @@ def test_seeds_differ_exactly_if_parts_do(some: list[int | str], others: list[in
 @pytest.mark.parametrize("augment", ["none", "crop", "resized_crop"])
 def test_every_image_once_an_epoch(size: int, augment: str) -> None:
     seen = epoch(task(augment=augment), size)
-    assert sorted(seen.index.tolist()) == list(range(40))
+    assert sorted(seen.rows.tolist()) == list(range(40))
 
 
 @pytest.mark.parametrize("size", [1, 7, 40])
-def test_pixels_label_and_index_belong_together(size: int) -> None:
+def test_pixels_label_and_row_belong_together(size: int) -> None:
     of = task()
-    for x, y, index in of.batches(size, seed=3):
-        assert torch.equal((x[:, 0, 0, 0] * 255).round().long(), index)
-        assert torch.equal(of.images[index][:, 0, 0, 0].long(), index)
-        assert y.tolist() == [6 + i % 4 for i in index.tolist()] == of.labels[index].tolist()
-        assert x.dtype == torch.float32 and y.dtype == index.dtype == torch.int64
+    for x, y, rows in of.batches(size, seed=3):
+        assert torch.equal((x[:, 0, 0, 0] * 255).round().long(), rows)
+        assert torch.equal(of.images[rows][:, 0, 0, 0].long(), rows)
+        assert y.tolist() == [6 + i % 4 for i in rows.tolist()] == of.labels[rows].tolist()
+        assert x.dtype == torch.float32 and y.dtype == rows.dtype == torch.int64
 
 
 def test_order_is_drawn_by_seed() -> None:
-    orders = [epoch(task(), seed=seed).index.tolist() for seed in range(200)]
+    orders = [epoch(task(), seed=seed).rows.tolist() for seed in range(200)]
     assert len({tuple(order) for order in orders}) == 200
     first = [order[0] for order in orders]
     assert len(set(first)) > 30 and 15 < np.mean(first) < 24  # of 0 to 39
 
 
 def test_order_does_not_depend_on_the_batch_size() -> None:
-    assert torch.equal(epoch(task(), 3).index, epoch(task(), 16).index)
+    assert torch.equal(epoch(task(), 3).rows, epoch(task(), 16).rows)
 
 
 @pytest.mark.parametrize("augment", ["none", "crop", "resized_crop"])
@@ -106,7 +106,7 @@ def test_an_epoch_leaves_the_global_generator_alone() -> None:
 def test_augmentation_is_drawn_anew_each_epoch() -> None:
     of = task(augment="crop")
     once, other = epoch(of, seed=5), epoch(of, seed=6)
-    assert not torch.equal(once.x[once.index.argsort()], other.x[other.index.argsort()])
+    assert not torch.equal(once.x[once.rows.argsort()], other.x[other.rows.argsort()])
 
 
 # Bounds

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from conformance import SIZE, checks
 
+from conformance import SIZE, checks
 from pearl.methods.finetune import Finetune
 from pearl.methods.isolation import Isolation
 from pearl.methods.joint import Joint

@@ -266,10 +266,11 @@ def test_depthwise_means_one_filter_per_channel() -> None:
         nn.Conv2d(4, 8, 3, groups=4),  # two filters per channel
         nn.Conv2d(8, 8, 3, groups=2),
         nn.Conv2d(8, 1, 1),
+        nn.Conv2d(4, 8, 1, groups=2),
         nn.Conv2d(1, 1, 3),  # one channel: depthwise and dense are the same, low-rank is allowed
     )
     assert names(net, "depthwise") == ["0.weight"]
-    assert names(net, "conv") == ["3.weight", "4.weight"]
+    assert names(net, "conv") == ["3.weight", "5.weight"]
     assert names(net, "pointwise") == ["3.weight"]
 
 
