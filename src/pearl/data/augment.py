@@ -53,12 +53,11 @@ class View:
         """Resize and centre-crop where the stored size is another one, then normalise."""
         size, resize = self.images.size, self.images.stored
         x = raw.permute(0, 3, 1, 2).float()
-        height, width = x.shape[2:]
-        if min(height, width) != resize:
-            factor = resize / min(height, width)
-            shape = (round(height * factor), round(width * factor))
+        shorter = min(x.shape[2:])
+        if shorter != resize:
+            shape = [resize * side // shorter for side in x.shape[2:]]
             x = F.interpolate(x, shape, mode="bilinear", antialias=True)
-        top, left = (x.shape[2] - size) // 2, (x.shape[3] - size) // 2
+        top, left = (round((side - size) / 2) for side in x.shape[2:])
         return self._normalise(x[:, :, top : top + size, left : left + size])
 
     def _normalise(self, x: Tensor) -> Tensor:
@@ -83,16 +82,17 @@ def shift_and_flip(raw: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
 
 
 def resized_crop(raw: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
-    """Cut each image's own box (top, left, height, width), bilinearly resized to (size, size), mirrored where `flip`.
+    """Cut each image's own box (top, left, height, width), resized to (size, size), mirrored where `flip`.
 
-    Raw (B, H, W, C) uint8 -> (B, C, size, size) float32 with values in [0, 255].
+    Bilinear without antialiasing; raw (B, H, W, C) uint8 -> (B, C, size, size) float32 with values in [0, 255].
     """
     height, width = raw.shape[1:3]
     steps = (torch.arange(size, device=raw.device) + 0.5) / size
     across = torch.where(flip[:, None], 1 - steps, steps)
-    top, left, tall, wide = boxes.unbind(1)
-    y = (top[:, None] + tall[:, None] * steps) * (2 / height) - 1
-    x = (left[:, None] + wide[:, None] * across) * (2 / width) - 1
+    top, left, tall, wide = boxes[..., None].unbind(1)
+    half = torch.tensor(0.5, device=raw.device)  # from the centre of a box's first pixel to that of its last
+    y = (top + torch.clamp(tall * steps, half, tall - half)) * (2 / height) - 1
+    x = (left + torch.clamp(wide * across, half, wide - half)) * (2 / width) - 1
     grid = torch.stack([x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)], dim=-1)
     return F.grid_sample(raw.permute(0, 3, 1, 2).float(), grid, padding_mode="border", align_corners=False)
 
@@ -115,6 +115,6 @@ def _draw_boxes(
     wide = torch.where(some, wide.gather(1, first)[:, 0], torch.tensor(float(min(width, round(height * 4 / 3)))))
     tall = torch.where(some, tall.gather(1, first)[:, 0], torch.tensor(float(min(height, round(width * 4 / 3)))))
     place = uniform(count, 2)
-    top = torch.where(some, (place[:, 0] * (height - tall + 1)).floor(), (height - tall) / 2)
-    left = torch.where(some, (place[:, 1] * (width - wide + 1)).floor(), (width - wide) / 2)
+    top = torch.where(some, (place[:, 0] * (height - tall + 1)).floor(), (height - tall) // 2)
+    left = torch.where(some, (place[:, 1] * (width - wide + 1)).floor(), (width - wide) // 2)
     return torch.stack([top, left, tall, wide], dim=1)

@@ -64,9 +64,9 @@ class Task:
         return len(self._labels)
 
     def close(self) -> None:
-        """End the task: from now on its data cannot be read."""
+        """End the task: from now on its data cannot be read, and its memory is free."""
         self._open = False
-        self._images = self._images[:0]
+        self._images = torch.empty(0)
 
     def _check_open(self, what: str) -> None:
         if not self._open:
@@ -84,6 +84,7 @@ class Task:
         draws = tuple(draw.to(self.device) for draw in self.view.draw(len(labels), (height, width), generator))
         order = order.to(self.device)
         for start, stop in batch_bounds(len(labels), size):
+            self._check_open("batches")
             rows = order[start:stop]
             raw = images[rows.to(images.device)].to(self.device, non_blocking=True)
             yield Batch(self.view.train(raw, tuple(draw[rows] for draw in draws)), labels[rows], rows)
