@@ -22,14 +22,14 @@ from pearl.config import ImagesConfig
 from pearl.data.augment import View
 from pearl.data.batches import Batch, Task
 from pearl.errors import ConfigError, PearlError, WeightsError
-from pearl.methods.base import Method
+from pearl.methods.base import Method, Phase
 from pearl.methods.finetune import Finetune
 from pearl.methods.isolation import Isolation
 from pearl.methods.joint import Joint
 from pearl.methods.pearl import Pearl
 from pearl.nn.bsconv import SeparableBlock
 from pearl.nn.lowrank import Fold
-from pearl.nn.ranks import FixedRule
+from pearl.nn.ranks import EnergyRule, FixedRule
 from pearl.nn.resnet import resnet18
 from pearl.nn.timm import timm_backbone
 from pearl.nn.weights import load_weights
@@ -385,21 +385,31 @@ def test_a_file_without_named_tensors_is_refused(content: Any, tmp_path: Path) -
 # ------------------------------------------------------------------------------------------------- after training
 
 
+def task_of(t: int, classes: tuple[int, ...]) -> Task:
+    """The task at that place among tasks of so many classes, its images black."""
+    first, count = sum(classes[:t]), classes[t]
+    labels, view = np.arange(first, first + count), View(ImagesConfig(size=32))
+    raw = np.zeros((count, 32, 32, 3), np.uint8)
+    return Task(t, f"{t}", tuple(map(str, labels)), first, raw, labels, view, torch.device("cpu"))
+
+
+@torch.no_grad()
+def move(phase: Phase) -> None:
+    for parameter in phase.params:
+        parameter.add_(0.05 * torch.randn_like(parameter))
+
+
+@torch.no_grad()
 def taught(method: Method, classes: tuple[int, ...] = (3, 2, 4), start: int = 0) -> Method:
     """As if trained from task `start` on: a phase moves its parameters at random, its loss the running statistics."""
     torch.manual_seed(start)
     method.train()
     for t in range(start, len(classes)):
-        first, count = sum(classes[:t]), classes[t]
-        labels = torch.arange(first, first + count)
-        raw, view = np.zeros((count, 32, 32, 3), np.uint8), View(ImagesConfig(size=32))
-        task = Task(t, f"{t}", tuple(map(str, labels)), first, raw, labels.numpy(), view, torch.device("cpu"))
+        task = task_of(t, classes)
         for phase in method.learn(task):
-            with torch.no_grad():
-                for parameter in phase.params:
-                    parameter.add_(0.05 * torch.randn_like(parameter))
-                for _ in range(3):
-                    phase.loss(Batch(0.5 + torch.randn(count, 3, 32, 32), labels, torch.arange(count)))
+            move(phase)
+            for _ in range(3):
+                phase.loss(Batch(0.5 + torch.randn(len(task), 3, 32, 32), task.labels, torch.arange(len(task))))
     return method.eval()
 
 
@@ -482,6 +492,64 @@ def test_a_subnetwork_is_the_backbone_with_merged_weights(net: str, options: dic
         same(method(x), torch.cat(experts, dim=1))
 
 
+@pytest.mark.parametrize(
+    ("method", "network"), [(Isolation, "networks.{t}."), (Joint, "network."), (Finetune, "backbone.")]
+)
+@torch.no_grad()
+def test_other_methods_are_ordinary_networks(method: type[Method], network: str) -> None:
+    learnt, x = taught(method(build("resnet"))), images()
+    stored = learnt.state_dict()
+    for t in range(3):
+        prefix = network.format(t=t)
+        net = build("resnet", seed=1).eval()
+        net.load_state_dict({key.removeprefix(prefix): stored[key] for key in stored if key.startswith(prefix)})
+        expected = F.linear(net(x), stored[f"heads.blocks.{t}.weight"], stored[f"heads.blocks.{t}.bias"])
+        same(learnt(x, task=t), expected)
+
+
+@pytest.mark.parametrize(
+    ("net", "options"),
+    [
+        *[("resnet", {"fold": fold}) for fold in ("spatial", "view", "unfold")],
+        ("resnet", {"alpha": 5.0}),
+        ("bsc", {"targets": ["conv", "depthwise", "downsample"]}),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_svd_goes_on_from_the_probe(net: str, options: dict[str, Any]) -> None:
+    method = Pearl(randomise(build(net)), init="svd", rank=EnergyRule(keep=1), reference="given", **options)
+    learning = method.learn(task_of(0, (3,)))
+    probe = next(learning)
+    move(probe)
+    *trained, weight, bias = (parameter.clone() for parameter in probe.params)
+    expected = copy.deepcopy(method.backbone).eval()
+    for parameter, value in zip(expected.parameters(), trained, strict=True):
+        parameter.copy_(value)
+    assert next(learning).name == "adapt"
+    same(method.eval()(images()), F.linear(expected(images()), weight, bias))
+
+
+@pytest.mark.parametrize("net", ["resnet", "bsc", "vit"])
+@torch.no_grad()
+def test_kaiming_starts_at_the_reference_with_fresh_norm_layers_and_head(net: str) -> None:
+    method = Pearl(randomise(build(net)), reference="given")
+    learning = method.learn(task_of(0, (3,)))
+    move(probe := next(learning))
+    weight, bias = (parameter.clone() for parameter in list(probe.params)[-2:])
+    reference = copy.deepcopy(method.backbone).eval()
+    for module in reference.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_parameters()
+    adapt = next(learning)
+    head = method.heads[0]
+    same(method.eval()(images()), head(reference(images())))
+    assert not torch.isclose(head.weight, weight).any()
+    assert not torch.isclose(head.bias, bias).any()
+    assert set(adapt.params) == {parameter for parameter in method.parameters() if parameter.requires_grad}
+    assert not set(adapt.params) & set(method.backbone.parameters())
+
+
 LEARNT: list[tuple[type[Method], str, dict[str, Any]]] = [
     (Pearl, "resnet", {}),
     (Pearl, "resnet", {"fold": "unfold", "init": "svd", "reference": "given"}),
@@ -520,6 +588,14 @@ def test_a_fresh_object_loads_what_was_learnt(learnt: tuple[Method, Callable[[],
     assert [fresh.facts(t) for t in range(3)] == [method.facts(t) for t in range(3)]
     with pytest.raises(RuntimeError, match="nothing"):
         make().load_state_dict({**stored, "backbone.nothing": torch.zeros(1)}, strict=True)
+
+
+def test_a_method_that_has_learnt_takes_other_ranks_from_a_file() -> None:
+    other, method = (taught(Pearl(build("resnet"), rank=FixedRule(r=r)), (3, 2)) for r in (4, 2))
+    assert other.size() > method.size()
+    method.load_state_dict(other.state_dict(), strict=True)
+    assert torch.equal(method(images()), other(images()))
+    assert method.size() == other.size()
 
 
 def test_ranks_differ_from_layer_to_layer_and_are_recorded() -> None:

@@ -163,7 +163,6 @@ def test_a_closed_task_cannot_be_read(what: str) -> None:
     assert len(of) == 40
 
 
-@pytest.mark.xfail(strict=True, reason="an epoch that has begun goes on")
 def test_closing_ends_an_epoch() -> None:
     of = task()
     batches = of.batches(8, 0)
@@ -173,7 +172,6 @@ def test_closing_ends_an_epoch() -> None:
         next(batches)
 
 
-@pytest.mark.xfail(strict=True, reason="an empty slice keeps all of the memory")
 def test_a_closed_task_holds_no_images() -> None:
     images = np.zeros((4, 2, 2, 3), np.uint8)
     of = Task(0, "a", ("x",), 0, images, np.zeros(4, np.int64), View(ImagesConfig(size=2)), torch.device("cpu"))

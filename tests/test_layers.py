@@ -20,10 +20,16 @@ LAYERS = {
     3: ("engine", "evaluate"),
     4: ("runs", "progress"),
     5: ("plan", "doctor", "text"),
-    6: ("__init__", "cli", "cli.*"),
+    6: ("__init__", "__main__", "cli", "cli.*"),
 }
 BOTTOM = {"numpy", "pydantic", "yaml"}  # all that layer 0 may have beside the standard library
-LIGHT = ("text", "__init__", "cli", "cli.*")  # read without torch: what needs it is imported inside functions
+LIGHT = (
+    "text",
+    "__init__",
+    "__main__",
+    "cli",
+    "cli.*",
+)  # read without torch: what needs it is imported inside functions
 TORCH = {"torch", "torchvision", "timm", "lightning_fabric", "safetensors"}
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 

@@ -1,15 +1,11 @@
 """Every recipe runs end to end on small files in the official layouts, one step per phase."""
 
-import os
-from pathlib import Path
-
 import pytest
+
 from conftest import SHARED
 from layouts import cifar100_npz, image_folder, imagenet_r, tiny_imagenet
-
 from pearl.config import load_config, recipe_names
 from pearl.runs import execute, load_method
-
 
 
 def narrower(name: str) -> list[str]:

@@ -5,17 +5,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from layouts import image_folder
 from safetensors.torch import load_file
 from torch.func import functional_call
 
 import pearl
+from layouts import image_folder
 from pearl.checkpoint import finished, load_state
 from pearl.config import check_config, load_config
 from pearl.errors import ConfigError, DataError, RunError, TrainingError, WeightsError
 from pearl.runs import Run, build_method, execute, load_method, prepare
 
-SMALL = ["backbone.width=4", "train.epochs=1", "stream.per_class=20", "stream.test_per_class=10", "stream.tasks=[4,3,3]"]
+SMALL = [
+    "backbone.width=4",
+    "train.epochs=1",
+    "stream.per_class=20",
+    "stream.test_per_class=10",
+    "stream.tasks=[4,3,3]",
+]
 
 
 def small(*overrides):

@@ -5,10 +5,12 @@ folders 0..t. A folder counts when its manifest is there: it is written last, by
 """
 
 import hashlib
+import itertools
 import json
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +49,13 @@ def write_file(path: Path, data: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise RunError(
             f"{path}: cannot be written ({error.strerror}); free space or permissions there, or set PEARL_RUNS to "
             f"another folder, then run the same command again"
         ) from None
+    finally:
+        with suppress(OSError):  # there only if something went wrong, and perhaps not even then
+            temporary.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -59,11 +63,11 @@ def write_json(path: Path, value: Any) -> None:
     write_file(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file of a run.
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a run: a mapping with its format number.
 
     Raises:
-        RunError: missing, not JSON, or of a newer format.
+        RunError: missing, damaged, or of a newer format.
     """
     try:
         value = json.loads(path.read_text())
@@ -71,7 +75,9 @@ def read_json(path: Path) -> Any:
         raise RunError(f"{path}: missing; restore it from a copy, or delete the run directory and run again") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: damaged ({error}); restore it from a copy, or delete it and run again") from None
-    if isinstance(value, dict) and value.get("format", FORMAT) > FORMAT:
+    if not isinstance(value, dict) or not isinstance(value.get("format"), int):
+        raise RunError(f"{path}: damaged (no format number); restore it from a copy, or delete it and run again")
+    if value["format"] > FORMAT:
         raise RunError(
             f"{path}: format {value['format']}, this pearl reads up to {FORMAT}; install a newer pearl to read it"
         )
@@ -85,12 +91,17 @@ def folder_name(index: int, name: str) -> str:
 
 
 def changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of `after` that `before` lacks or has with other values."""
-    return {
-        key: value
-        for key, value in after.items()
-        if key not in before or before[key].shape != value.shape or not torch.equal(before[key], value)
-    }
+    """The tensors of `after` that `before` lacks or has with other bits."""
+    return {key: value for key, value in after.items() if key not in before or not _same_bits(before[key], value)}
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    # 0.0 equals -0.0, and NaN nothing; bytes have no such notions
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bytes(a), _bytes(b))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 def snapshot(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -108,7 +119,7 @@ def write_part(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
         "bytes": len(data),
         "tensors": {key: list(value.shape) for key, value in tensors.items()},
     }
-    write_json(folder / MANIFEST, {**manifest, **facts})
+    write_json(folder / MANIFEST, {**facts, **manifest})
 
 
 def read_part(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -123,7 +134,9 @@ def read_part(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         data = file.read_bytes()
     except OSError as error:
         raise RunError(f"{file}: cannot be read ({error.strerror}); restore it from a copy of the run") from None
-    if sha256(data) != manifest["sha256"][WEIGHTS]:
+    if not isinstance(recorded := manifest.get("sha256"), dict):
+        raise RunError(f"{folder / MANIFEST}: damaged (no checksum); restore it from a copy of the run")
+    if sha256(data) != recorded.get(WEIGHTS):
         raise RunError(
             f"{file}: checksum differs from its manifest, the file is damaged; restore it from a copy, or delete the "
             f"folder {folder.name} and all later ones and run again"
@@ -133,19 +146,26 @@ def read_part(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def finished(run: Path) -> list[Path]:
     """Folders of the finished tasks, in order; a gap ends the list."""
-    folders = sorted(path for path in (run / "tasks").glob("[0-9][0-9][0-9]*") if (path / MANIFEST).is_file())
-    return [path for index, path in enumerate(folders) if int(path.name[:3]) == index]
+    numbered: dict[int, Path] = {}
+    for path in sorted((run / "tasks").glob("[0-9][0-9][0-9]*")):
+        number, _, _ = path.name.partition("-")
+        if number.isdecimal() and (path / MANIFEST).is_file():
+            numbered.setdefault(int(number), path)
+    return [numbered[index] for index in itertools.takewhile(numbered.__contains__, itertools.count())]
 
 
 def load_state(run: Path, tasks: int | None = None) -> dict[str, Tensor]:
     """The state_dict after the first `tasks` tasks of a run (all finished ones if not given).
 
     Raises:
-        RunError: not a run directory, or a file of it is missing or damaged.
+        RunError: not a run directory, fewer tasks are finished, or a file is missing or damaged.
     """
     if not (run / "reference" / MANIFEST).is_file():
         raise RunError(f"{run}: not a run directory, it has no reference/{MANIFEST}; give a folder made by `pearl run`")
+    folders = finished(run)
+    if tasks is not None and tasks > len(folders):
+        raise RunError(f"{run}: {len(folders)} tasks are finished, {tasks} were asked for; run it further first")
     state, _ = read_part(run / "reference")
-    for folder in finished(run)[:tasks]:
+    for folder in folders[:tasks]:
         state.update(read_part(folder)[0])
     return state

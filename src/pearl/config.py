@@ -2,18 +2,21 @@
 
 import hashlib
 import json
+import typing
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
 from pearl.errors import ConfigError
 from pearl.registry import BACKBONES, METHODS, SOURCES, nearest, problems_of
 
 Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1, strict=True)]
+Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Triple = tuple[float, float, float]
 
@@ -25,16 +28,17 @@ class _Section(BaseModel):
 class StreamConfig(_Section):
     """How a data source becomes a sequence of tasks."""
 
-    tasks: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=1)]]  # how many equal ones, or their sizes
-    order: Literal["natural"] | int | list[int] = "natural"  # of the classes; a number seeds numpy's permutation
-    per_class: Annotated[int, Field(ge=1)] | None = None  # training images kept per class; all if not given
-    test_per_class: Annotated[int, Field(ge=1)] | None = None  # the same for the images evaluated on
-    classes: Annotated[int, Field(ge=1)] | None = None  # only the first so many of the order; all if not given
+    tasks: Count | Annotated[list[Count], Field(min_length=1)]  # how many equal ones, or their sizes
+    order: Literal["natural"] | Seed | Annotated[list[int], Field(min_length=1)] = "natural"  # of the classes;
+    # a number seeds numpy's permutation
+    per_class: Count | None = None  # training images kept per class; all if not given
+    test_per_class: Count | None = None  # the same for the images evaluated on
+    classes: Count | None = None  # only the first so many of the order; all if not given
     validation: Share = 0.0  # share of the training images held out, per class
     evaluate_on: Literal["test", "validation"] = "test"
 
     @model_validator(mode="after")
-    def _validation_exists(self) -> "StreamConfig":
+    def _each_class_once(self) -> "StreamConfig":
         if isinstance(self.order, list) and len(set(self.order)) != len(self.order):
             raise ValueError("order names a class twice; list each once")
         return self
@@ -85,20 +89,16 @@ class PhaseConfig(_Section):
 class TrainConfig(PhaseConfig):
     """Settings of all phases, and what single phases have different."""
 
-    phases: dict[str, dict[str, Any]] = {}
+    phases: dict[str, PhaseConfig] = {}  # of each phase, only what was set is kept
 
-    @model_validator(mode="after")
-    def _phases_valid(self) -> "TrainConfig":
-        for name, changes in self.phases.items():
-            for key in changes:
-                if key not in PhaseConfig.model_fields:
-                    raise ValueError(f"phases.{name}.{key}: unknown key; {nearest(key, PhaseConfig.model_fields)}")
-            self.phase(name)
-        return self
+    @field_serializer("phases")
+    def _only_what_was_set(self, phases: dict[str, PhaseConfig]) -> dict[str, Any]:
+        return {name: settings.model_dump(mode="json", exclude_unset=True) for name, settings in phases.items()}
 
     def phase(self, name: str) -> PhaseConfig:
         """The settings of one phase."""
-        return PhaseConfig(**{**self.model_dump(exclude={"phases"}), **self.phases.get(name, {})})
+        changes = self.phases[name].model_dump(exclude_unset=True) if name in self.phases else {}
+        return PhaseConfig(**{**self.model_dump(exclude={"phases"}), **changes})
 
 
 class EngineConfig(_Section):
@@ -121,9 +121,9 @@ class Expected(_Section):
 class RunConfig(_Section):
     """Everything that decides a run's result."""
 
-    recipe: str
+    recipe: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$")]  # part of the run directory's name
     about: str = ""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     data: dict[str, Any]
     stream: StreamConfig
     images: ImagesConfig
@@ -157,7 +157,7 @@ def recipe_names() -> list[str]:
     return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
 
 
-def read_recipe(recipe: str | Path) -> dict[str, Any]:
+def read_recipe(recipe: str | Path, _below: tuple[str, ...] = ()) -> dict[str, Any]:
     """A recipe by its name or by the path of a YAML file, with what it `extends` below it.
 
     Raises:
@@ -167,21 +167,35 @@ def read_recipe(recipe: str | Path) -> dict[str, Any]:
     if path.suffix in {".yaml", ".yml"}:
         if not path.is_file():
             raise ConfigError(f"recipe file {path} not found; give the path of a YAML file or the name of a recipe")
-        text, name = path.read_text(), path.stem
+        text, name, place = _read_text(path), path.stem, str(path.resolve())
     else:
-        name = str(recipe)
+        name = place = str(recipe)
         if name not in recipe_names():
             raise ConfigError(f"unknown recipe {name!r}; {nearest(name, recipe_names())} (`pearl list recipes`)")
-        text = (resources.files("pearl.recipes") / f"{name}.yaml").read_text()
+        text = (resources.files("pearl.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
+    if place in _below:
+        raise ConfigError(f"recipe {name}: extends itself ({' -> '.join([*_below, place])}); break the circle")
     try:
         raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"recipe {name}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"recipe {name}: must be a mapping of settings, is {type(raw).__name__}")
-    base = read_recipe(raw.pop("extends")) if "extends" in raw else {}
+    base = _base(str(raw.pop("extends")), path.parent, (*_below, place)) if "extends" in raw else {}
     base.pop("expected", None)  # an expected figure belongs to one recipe only
     return {**merge(base, raw), "recipe": name}
+
+
+def _base(extends: str, folder: Path, below: tuple[str, ...]) -> dict[str, Any]:
+    """The recipe that another extends: by name, or by a path from where the other lies."""
+    return read_recipe(folder / extends if extends.endswith((".yaml", ".yml")) else extends, below)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"recipe file {path}: cannot be read ({error})") from None
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -192,7 +206,7 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         if key in _PART_KEYS:
             old = _as_spec(old)
             value = _as_spec(value, default_name=old.get("name"))
-            if value.get("name") != old.get("name"):
+            if "name" in old and value.get("name") != old["name"]:
                 old = {}
         merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
@@ -219,7 +233,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
             continue
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):
             problems.append(f"{key}: the value {text!r} is not valid YAML; quote it")
             continue
         for part in reversed(key.split(".")):
@@ -237,10 +251,13 @@ def raw_config(recipe: str | Path, overrides: Sequence[str] = (), *, smoke: bool
         ConfigError: no such recipe, or overrides that are not key=value.
     """
     raw = merge(read_recipe(recipe), parse_overrides(overrides))
-    if smoke:
-        raw = merge(raw, SMOKE)
-        for changes in raw["train"].get("phases", {}).values():
-            changes.pop("batch_size", None)
+    if smoke:  # a section that is no mapping stays as it is, for the check to name
+        odd = {key for key, value in raw.items() if isinstance(SMOKE.get(key), dict) and not isinstance(value, dict)}
+        raw = merge(raw, {key: value for key, value in SMOKE.items() if key not in odd})
+        phases = raw["train"].get("phases") if "train" not in odd else None
+        if isinstance(phases, dict):
+            small = {name: SMOKE["train"] for name, own in phases.items() if isinstance(own, dict)}
+            raw = merge(raw, {"train": {"phases": small}})
     return raw
 
 
@@ -270,26 +287,41 @@ def check_config(raw: dict[str, Any]) -> RunConfig:
     problems: list[str] = []
     raw = dict(raw)
     for key, registry in _PARTS.items():
-        if key in raw:
+        if key in raw:  # one that is missing is named below
             try:
                 raw[key] = registry.resolve(raw[key], key)
             except ConfigError as error:
                 problems += error.problems
                 raw[key] = {"name": "?"}
     try:
-        config = RunConfig(**raw)
+        config = RunConfig.model_validate(raw)
     except ValidationError as error:
         problems += problems_of(error, "", _known_keys)
+    train = raw.get("train")
+    phases = train.get("phases") if isinstance(train, dict) else None
+    known = phase_names()
+    strange = [name for name in phases if name not in known] if isinstance(phases, dict) else []
+    problems += [f"train.phases.{name}: no such phase; {nearest(str(name), known)}" for name in strange]
     if problems:
         raise ConfigError(*problems)
     return config
 
 
-def _known_keys(path: tuple[Any, ...]) -> list[str]:
-    """The valid keys of the section at `path`."""
-    model: type[BaseModel] = RunConfig
+def phase_names() -> set[str]:
+    """Names of the phases of all methods: a recipe may hold settings for several."""
+    return {phase for name in METHODS.names() for phase in METHODS.load(name).phases}  # type: ignore[attr-defined]
+
+
+def _known_keys(path: tuple[Any, ...]) -> list[str] | None:
+    """The valid keys of the section at `path`: none below a plain value, None (any) where a mapping's keys are free."""
+    kind: Any = RunConfig
     for key in path:
-        section = model.model_fields[key].annotation if key in model.model_fields else None
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            model = section
-    return [*model.model_fields]
+        if typing.get_origin(kind) is dict:
+            kind = typing.get_args(kind)[1]
+        elif isinstance(kind, type) and issubclass(kind, BaseModel) and key in kind.model_fields:
+            kind = kind.model_fields[key].annotation
+        else:
+            return []
+    if typing.get_origin(kind) is dict:
+        return None
+    return [*kind.model_fields] if isinstance(kind, type) and issubclass(kind, BaseModel) else []

@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from pearl.errors import ConfigError
 
@@ -28,19 +28,38 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices)}"
 
 
-def problems_of(error: ValidationError, where: str, known: Callable[[tuple[Any, ...]], Iterable[str]]) -> list[str]:
-    """One line for each problem pydantic found; `known` gives the valid keys beside a key that is not."""
-    lines = []
+def problems_of(
+    error: ValidationError, where: str, known: Callable[[tuple[Any, ...]], Iterable[str] | None]
+) -> list[str]:
+    """One line for each setting pydantic found wrong.
+
+    `known` gives the valid keys of the section at a path, or None where any key may stand.
+    """
+    found: dict[str, list[str]] = {}
     for item in error.errors():
-        key = ".".join([where, *map(str, item["loc"])] if where else map(str, item["loc"]))
+        path = _path(item, known)
+        key = ".".join([*filter(None, [where]), *map(str, path)])
         if item["type"] == "extra_forbidden":
-            lines.append(f"{key}: unknown key; {nearest(str(item['loc'][-1]), known(item['loc'][:-1]))}")
+            message = f"unknown key; {nearest(str(path[-1]), known(path[:-1]) or ())}"
         elif item["type"] == "missing":
-            lines.append(f"{key}: missing; give it a value")
+            whole = path == item["loc"]  # else an item of a tuple
+            message = "missing; give it a value" if whole else f"too few values (given: {item['input']!r})"
         else:
-            message = item["msg"].removeprefix("Value error, ")
-            lines.append(f"{key}={item['input']!r}: {message[0].lower()}{message[1:]}")
-    return lines
+            text = item["msg"].removeprefix("Value error, ")
+            given = "" if isinstance(item["input"], Mapping) else f" (given: {item['input']!r})"
+            message = f"{text[0].lower()}{text[1:]}{given}"
+        found.setdefault(key, []).append(message)
+    return [f"{key}: {', or '.join(messages)}" for key, messages in found.items()]
+
+
+def _path(item: Mapping[str, Any], known: Callable[[tuple[Any, ...]], Iterable[str] | None]) -> tuple[Any, ...]:
+    """Where an error is, without pydantic's own parts, such as the member of a union that did not match."""
+    loc: tuple[Any, ...] = item["loc"]
+    for end in range(len(loc)):
+        keys = known(loc[:end])
+        if keys is not None and loc[end] not in keys:
+            return loc[: end + 1] if item["type"] == "extra_forbidden" else loc[:end]
+    return loc
 
 
 class Registry:
@@ -61,6 +80,8 @@ class Registry:
             ConfigError: no such name; the message gives the nearest one.
         """
         family, _, member = name.partition("/")
+        if member == "*":
+            raise ConfigError(f"{name} stands for a family; name a member, such as timm/deit_tiny_patch16_224")
         target = self.targets.get(f"{family}/*" if member else name)
         if target is None:
             raise ConfigError(f"unknown {self.kind} {name!r}; {nearest(name, self.targets)}")
@@ -87,12 +108,22 @@ class Registry:
             model = self.options(name)
         except ConfigError as error:
             raise ConfigError(*(f"{where}.name: {problem}" for problem in error.problems)) from None
-        given = {key: value for key, value in spec.items() if key != "name"}
+        given = {str(key): value for key, value in spec.items() if key != "name"}
+        problems: list[str] = []
+        for key, registry in _nested_registries(self.load(name)).items():
+            if key in given:
+                try:
+                    given[key] = registry.resolve(_named(given[key], model.model_fields[key].default), f"{where}.{key}")
+                except ConfigError as error:
+                    problems += error.problems
+                    del given[key]
         try:
-            checked = model(**given)
+            checked = model.model_validate(given)
         except ValidationError as error:
             keys = [*model.model_fields]
-            raise ConfigError(*problems_of(error, where, lambda _: keys or ["(it has no options)"])) from None
+            problems += problems_of(error, where, lambda path: (keys or ["(it has no options)"]) if not path else [])
+        if problems:
+            raise ConfigError(*problems)
         return {"name": name, **checked.model_dump(mode="json")}
 
     def build(self, spec: Spec, *args: Any) -> Any:
@@ -141,19 +172,15 @@ def _options_model(part: Callable[..., Any]) -> type[BaseModel]:
     for parameter in _keyword_only(part):
         name, default = parameter.name, parameter.default
         if name in nested:
-            registry = nested[name]
-            check = BeforeValidator(lambda spec, registry=registry, name=name: _resolve_nested(registry, spec, name))
-            fields[name] = (typing.Annotated[dict[str, Any], check], registry.spec_of(default))
+            fields[name] = (dict[str, Any], nested[name].spec_of(default))
         else:
             fields[name] = (hints[name], ... if default is inspect.Parameter.empty else default)
-    return create_model("Options", __config__=ConfigDict(extra="forbid"), **fields)
+    return create_model("Options", __config__=ConfigDict(extra="forbid", allow_inf_nan=False), **fields)
 
 
-def _resolve_nested(registry: Registry, spec: Any, where: str) -> Spec:
-    try:
-        return registry.resolve(spec, where)
-    except ConfigError as error:
-        raise ValueError("; ".join(error.problems)) from None
+def _named(spec: Any, default: Spec) -> Any:
+    """A part's spec; options without a name belong to the default part."""
+    return {"name": default["name"], **spec} if isinstance(spec, Mapping) and "name" not in spec else spec
 
 
 METHODS = Registry(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from pearl.config import read_recipe, recipe_names
-from pearl.errors import ConfigError, PearlError
+from pearl.errors import ConfigError
 from pearl.metrics import accuracy_matrix
 from pearl.paths import runs_root
 from pearl.registry import BACKBONES, METHODS, RANK_RULES, SOURCES, Registry, nearest
@@ -123,13 +123,8 @@ def _first_line(registry: Registry, name: str) -> str:
 
 
 def _part_page(registry: Registry, name: str) -> str:
-    if name.endswith("/*"):
-        raise ConfigError(f"{name} is a family; name a member, such as timm/deit_tiny_patch16_224")
-    try:
-        part = registry.load(name)
-        fields = registry.options(name).model_fields
-    except PearlError:
-        raise
+    part = registry.load(name)
+    fields = registry.options(name).model_fields
     lines = [f"{registry.kind} {name}", "", inspect.getdoc(_documented(part)) or ""]
     if fields:
         lines += ["", "options:"]

@@ -1,6 +1,7 @@
 """A data source cut into a sequence of tasks with classes in order of arrival."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,7 +30,7 @@ class Stream:
 
     tasks: tuple[TaskSplit, ...]
     test_from: str  # "train", "test" or "validation": which of the source's splits test rows point into
-    digest: str  # SHA-256 of every row, label and class name: the same stream, the same digest
+    digest: str  # SHA-256 of all rows, labels and class names; of what is in the pixels it knows nothing
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -62,8 +63,7 @@ def task_sizes(classes: int, tasks: int | list[int]) -> list[int]:
     if isinstance(tasks, list):
         if sum(tasks) != classes:
             raise DataError(
-                f"stream.tasks: the sizes sum to {sum(tasks)}, the stream has {classes} classes; make them equal, or "
-                f"set stream.classes={sum(tasks)}"
+                f"stream.tasks: the sizes sum to {sum(tasks)}, the stream has {classes} classes; make the two agree"
             )
         return tasks
     if classes % tasks:
@@ -83,7 +83,7 @@ def make_stream(source: Source, config: StreamConfig, seed: int) -> Stream:
     """
     order = class_order(len(source.classes), config.order)[: config.classes]
     if config.classes is not None and config.classes > len(order):
-        raise DataError(f"stream.classes={config.classes}: the source has {len(order)}; ask for at most that many")
+        raise DataError(f"stream.classes={config.classes}: the order has {len(order)}; ask for at most that many")
     sizes = task_sizes(len(order), config.tasks)
     rng = np.random.default_rng([seed, 1])
     train_rows = {label: np.flatnonzero(source.train.labels == label) for label in order}
@@ -139,8 +139,8 @@ def _check_filled(source: Source, order: np.ndarray, rows: dict[int, np.ndarray]
     empty = [source.classes[label] for label in order if not len(rows[label])]
     if empty:
         raise DataError(
-            f"data {source.name}: no {split} image of {', '.join(empty)}; add some, or leave the class out of "
-            f"stream.order"
+            f"data {source.name}: no {split} image of {', '.join(empty)}; add some, hold out a smaller "
+            f"stream.validation, or leave the class out of stream.order"
         )
 
 
@@ -152,7 +152,7 @@ def _gather(labels: np.ndarray, rows: dict[int, np.ndarray], first: int) -> tupl
 def _digest(tasks: list[TaskSplit], test_from: str) -> str:
     digest = hashlib.sha256(test_from.encode())
     for task in tasks:
-        digest.update("\n".join(task.classes).encode())
+        digest.update(json.dumps(task.classes).encode())
         for array in (task.train, task.train_labels, task.test, task.test_labels):
             digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
     return digest.hexdigest()

@@ -1,0 +1,99 @@
+"""Run a queue of the paper's recipes on a GPU within a time limit, and write what came of it as JSON.
+
+    python benchmarks/gpu/run_queue.py --out OUT --minutes 9 [--recipes cifar100-5t-resnet18 ...] [--folds spatial view]
+
+Runs are resumable: what does not fit into one call goes on in the next, if $PEARL_RUNS outlives it. Each row of
+OUT/gpu.json has the figures, the paper's beside them, ranks, seconds, versions and the device.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from pearl.config import load_config
+from pearl.engine import Observer
+from pearl.errors import PearlError
+from pearl.runs import Run, execute
+
+FIGURES = (
+    "class_il.final",
+    "class_il.average",
+    "class_il.forgetting",
+    "class_il.final_pooled",
+    "task_il.final",
+    "task_identification",
+    "parameters_million",
+    "growth",
+)
+
+
+class OutOfTimeError(Exception):
+    """The limit has come; the run goes on from its last finished task."""
+
+
+class Watch(Observer):
+    """Prints stages, and ends the run when the time is up."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+
+    def event(self, kind: str, **facts: object) -> None:
+        if kind in {"run", "stage", "epoch"}:
+            print(kind, json.dumps(facts), flush=True)
+        if kind == "epoch" and time.monotonic() > self.deadline:
+            raise OutOfTimeError
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--recipes", nargs="+", default=["cifar100-5t-resnet18", "cifar100-5t-bsc"])
+    parser.add_argument("--folds", nargs="+", default=["spatial", "view"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--smoke", action="store_true", help="one step per phase, to try the queue itself")
+    options = parser.parse_args()
+    deadline = time.monotonic() + 60 * options.minutes
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[dict] = []
+    for seed in options.seeds:
+        for recipe in options.recipes:
+            for fold in options.folds:
+                overrides = [f"seed={seed}", f"method.fold={fold}"]
+                try:
+                    config = load_config(recipe, overrides, smoke=options.smoke)
+                    started = time.monotonic()
+                    run = execute(config, show=Watch(deadline))
+                    rows.append(row(run, overrides, time.monotonic() - started))
+                except OutOfTimeError:
+                    rows.append({"recipe": recipe, "overrides": overrides, "unfinished": "out of time"})
+                except PearlError as error:
+                    rows.append({"recipe": recipe, "overrides": overrides, "error": str(error)})
+                (options.out / "gpu.json").write_text(json.dumps(rows, indent=1) + "\n")
+                if time.monotonic() > deadline:
+                    return
+
+
+def row(run: Run, overrides: list[str], seconds: float) -> dict:
+    summary = run.summary
+    layers = [layer for manifest in run.manifests for layer in manifest.get("layers", [])]
+    weight = sum(layer["rows_and_columns"] for layer in layers)
+    return {
+        "recipe": run.config.recipe,
+        "overrides": overrides,
+        "figures": {key: round(summary[key], 3) for key in FIGURES},
+        "paper": {key: figure.model_dump() for key, figure in run.config.expected.items()},
+        "mean_rank": sum(x["rank"] * x["rows_and_columns"] for x in layers) / weight if weight else None,
+        "seconds": round(seconds, 1),
+        "seconds_per_phase": [manifest["seconds"] for manifest in run.manifests],
+        "layers": [manifest.get("layers", []) for manifest in run.manifests],
+        "environment": json.loads((run.path / "environment.json").read_text()),
+        "peak_gpu_bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+    }
+
+
+if __name__ == "__main__":
+    main()

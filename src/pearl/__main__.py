@@ -1,0 +1,5 @@
+"""python -m pearl: the command line."""
+
+from pearl.cli import main
+
+main()
