@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_dry_run_tells_and_trains_nothing(cli):
     out = cli("run", "digits", "--dry-run")
     for part in ("stream:", "5 tasks", "20 targets", "layer4.1.conv2.weight: 128x128x3x3", "estimated memory"):
         assert part in out
-    assert not os.path.exists(os.environ["PEARL_RUNS"])
+    assert not Path(os.environ["PEARL_RUNS"]).exists()
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_wrong_input_is_one_line(cli, wrong):
     assert message in line
     assert line.startswith("pearl: ")
     assert "Traceback" not in err
-    assert not os.path.exists(os.environ["PEARL_RUNS"])
+    assert not Path(os.environ["PEARL_RUNS"]).exists()
 
 
 def test_all_mistakes_at_once(cli):

@@ -390,7 +390,6 @@ def test_a_word_that_matches_no_layer_is_an_error(
     assert says in str(error.value)
 
 
-@pytest.mark.xfail(strict=True, raises=ConfigError, reason="`auto` is understood alone, and not in a list")
 @pytest.mark.parametrize("spec", [["auto"], ["auto", "pointwise"]])
 def test_auto_may_stand_in_a_list(spec: list[str]) -> None:
     assert names(resnet(), spec) == names(resnet(), "auto")

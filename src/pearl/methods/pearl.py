@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pearl.data.batches import Task
+from pearl.errors import ConfigError
 from pearl.methods.base import Expert, Method, Phase, own_loss
 from pearl.nn import lowrank
 from pearl.nn.growing import TaskTensors
@@ -32,7 +33,7 @@ class Pearl(Method):
         init: `kaiming` starts updates, norm layers and head afresh (the method); `svd` goes on from the probe's
             truncated task vectors, norm layers and head (the ablation); `svd_paper` does so with S in both factors.
         alpha: the update is alpha/r * B A; "2r" for alpha = 2r, the paper's choice.
-        lora_bias: biases in both factors of linear targets, as the paper counts parameters for the ViT.
+        lora_bias: biases in both factors of linear targets (of no others), as the paper counts the ViT's parameters.
         reference: `given` - the backbone comes with weights (algorithm 1); `first_task` - task 1 trains it
             (algorithm 2); `auto` - the first if it was pretrained.
     """
@@ -54,12 +55,16 @@ class Pearl(Method):
         super().__init__(backbone)
         self.targets = lowrank.select_targets(backbone, targets)
         self.norms, self.norm_statistics = lowrank.task_norms(backbone)
+        if lora_bias:
+            self._check_biases()
         self.rank, self.fold, self.init, self.alpha, self.lora_bias = rank, fold, init, alpha, lora_bias
         if reference == "auto":
             reference = "given" if backbone.pretrained else "first_task"
         self.first_adapted = 0 if reference == "given" else 1
         self.tensors = TaskTensors()  # "t.A.layer", "t.B.layer", "t.dense.layer", "t.norm.parameter"
-        self.statistics = TaskTensors(buffers=True)  # "t.norm.running mean ...", "t.threshold" (one per target)
+        self.statistics = TaskTensors(
+            buffers=True
+        )  # "t.norm.running mean ...", "t.threshold": of each low-rank target in order
 
     # ------------------------------------------------------------------------------------------------ learning
 
@@ -144,7 +149,7 @@ class Pearl(Method):
                 scale = self._scale(a.shape[0])
                 changed[name] = target.add(weight, lowrank.from_matrix(scale * (b @ a), target.shape, self.fold))
                 if self.lora_bias and len(target.shape) == 2:
-                    bias = name.removesuffix("weight") + "bias"
+                    bias = _bias_of(target)
                     inner, outer = self.tensors[f"{t}.a.{target.label}"], self.tensors[f"{t}.b.{target.label}"]
                     old = changed.get(bias, self.backbone.get_parameter(bias))
                     changed[bias] = target.add(old, scale * (b @ inner + outer))
@@ -170,6 +175,12 @@ class Pearl(Method):
             return partial(self.forward, task=t)
         merged = {name: weight.detach() for name, weight in self.weights(t).items()}
         return lambda x: self.heads[t](functional_call(self.backbone, merged, (x,)))
+
+    def _check_biases(self) -> None:
+        named = dict(self.backbone.named_parameters())
+        bare = [target for target in self.targets if len(target.shape) == 2 and _bias_of(target) not in named]
+        if bare:
+            raise ConfigError(f"method.lora_bias: {bare[0].label} has no bias to add to; leave lora_bias=false")
 
     def _matrix(self, target: Target, weights: dict[str, nn.Parameter]) -> Tensor:
         return lowrank.to_matrix(target.read(weights).detach(), self.fold)
@@ -197,3 +208,7 @@ class Pearl(Method):
                 for target, threshold in zip(low_rank, self.statistics[f"{task}.threshold"].tolist(), strict=True)
             ],
         }
+
+
+def _bias_of(target: Target) -> str:
+    return target.parameter.removesuffix("weight") + "bias"

@@ -65,18 +65,21 @@ def select_targets(backbone: nn.Module, spec: str | Sequence[str] = "auto") -> t
     attention, else `conv` and `depthwise`, as in the paper.
 
     Raises:
-        ConfigError: a word that matches no layer.
+        ConfigError: a word that matches no layer, or layers named as a whole and in part.
     """
     words = [spec] if isinstance(spec, str) else list(spec)
-    if words == ["auto"]:
-        words = ["key"] if has_attention(backbone) else ["conv", "depthwise"]
+    if not words:
+        raise ConfigError("method.targets: empty; name the layers to adapt, or leave it at auto")
     chosen: dict[str, Target] = {}
     for word in words:
-        found = list(_matching(backbone, word))
-        # "conv depthwise" on a network without depthwise filters is not a mistake, `auto` says so
-        if not found and not (word == "depthwise" and spec == "auto"):
+        automatic = ("key",) if has_attention(backbone) else ("conv", "depthwise")
+        found = [target for part in (automatic if word == "auto" else (word,)) for target in _matching(backbone, part)]
+        if not found:
             raise ConfigError(f"method.targets={word!r} matches no layer; {_hint(backbone, word)}")
         chosen.update({target.label: target for target in found})
+    twice = [target.label for target in chosen.values() if target.part and target.parameter in chosen]
+    if twice:
+        raise ConfigError(f"method.targets: {twice[0]} is named as a whole and in part; keep one of the two words")
     order = {name: position for position, (name, _) in enumerate(backbone.named_parameters())}
     return tuple(sorted(chosen.values(), key=lambda target: (order[target.parameter], target.rows or (0, 0))))
 
@@ -127,20 +130,20 @@ def _compile(word: str) -> re.Pattern[str]:
 def _hint(backbone: nn.Module, word: str) -> str:
     kinds = [kind for kind in (*_PROJECTIONS, *_KINDS) if any(True for _ in _matching(backbone, kind))]
     layers = [f"{name}.weight" for name, m in backbone.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)]
-    return f"{nearest(word, kinds)} Or a regular expression for names such as {layers[0]} ... {layers[-1]}"
+    return f"{nearest(word, kinds)}, or give a regular expression for names such as {layers[0]} ... {layers[-1]}"
 
 
 def task_norms(backbone: nn.Module) -> tuple[list[str], list[str]]:
     """Names of the parameters and of the statistics of the norm layers that each task has for itself.
 
-    All norm layers of a convolutional network; none of a transformer (PEARL, section 3.1: "only in CNNs").
+    All of a convolutional network, none of a ViT (PEARL, section 3.1: "only in CNNs"). Of a network with both attention
+    and BatchNorm, those with statistics, which would otherwise move under earlier tasks.
     """
     parameters: list[str] = []
     statistics: list[str] = []
-    if has_attention(backbone):
-        return parameters, statistics
+    kinds = (_NormBase,) if has_attention(backbone) else (_NormBase, nn.GroupNorm, nn.LayerNorm)
     for name, module in backbone.named_modules():
-        if isinstance(module, _NormBase | nn.GroupNorm | nn.LayerNorm):
+        if isinstance(module, kinds):
             parameters += [f"{name}.{key}" for key, _ in module.named_parameters(recurse=False)]
             statistics += [f"{name}.{key}" for key, _ in module.named_buffers(recurse=False)]
     return parameters, statistics
@@ -161,16 +164,10 @@ def to_matrix(weight: Tensor, fold: Fold) -> Tensor:
     kh x 1 one. `view`: the same shape filled in memory order. `unfold`: (out, in*kh*kw), a k x k convolution to r
     channels followed by a 1 x 1 one. The paper's parameter counts fix the shape of the first two, not their order.
     """
-    if weight.ndim == 2:
-        return weight
-    if fold == "spatial":
+    shape = matrix_shape(weight.shape, fold)
+    if weight.ndim == 4 and fold == "spatial":
         weight = weight.permute(0, 2, 1, 3)
-    return weight.reshape(matrix_shape(_unpermuted(weight, fold), fold))
-
-
-def _unpermuted(weight: Tensor, fold: Fold) -> Sequence[int]:
-    out, second, third, kw = weight.shape
-    return (out, third, second, kw) if fold == "spatial" else (out, second, third, kw)
+    return weight.reshape(shape)
 
 
 def from_matrix(matrix: Tensor, shape: Sequence[int], fold: Fold) -> Tensor:

@@ -13,7 +13,7 @@ ROUNDING = 1e-12  # share of a matrix's energy that float64 cannot tell from non
 
 @dataclass(frozen=True)
 class Choice:
-    """What a rule decided for one layer: `1 <= rank <= full`, and the threshold it compared with."""
+    """What a rule decided for one layer: `1 <= rank <= full`; the share of energy it kept, 1 if it looked at none."""
 
     rank: int
     full: int
@@ -29,7 +29,7 @@ class RankRule(Protocol):
         ...
 
     def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
-        """Both (m, n), any floating dtype. Raises TrainingError if a weight is not finite."""
+        """Both (m, n), any floating dtype. Raises TrainingError if a weight that it looks at is not finite."""
         ...
 
 
@@ -62,13 +62,18 @@ def explained_rank(energy: Tensor, share: float) -> int:
 
 def distance(reference: Tensor, tuned: Tensor) -> float:
     """T = sum((W^t - W^r)^2) / (sum(W^t^2) + sum(W^r^2)), clipped to [0, 1] (PEARL, eq. 3); 0 if both are zero."""
+    reference, tuned = _in_range(reference, tuned)
+    size = tuned.square().sum() + reference.square().sum()
+    return min(1.0, float((tuned - reference).square().sum() / size)) if size > 0 else 0.0
+
+
+def _in_range(reference: Tensor, tuned: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float64 and divided by their common largest entry, so that no difference or square leaves its range."""
     reference, tuned = reference.detach().double(), tuned.detach().double()
+    if not bool(reference.isfinite().all() & tuned.isfinite().all()):
+        raise TrainingError("weights are no longer finite after fine-tuning; lower the learning rate of the probe")
     largest = torch.maximum(reference.abs().max(), tuned.abs().max())
-    if largest == 0:
-        return 0.0
-    reference, tuned = reference / largest, tuned / largest
-    moved = (tuned - reference).square().sum()
-    return min(1.0, float(moved / (tuned.square().sum() + reference.square().sum())))
+    return (reference / largest, tuned / largest) if largest > 0 else (reference, tuned)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +84,7 @@ class PaperRule:
 
     def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
         """See `RankRule.choose`."""
-        _check_finite(reference, tuned)
+        reference, tuned = _in_range(reference, tuned)
         threshold = distance(reference, tuned)
         return Choice(explained_rank(energies(tuned - reference), threshold), min(reference.shape), threshold)
 
@@ -116,10 +121,5 @@ class EnergyRule:
 
     def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
         """See `RankRule.choose`."""
-        _check_finite(reference, tuned)
+        reference, tuned = _in_range(reference, tuned)
         return Choice(explained_rank(energies(tuned - reference), self.keep), min(reference.shape), self.keep)
-
-
-def _check_finite(*weights: Tensor) -> None:
-    if not all(bool(weight.isfinite().all()) for weight in weights):
-        raise TrainingError("weights are no longer finite after fine-tuning; lower the learning rate of the probe")

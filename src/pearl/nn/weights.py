@@ -1,5 +1,6 @@
 """Reference weights from a file or from another run, checked name by name and shape by shape."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise WeightsError(f"{path}: not a readable weight file ({reason}); give a .safetensors file") from None
+        raise WeightsError(f"{path}: not a readable weight file ({reason}); give an intact .safetensors file") from None
     except Exception as error:  # pickle's own errors have no common base but Exception
         raise WeightsError(
-            f"{path}: refused, it holds more than tensors ({type(error).__name__}); give a .safetensors file"
+            f"{path}: refused, not a file of plain tensors ({type(error).__name__}); give a .safetensors file"
         ) from None
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
@@ -55,13 +56,13 @@ def load_weights(net: Any, path: str) -> None:
         WeightsError: missing, surplus or misshapen tensors, each one named.
     """
     file = find(path, what="weights", error=WeightsError)
-    state = {key: value for key, value in read_weights(file).items() if not key.startswith(_HEADS)}
     own = net.state_dict()
+    state = {key: value for key, value in read_weights(file).items() if key in own or not key.startswith(_HEADS)}
     if "pos_embed" in state and "pos_embed" in own and state["pos_embed"].shape != own["pos_embed"].shape:
-        grid = net.patch_embed.grid_size
-        if state["pos_embed"].shape[-1] == own["pos_embed"].shape[-1]:
+        prefix = 0 if getattr(net, "no_embed_class", False) else net.num_prefix_tokens
+        with suppress(RuntimeError):  # of another width, or no square grid: named below as misshapen
             state["pos_embed"] = resample_abs_pos_embed(
-                state["pos_embed"], grid, num_prefix_tokens=net.num_prefix_tokens
+                state["pos_embed"], net.patch_embed.grid_size, num_prefix_tokens=prefix
             )
     for key in own:
         if key.endswith("num_batches_tracked"):  # old files lack these counters; nothing reads them
