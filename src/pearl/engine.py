@@ -24,6 +24,9 @@ class Observer:
     def step(self, done: int, total: int) -> None:
         """A training step of the current phase is done. Must not read tensors: that would wait for the device."""
 
+    def close(self) -> None:
+        """The run has ended, well or not."""
+
 
 class Engine:
     """Trains phases with the recipe's settings on one device."""
@@ -126,8 +129,8 @@ class Engine:
                 rate = learning_rate(settings, step / planned)
                 raise TrainingError(
                     f"loss became {value} in task {task.id + 1} ({task.name}), phase {phase.name}, epoch {epoch + 1}, "
-                    f"step {step + 1}, lr {rate:g}; lower train.phases.{phase.name}.lr or set "
-                    f"train.phases.{phase.name}.clip=1"
+                    f"step {step + 1}, lr {rate:g}; tasks before it are kept; lower "
+                    f"train.phases.{phase.name}.lr or set train.phases.{phase.name}.clip=1"
                 )
         self.observer.event(
             "epoch",

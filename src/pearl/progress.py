@@ -99,3 +99,7 @@ class Live(Lines):
     def step(self, done: int, total: int) -> None:
         """Move the bar."""
         self.bar.update(self.row, completed=done)
+
+    def close(self) -> None:
+        """Give the terminal its cursor back."""
+        self.bar.stop()

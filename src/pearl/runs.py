@@ -218,8 +218,10 @@ def execute(
             show.event("already_done", run=str(run.path))
             return run
     show.event("prepare", run=str(run.path), recipe=config.recipe, method=config.method["name"])
-    prepared = prepare(config, show)
-    return _Session(run, prepared, device, show).go(stop_after)
+    try:
+        return _Session(run, prepare(config, show), device, show).go(stop_after)
+    finally:
+        show.close()
 
 
 class _Session:
