@@ -52,13 +52,11 @@ def main() -> None:
 def row(method: str, run: Run) -> dict:
     """One run's line of the table, with what is needed to trace it."""
     summary, environment = run.summary, json.loads((run.path / "environment.json").read_text())
-    layers = [layer for manifest in run.manifests for layer in manifest.get("layers", [])]
-    weight = sum(layer["rows_and_columns"] for layer in layers)
     return {
         "method": method,
         "seed": run.config.seed,
         **{key: round(summary[key], 4) for key in COLUMNS},
-        "mean_rank": round(sum(x["rank"] * x["rows_and_columns"] for x in layers) / weight, 2) if weight else None,
+        "mean_rank": run.mean_rank,
         "training_seconds": round(sum(sum(m["seconds"].values()) for m in run.manifests)),
         "evaluation_seconds": round(sum(stage["evaluation_seconds"] for stage in run.results["stages"])),
         "run": run.path.name,

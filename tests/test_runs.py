@@ -153,6 +153,16 @@ def test_summary_is_derived_from_the_counts(finished_run):
     assert stage["isolation_parameters"] == 3 * backbone + 33 * 10
 
 
+def test_mean_rank_is_weighted_by_rows_and_columns(finished_run):
+    ranks, weights = [], []
+    for layer in (layer for manifest in finished_run.manifests for layer in manifest["layers"]):
+        method = build_method(finished_run.config)
+        out, into, kh, kw = method.backbone.get_parameter(layer["layer"]).shape
+        ranks.append(layer["rank"])
+        weights.append(out * kh + into * kw)
+    assert finished_run.mean_rank == pytest.approx(np.average(ranks, weights=weights))
+
+
 def test_three_lines_of_python(monkeypatch):
     run = pearl.run("digits", smoke=True, quiet=True, backbone={"width": 4}, seed=3)
     assert run.config.seed == 3

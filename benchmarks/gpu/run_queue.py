@@ -79,14 +79,12 @@ def main() -> None:
 
 def row(run: Run, overrides: list[str], seconds: float) -> dict:
     summary = run.summary
-    layers = [layer for manifest in run.manifests for layer in manifest.get("layers", [])]
-    weight = sum(layer["rows_and_columns"] for layer in layers)
     return {
         "recipe": run.config.recipe,
         "overrides": overrides,
         "figures": {key: round(summary[key], 3) for key in FIGURES},
         "paper": {key: figure.model_dump() for key, figure in run.config.expected.items()},
-        "mean_rank": sum(x["rank"] * x["rows_and_columns"] for x in layers) / weight if weight else None,
+        "mean_rank": run.mean_rank,
         "seconds": round(seconds, 1),
         "seconds_per_phase": [manifest["seconds"] for manifest in run.manifests],
         "layers": [manifest.get("layers", []) for manifest in run.manifests],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _REGISTRIES: dict[str, Registry] = {"methods": METHODS, "backbones": BACKBONES, "data": SOURCES, "ranks": RANK_RULES}
 
+_MEAN_RANK = "mean rank, weighted by (in + out)"
 HEADLINES = {
     "class_il.final": "class-IL after the last task",
     "class_il.average": "class-IL, average over stages",
@@ -80,20 +81,18 @@ def run_page(run: "Run") -> str:
             cells = "".join("       " if cell != cell else f"{cell:7.2f}" for cell in row)
             lines.append(f"  {results['tasks'][t]['name']:10.10}{cells}")
     lines.append("")
-    width = max(map(len, HEADLINES.values()))
     expected = {} if run.config.method["name"] != "pearl" or run.config.smoke else run.config.expected
-    for key, title in HEADLINES.items():
+    rows = HEADLINES | {key: key for key in expected if key not in HEADLINES}
+    width = max(map(len, [*rows.values(), _MEAN_RANK]))
+    for key, title in rows.items():
         line = f"{title:{width}} {summary[key]:8.2f}"
         if key in expected:
             figure = expected[key]
             spread = f" +- {figure.std:g}" if figure.std is not None else ""
             line += f"   paper: {figure.mean:g}{spread} ({figure.where})"
         lines.append(line)
-    layers = [layer for manifest in run.manifests for layer in manifest.get("layers", [])]
-    if layers:
-        weight = sum(layer["rows_and_columns"] for layer in layers)
-        mean = sum(layer["rank"] * layer["rows_and_columns"] for layer in layers) / weight
-        lines.append(f"{'mean rank, weighted by (in + out)':{width}} {mean:8.2f}")
+    if run.mean_rank is not None:
+        lines.append(f"{_MEAN_RANK:{width}} {run.mean_rank:8.2f}")
     if not run.done:
         lines.append(f"unfinished: {len(results['stages'])} tasks; the same `pearl run` goes on")
     return "\n".join(lines)
