@@ -27,11 +27,11 @@ def run(
     Raises:
         PearlError: anything a user can mend, in one line.
     """
-    from pearl.config import check_config, merge, raw_config
+    from pearl.config import change, check_config, raw_config
     from pearl.progress import display
     from pearl.runs import execute
 
-    return execute(check_config(merge(raw_config(recipe, smoke=smoke), overrides)), device=device, show=display(quiet))
+    return execute(check_config(change(raw_config(recipe, smoke=smoke), overrides)), device=device, show=display(quiet))
 
 
 def show(directory: str | Path) -> "Run":

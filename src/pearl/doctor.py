@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from pearl import __version__
 from pearl.engine import has_fast_bf16
 from pearl.paths import data_root, runs_root
 
@@ -22,7 +23,7 @@ _DATA = {
 
 def report() -> tuple[str, bool]:
     """The findings as text, and whether all is well."""
-    lines = [f"pearl {metadata.version('pearl')}"]
+    lines = [f"pearl {__version__}"]
     lines += [f"  {name} {metadata.version(name)}" for name in _PACKAGES]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"

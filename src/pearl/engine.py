@@ -67,6 +67,13 @@ class Engine:
                 raise TrainingError(
                     f"out of memory in phase {phase.name}; lower train.phases.{phase.name}.batch_size"
                 ) from None
+            except ValueError as error:  # PyTorch's BatchNorm has no other word for it
+                if "more than 1 value per channel" not in str(error):
+                    raise
+                raise TrainingError(
+                    f"BatchNorm cannot train on a single image in phase {phase.name}; use train.batch_size=2 or more, "
+                    f"and at least 2 images per task"
+                ) from None
             seconds[phase.name] = time.perf_counter() - started
         if not method.oracle:
             task.close()
@@ -109,6 +116,7 @@ class Engine:
                 if done == steps:
                     break
             self._end_epoch(torch.stack(losses), task, phase, settings, epoch, done, planned, started)
+        optimizer.zero_grad(set_to_none=True)  # what is frozen from now on keeps no gradient
 
     def _end_epoch(
         self,
@@ -144,9 +152,13 @@ class Engine:
 
 
 def _fabric(device: str, **options: Any) -> Fabric:
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {device!r} cannot be used here; use auto, cpu or cuda")
+    # not Fabric's own choice: it prefers Apple's GPUs, which have no float64 for the rank rule
+    accelerator = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:
-        return Fabric(accelerator=device, devices=1, **options)
-    except (RuntimeError, ValueError) as error:
+        return Fabric(accelerator=accelerator, devices=1, **options)
+    except RuntimeError as error:
         raise ConfigError(f"device {device!r} cannot be used here ({error}); use auto or cpu") from None
 
 

@@ -27,7 +27,7 @@ import torch
 import yaml
 from torch import nn
 
-from pearl import metrics
+from pearl import __version__, metrics
 from pearl.checkpoint import (
     FORMAT,
     changed,
@@ -75,7 +75,7 @@ class Run:
             )
         try:
             return cls(path, check_config(yaml.safe_load(file.read_text())))
-        except (yaml.YAMLError, ConfigError) as error:
+        except (OSError, ValueError, TypeError, yaml.YAMLError, ConfigError) as error:
             reason = " ".join(str(error).split())
             raise RunError(f"{file}: cannot be read ({reason}); restore it, or run into a new directory") from None
 
@@ -88,7 +88,8 @@ class Run:
     @property
     def done(self) -> bool:
         """Whether every task has been learnt and evaluated."""
-        return bool(self.results.get("complete"))
+        results = self.results
+        return bool(results.get("complete")) and len(finished(self.path)) == len(results["tasks"])
 
     @cached_property
     def counts(self) -> metrics.Counts:
@@ -164,7 +165,8 @@ def build_backbone(config: RunConfig, *, structure_only: bool = False) -> nn.Mod
         spec |= {key: False if key == "pretrained" else None for key in ("pretrained", "weights") if key in spec}
     torch.manual_seed(fold(config.seed, "backbone"))
     backbone = BACKBONES.build(spec, config.images.size)
-    backbone.pretrained = given
+    if given:
+        backbone.pretrained = True
     return backbone
 
 
@@ -226,6 +228,7 @@ def execute(
             return run
     show.event("prepare", run=str(run.path), recipe=config.recipe, method=config.method["name"])
     try:
+        build_method(config, structure_only=True)  # mistakes in it are cheaper to find before the images are decoded
         return _Session(run, prepare(config, show), device, show).go(stop_after)
     finally:
         show.close()
@@ -314,9 +317,9 @@ class _Session:
         started = time.perf_counter()
         seconds = self.engine.learn(method, task)
         added = changed(before, snapshot(method.state_dict()))
-        classes = read_json(path / "classes.json")
-        classes["tasks"] = [*classes["tasks"][:t], {"name": task.name, "classes": list(task.classes)}]
-        write_json(path / "classes.json", classes)
+        seen = self.prepared.stream.tasks[: t + 1]
+        names = [{"name": split.name, "classes": list(split.classes)} for split in seen]
+        write_json(path / "classes.json", {"format": FORMAT, "tasks": names})
         facts = {
             "task": t,
             "name": task.name,
@@ -335,8 +338,8 @@ class _Session:
             TestSet(torch.from_numpy(self.prepared.test[split.test]), torch.from_numpy(split.test_labels))
             for split in splits
         ]
-        stage = self.evaluator.stage(method, tests, [len(split.classes) for split in splits])
         classes = [len(split.classes) for split in splits]
+        stage = self.evaluator.stage(method, tests, classes)
         results = self.run.results
         results["tasks"] = [*results["tasks"][:t], {"name": splits[t].name, "classes": list(splits[t].classes)}]
         entry = {
@@ -383,7 +386,7 @@ def environment(engine: Engine) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "pearl": metadata.version("pearl"),
+        "pearl": __version__,
         "python": platform.python_version(),
         "packages": {name: metadata.version(name) for name in packages},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),

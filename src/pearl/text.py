@@ -107,6 +107,8 @@ def _run_state(path: Path) -> str:
         results = json.loads((path / "results.json").read_text())
     except (OSError, ValueError):
         return "no task finished yet"
+    if not results.get("stages"):
+        return "no task finished yet"
     stage = results["stages"][-1]
     accuracy = 100 * sum(stage["class_il"]) / sum(stage["total"])
     state = "done" if results.get("complete") else "unfinished"

@@ -28,6 +28,9 @@ def main() -> None:
         for line in str(error).splitlines():
             print(f"pearl: {line}", file=sys.stderr)
         sys.exit(2)
+    except PermissionError as error:
+        print(f"pearl: {error.filename}: no permission; mend it, or set PEARL_DATA or PEARL_RUNS", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("pearl: interrupted; finished tasks are kept, the same command goes on after them", file=sys.stderr)
         sys.exit(130)

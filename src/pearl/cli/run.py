@@ -16,7 +16,7 @@ def command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print settings, tasks, targets, parameters, memory; train nothing.")
     ] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Learn a stream of tasks, or go on where an earlier run of the same configuration ended.

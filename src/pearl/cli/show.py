@@ -13,7 +13,7 @@ def command(
     \b
     pearl show pearl
     pearl show cifar100-5t-resnet18
-    pearl show runs/digits-pearl-seed0-3bcd160d
+    pearl show runs/NAME
     """
     from pearl.text import page
 

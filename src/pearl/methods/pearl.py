@@ -61,7 +61,8 @@ class Pearl(Method):
         if reference == "auto":
             reference = "given" if backbone.pretrained else "first_task"
         self.first_adapted = 0 if reference == "given" else 1
-        self.tensors = TaskTensors()  # "t.A.layer", "t.B.layer", "t.dense.layer", "t.norm.parameter"
+        # "t.A.layer", "t.B.layer" and their biases "t.a.layer", "t.b.layer", "t.dense.layer", "t.norm.parameter"
+        self.tensors = TaskTensors()
         self.statistics = TaskTensors(
             buffers=True
         )  # "t.norm.running mean ...", "t.threshold": of each low-rank target in order

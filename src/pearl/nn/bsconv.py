@@ -5,7 +5,10 @@ separable stem 3 -> 64, stages of 128, 256 and 512 channels, and grouped 3x3 sho
 1,254,400 parameters, which reproduces every parameter count the paper prints for BSC to 0.05 M. Other layouts may too.
 """
 
+from typing import Annotated
+
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from pearl.nn.weights import load_weights
@@ -63,7 +66,7 @@ def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     return nn.Sequential(SeparableBlock(inputs, outputs, stride), SeparableBlock(outputs, outputs, 1))
 
 
-def bsc(image_size: int, *, width: int = 64, weights: str | None = None) -> SeparableResNet:
+def bsc(image_size: int, *, width: Annotated[int, Field(ge=1)] = 64, weights: str | None = None) -> SeparableResNet:
     """The blueprint-separable ResNet without a head; 1,254,400 parameters at width 64.
 
     `weights` is a weight file with this network's names, or a run directory whose reference is to be used again.

@@ -1,8 +1,9 @@
 """ResNet-18 (He et al., CVPR 2016), with the stem used on small images or the one of ImageNet."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from pearl.nn.weights import load_weights
@@ -59,7 +60,11 @@ def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 def resnet18(
-    image_size: int, *, width: int = 64, stem: Literal["cifar", "imagenet"] = "cifar", weights: str | None = None
+    image_size: int,
+    *,
+    width: Annotated[int, Field(ge=1)] = 64,
+    stem: Literal["cifar", "imagenet"] = "cifar",
+    weights: str | None = None,
 ) -> ResNet:
     """ResNet-18 without a head; 11,168,832 parameters at width 64 with the CIFAR stem.
 

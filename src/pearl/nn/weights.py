@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
-from pearl.checkpoint import load_state
+from pearl.checkpoint import finished, load_state
 from pearl.errors import WeightsError
 from pearl.paths import find
 
@@ -26,8 +26,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         WeightsError: the file is not a readable weight file.
     """
     if path.is_dir():
-        learnt = load_state(path).items()
-        return {key.removeprefix("backbone."): value for key, value in learnt if key.startswith("backbone.")}
+        if not finished(path):
+            raise WeightsError(f"{path}: no task is finished, its network is untrained; run it further first")
+        learnt = load_state(path)
+        if any(key.startswith(("networks.", "network.")) for key in learnt):
+            raise WeightsError(f"{path}: its method has no reference network; give a run of pearl or finetune")
+        return {key.removeprefix("backbone."): value for key, value in learnt.items() if key.startswith("backbone.")}
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -60,7 +64,7 @@ def load_weights(net: Any, path: str) -> None:
     state = {key: value for key, value in read_weights(file).items() if key in own or not key.startswith(_HEADS)}
     if "pos_embed" in state and "pos_embed" in own and state["pos_embed"].shape != own["pos_embed"].shape:
         prefix = 0 if getattr(net, "no_embed_class", False) else net.num_prefix_tokens
-        with suppress(RuntimeError):  # of another width, or no square grid: named below as misshapen
+        with suppress(RuntimeError, AttributeError):  # of another width, or no square grid: named below as misshapen
             state["pos_embed"] = resample_abs_pos_embed(
                 state["pos_embed"], net.patch_embed.grid_size, num_prefix_tokens=prefix
             )
