@@ -299,10 +299,21 @@ def test_training_checkpoints_hold_their_weights_one_level_down(
 def test_a_run_directory_gives_its_reference(tmp_path: Path) -> None:
     method = taught(Pearl(build("resnet", seed=3)))
     write_part(tmp_path / "run" / "reference", snapshot(method.state_dict()), {})
+    with pytest.raises(WeightsError, match="no task is finished"):
+        load_weights(build("resnet"), str(tmp_path / "run"))
+    write_part(tmp_path / "run" / "tasks" / "000-task1", {}, {})
     load_weights(net := build("resnet"), str(tmp_path / "run"))
     same(net.eval()(images()), method.backbone.eval()(images()))
     with pytest.raises(PearlError, match="not a run directory"):
         load_weights(net, str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [Isolation, Joint])
+def test_a_run_without_a_reference_network_is_refused(kind: type[Method], tmp_path: Path) -> None:
+    write_part(tmp_path / "reference", snapshot(taught(kind(build("resnet"))).state_dict()), {})
+    write_part(tmp_path / "tasks" / "000-task1", {}, {})
+    with pytest.raises(WeightsError, match="its method has no reference network"):
+        load_weights(build("resnet"), str(tmp_path))
 
 
 def test_files_are_looked_for_in_two_places(

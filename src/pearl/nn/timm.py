@@ -44,8 +44,12 @@ def _create(model: str, image_size: int, pretrained: bool) -> Any:
         except TypeError:  # a CNN: takes any image size, and no such argument
             return timm.create_model(model, pretrained=pretrained, num_classes=0)
     except (OSError, RuntimeError) as error:
-        if not pretrained or "Invalid pretrained tag" in str(error):
-            raise ConfigError(f"timm network {model!r} cannot be made: {str(error).splitlines()[0]}") from None
+        if "Invalid pretrained tag" in str(error):
+            raise ConfigError(
+                f"timm network {model!r}: {str(error).splitlines()[0]}; leave out what is after the dot"
+            ) from None
+        if not pretrained:
+            raise
         raise WeightsError(
             f"pretrained weights of {model} cannot be downloaded ({type(error).__name__}); without internet, give a "
             f"local file: backbone.pretrained=false backbone.weights=FILE.safetensors"

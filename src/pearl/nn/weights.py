@@ -26,9 +26,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         WeightsError: the file is not a readable weight file.
     """
     if path.is_dir():
+        learnt = load_state(path)
         if not finished(path):
             raise WeightsError(f"{path}: no task is finished, its network is untrained; run it further first")
-        learnt = load_state(path)
         if any(key.startswith(("networks.", "network.")) for key in learnt):
             raise WeightsError(f"{path}: its method has no reference network; give a run of pearl or finetune")
         return {key.removeprefix("backbone."): value for key, value in learnt.items() if key.startswith("backbone.")}
