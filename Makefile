@@ -22,12 +22,14 @@ clean:  ## remove the environment and caches; runs and data stay
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "pearl needs Python 3.11 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/installed: $(BIN)/python pyproject.toml
+	@echo "installing pearl and what it needs (PyTorch is several gigabytes; this takes minutes)"
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
 $(VENV)/installed-%: $(BIN)/python pyproject.toml
+	@echo "installing pearl and what $* needs"
 	$(BIN)/pip install --quiet --editable ".[$*]"
 	touch $@ $(VENV)/installed

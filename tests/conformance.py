@@ -35,10 +35,10 @@ def config(**changes: object) -> RunConfig:
     return check_config(raw | changes)
 
 
-def make_task(index: int, per_class: int = 12, classes: int = CLASSES, *, seen: int | None = None) -> Task:
-    """Random images; `seen` tasks' worth of them for an oracle."""
+def make_task(index: int, per_class: int = 12, classes: int = CLASSES, *, all_so_far: bool = False) -> Task:
+    """Random images; for an oracle those of all tasks so far."""
     settings = config()
-    parts = range(index + 1) if seen else [index]
+    parts = range(index + 1) if all_so_far else [index]
     images, labels = [], []
     for t in parts:
         rng = np.random.default_rng(t)
@@ -62,7 +62,7 @@ def learn(method: Method, tasks: range, engine: Engine | None = None) -> list[Ta
     engine = engine or Engine(config(), device="cpu")
     done = []
     for t in tasks:
-        task = make_task(t, seen=t if method.oracle else None)
+        task = make_task(t, all_so_far=method.oracle)
         engine.learn(method, task)
         done.append(task)
     return done

@@ -65,9 +65,9 @@ def main() -> None:
                 overrides = [f"seed={seed}", f"method.fold={fold}"]
                 try:
                     config = load_config(recipe, overrides, smoke=options.smoke)
-                    started = time.monotonic()
-                    run = execute(config, show=Watch(deadline))
-                    rows.append(row(run, overrides, time.monotonic() - started))
+                    if torch.cuda.is_available():
+                        torch.cuda.reset_peak_memory_stats()
+                    rows.append(row(execute(config, show=Watch(deadline)), overrides))
                 except OutOfTimeError:
                     rows.append({"recipe": recipe, "overrides": overrides, "unfinished": "out of time"})
                 except PearlError as error:
@@ -77,7 +77,7 @@ def main() -> None:
                     return
 
 
-def row(run: Run, overrides: list[str], seconds: float) -> dict:
+def row(run: Run, overrides: list[str]) -> dict:
     summary = run.summary
     return {
         "recipe": run.config.recipe,
@@ -85,7 +85,7 @@ def row(run: Run, overrides: list[str], seconds: float) -> dict:
         "figures": {key: round(summary[key], 3) for key in FIGURES},
         "paper": {key: figure.model_dump() for key, figure in run.config.expected.items()},
         "mean_rank": run.mean_rank,
-        "seconds": round(seconds, 1),
+        "training_seconds": round(sum(sum(manifest["seconds"].values()) for manifest in run.manifests), 1),
         "seconds_per_phase": [manifest["seconds"] for manifest in run.manifests],
         "layers": [manifest.get("layers", []) for manifest in run.manifests],
         "environment": json.loads((run.path / "environment.json").read_text()),
