@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pearl.errors import PearlError
+from pearl.version import __version__
 
 if TYPE_CHECKING:
     from pearl.runs import Run
 
-__version__ = "0.1.0"
-__all__ = ["PearlError", "run", "show"]
+__all__ = ["PearlError", "__version__", "run", "show"]
 
 
 def run(

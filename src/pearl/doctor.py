@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from pearl import __version__
 from pearl.engine import has_fast_bf16
 from pearl.paths import data_root, runs_root
+from pearl.version import __version__
 
 _PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "safetensors", "pydantic", "scikit-learn")
 _DATA = {

@@ -27,7 +27,7 @@ import torch
 import yaml
 from torch import nn
 
-from pearl import __version__, metrics
+from pearl import metrics
 from pearl.checkpoint import (
     FORMAT,
     changed,
@@ -52,6 +52,7 @@ from pearl.evaluate import Evaluator, TestSet
 from pearl.methods.base import Method
 from pearl.paths import runs_root
 from pearl.registry import BACKBONES, METHODS, SOURCES
+from pearl.version import __version__
 
 
 @dataclass
