@@ -2,7 +2,6 @@
 
 import inspect
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,15 +125,11 @@ def _first_line(registry: Registry, name: str) -> str:
 def _part_page(registry: Registry, name: str) -> str:
     part = registry.load(name)
     fields = registry.options(name).model_fields
-    lines = [f"{registry.kind} {name}", "", inspect.getdoc(_documented(part)) or ""]
+    lines = [f"{registry.kind} {name}", "", inspect.getdoc(getattr(part, "func", part)) or ""]
     if fields:
         lines += ["", "options:"]
         lines += [f"  {key} = {_default(field)}" for key, field in fields.items()]
     return "\n".join(lines)
-
-
-def _documented(part: Callable[..., Any]) -> Any:
-    return getattr(part, "func", part)
 
 
 def _default(field: Any) -> str:

@@ -62,7 +62,10 @@ def explained_rank(energy: Tensor, share: float) -> int:
 
 def distance(reference: Tensor, tuned: Tensor) -> float:
     """T = sum((W^t - W^r)^2) / (sum(W^t^2) + sum(W^r^2)), clipped to [0, 1] (PEARL, eq. 3); 0 if both are zero."""
-    reference, tuned = _in_range(reference, tuned)
+    return _distance(*_in_range(reference, tuned))
+
+
+def _distance(reference: Tensor, tuned: Tensor) -> float:
     size = tuned.square().sum() + reference.square().sum()
     return min(1.0, float((tuned - reference).square().sum() / size)) if size > 0 else 0.0
 
@@ -85,7 +88,7 @@ class PaperRule:
     def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
         """See `RankRule.choose`."""
         reference, tuned = _in_range(reference, tuned)
-        threshold = distance(reference, tuned)
+        threshold = _distance(reference, tuned)
         return Choice(explained_rank(energies(tuned - reference), threshold), min(reference.shape), threshold)
 
 
