@@ -1,6 +1,6 @@
 """What a method is: a generator that yields stretches of training, and a forward pass over all classes seen."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,14 @@ from pearl.nn.growing import TaskHeads
 class Phase:
     """One stretch of training. The engine owns the loop; the method owns what is learnt.
 
-    `name` finds the settings in the recipe (`train.phases.NAME`). `loss` maps a batch to a scalar.
+    `name` finds the settings in the recipe (`train.phases.NAME`). `loss` maps a batch to a scalar. `extra` is a network
+    that is trained beside the method, such as PEARL's probe: what a later phase reads of it must survive a restart.
     """
 
     name: str
     params: Iterable[nn.Parameter]
     loss: Callable[[Batch], Tensor]
+    extra: nn.Module | None = None
     after_backward: Callable[[], None] | None = None  # masks, gradient projections
     after_step: Callable[[Batch], None] | None = None  # memories, moving averages
 
@@ -67,8 +69,8 @@ class Method(nn.Module):
         logits = self.heads(self.backbone(x))
         return logits if task is None else logits[:, self.heads.columns(task)]
 
-    def experts(self) -> Sequence[Expert]:
-        """Sub-networks to evaluate one after the other; by default the whole method, once."""
+    def experts(self) -> Iterable[Expert]:
+        """Sub-networks to evaluate one after the other, each made when it is its turn; by default the whole, once."""
         return [Expert("all", self.forward)]
 
     def size(self) -> int:

@@ -5,11 +5,12 @@ the rank of its low-rank update, train that update with the norm layers and a he
 """
 
 import copy
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
+from functools import cache, partial
 from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -48,7 +49,7 @@ class Pearl(Method):
         rank: Annotated[RankRule, RANK_RULES] = PaperRule(),  # noqa: B008 - an immutable value
         fold: Fold = "spatial",
         init: Init = "kaiming",
-        alpha: float | Literal["2r"] = "2r",
+        alpha: Annotated[float, Field(gt=0)] | Literal["2r"] = "2r",
         lora_bias: bool = False,
         reference: Literal["auto", "given", "first_task"] = "auto",
     ) -> None:
@@ -80,10 +81,11 @@ class Pearl(Method):
             self.requires_grad_(False)
             return
 
-        probe = copy.deepcopy(self.backbone).requires_grad_(True).train()
+        probe = self.backbone
         if self.rank.needs_probe or self.init != "kaiming":
+            probe = copy.deepcopy(self.backbone).requires_grad_(True)
             params = [*probe.parameters(), *head.parameters()]
-            yield Phase("probe", params, own_loss(probe, head, task))
+            yield Phase("probe", params, own_loss(probe, head, task), extra=probe)
 
         new = self.start_updates(task.id, probe, self.choose_ranks(probe))
         del probe  # a whole network, not needed any more
@@ -167,15 +169,17 @@ class Pearl(Method):
         tasks = range(len(self.heads)) if task is None else [task]
         return torch.cat([self.heads[t](self.features(x, t)) for t in tasks], dim=1)
 
-    def experts(self) -> Sequence[Expert]:
-        """One per task, its weights merged once."""
-        return [Expert(f"task {t}", self._expert(t), frozen=True) for t in range(len(self.heads))]
+    def experts(self) -> Iterator[Expert]:
+        """One per task; its weights are merged once, when it is first asked."""
+        for t in range(len(self.heads)):
+            merged = cache(partial(self._merged, t))
+            yield Expert(f"task {t}", lambda x, t=t, merged=merged: self._expert(x, t, merged()), frozen=True)
 
-    def _expert(self, t: int) -> Any:
-        if t < self.first_adapted:
-            return partial(self.forward, task=t)
-        merged = {name: weight.detach() for name, weight in self.weights(t).items()}
-        return lambda x: self.heads[t](functional_call(self.backbone, merged, (x,)))
+    def _merged(self, t: int) -> dict[str, Tensor]:
+        return {name: weight.detach() for name, weight in self.weights(t).items()} if t >= self.first_adapted else {}
+
+    def _expert(self, x: Tensor, t: int, weights: dict[str, Tensor]) -> Tensor:
+        return self.heads[t](functional_call(self.backbone, weights, (x,)))
 
     def _check_biases(self) -> None:
         named = dict(self.backbone.named_parameters())

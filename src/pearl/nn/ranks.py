@@ -1,9 +1,10 @@
 """Rank rules: how many ranks a layer's low-rank update gets, from its weights before and after fine-tuning."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from pearl.errors import TrainingError
@@ -96,13 +97,9 @@ class PaperRule:
 class FixedRule:
     """The same rank r everywhere, or full rank where a layer has less. Looks at no weights."""
 
-    r: int = 8
+    r: Annotated[int, Field(ge=1)] = 8
 
     needs_probe = False
-
-    def __post_init__(self) -> None:
-        if self.r < 1:
-            raise ValueError(f"rank.r={self.r}: a rank is at least 1")
 
     def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
         """See `RankRule.choose`."""
@@ -114,13 +111,9 @@ class FixedRule:
 class EnergyRule:
     """The same share of the task vector's energy everywhere, whatever its distance."""
 
-    keep: float = 0.5
+    keep: Annotated[float, Field(ge=0, le=1)] = 0.5
 
     needs_probe = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.keep <= 1:
-            raise ValueError(f"rank.keep={self.keep}: a share lies between 0 and 1")
 
     def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
         """See `RankRule.choose`."""
