@@ -5,7 +5,7 @@ the rank of its low-rank update, train that update with the norm layers and a he
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Annotated, Any, Literal
 
@@ -172,14 +172,13 @@ class Pearl(Method):
     def experts(self) -> Iterator[Expert]:
         """One per task; its weights are merged once, when it is first asked."""
         for t in range(len(self.heads)):
-            merged = cache(partial(self._merged, t))
-            yield Expert(f"task {t}", lambda x, t=t, merged=merged: self._expert(x, t, merged()), frozen=True)
+            yield Expert(f"task {t}", partial(self._expert, t, cache(partial(self._merged, t))), frozen=True)
 
     def _merged(self, t: int) -> dict[str, Tensor]:
         return {name: weight.detach() for name, weight in self.weights(t).items()} if t >= self.first_adapted else {}
 
-    def _expert(self, x: Tensor, t: int, weights: dict[str, Tensor]) -> Tensor:
-        return self.heads[t](functional_call(self.backbone, weights, (x,)))
+    def _expert(self, t: int, merged: Callable[[], dict[str, Tensor]], x: Tensor) -> Tensor:
+        return self.heads[t](functional_call(self.backbone, merged(), (x,)))
 
     def _check_biases(self) -> None:
         named = dict(self.backbone.named_parameters())
