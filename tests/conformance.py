@@ -4,8 +4,10 @@ from conformance import check_method
 check_method(lambda: MyMethod(my_backbone()), tmp_path)
 """
 
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,7 +18,9 @@ from pearl.config import RunConfig, check_config
 from pearl.data.augment import View
 from pearl.data.batches import Task
 from pearl.engine import Engine
+from pearl.errors import Interrupted
 from pearl.methods.base import Method, Phase
+from pearl.replay import Replay
 
 CLASSES, SIZE = 2, 8
 
@@ -87,7 +91,7 @@ def reload(method: Method, make: Callable[[], Method]) -> Method:
 class Watch(Engine):
     """An engine that checks, phase by phase, that nothing but the phase's parameters changes."""
 
-    def train(self, method: Method, task: Task, phase: Phase, position: int) -> None:
+    def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
         phase = replace(phase, params=list(phase.params))
         if not phase.params:
             raise AssertionError(f"phase {phase.name} has nothing to train")
@@ -95,7 +99,7 @@ class Watch(Engine):
             raise AssertionError(f"phase {phase.name!r} is not declared in {type(method).__name__}.phases")
         own = {id(p) for p in phase.params}
         before = {n: p.detach().clone() for n, p in method.named_parameters() if id(p) not in own}
-        super().train(method, task, phase, position)
+        super().train(method, task, phase, position, replay)
         for name, parameter in method.named_parameters():
             if name in before and not torch.equal(before[name], parameter):
                 raise AssertionError(f"{name} changed in phase {phase.name}, which does not train it")
@@ -170,6 +174,38 @@ def shows_resume_after_a_task_bit_exact(make: Callable[[], Method]) -> None:
     assert torch.equal(logits(resumed), logits(whole))
     for name, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
+
+
+class Cut(Replay):
+    """Stops a task after so many steps, as Ctrl-C would."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        super().__init__(folder)
+        self.left = steps
+
+    def due(self) -> bool:
+        self.left -= 1
+        self.stop.requested = self.left <= 0
+        return super().due()
+
+
+def shows_resume_inside_a_task_bit_exact(make: Callable[[], Method]) -> None:
+    whole = make()
+    learn(whole, range(2))
+    before = make()
+    learn(before, range(1))
+    engine = Engine(config(), device="cpu")
+    for steps in (2, 5):
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in range(100):  # cut, and cut again where it goes on
+                cut = reload(before, make)
+                try:
+                    engine.learn(cut, make_task(1, all_so_far=cut.oracle), Cut(Path(folder), steps))
+                    break
+                except Interrupted:
+                    continue
+        for name, value in whole.state_dict().items():
+            assert torch.equal(cut.state_dict()[name], value), f"{name}, cut every {steps} steps"
 
 
 def shows_later_extension(make: Callable[[], Method]) -> None:

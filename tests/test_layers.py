@@ -17,7 +17,7 @@ LAYERS = {
     0: ("errors", "paths", "version", "registry", "config", "metrics"),
     1: ("checkpoint", "data", "data.*", "nn", "nn.*"),
     2: ("methods", "methods.*"),
-    3: ("engine", "evaluate"),
+    3: ("engine", "evaluate", "replay"),
     4: ("runs", "progress"),
     5: ("plan", "doctor", "text"),
     6: ("__init__", "__main__", "cli", "cli.*"),

@@ -118,21 +118,30 @@ class Expected(_Section):
     where: str
 
 
-class RunConfig(_Section):
-    """Everything that decides a run's result."""
+class ModelConfig(_Section):
+    """What a model is made of and how it learns: all that decides a result but the data."""
 
-    recipe: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$")]  # part of the run directory's name
-    about: str = ""
     seed: Seed = 0
-    data: dict[str, Any]
-    stream: StreamConfig
     images: ImagesConfig
     backbone: dict[str, Any]
     method: dict[str, Any]
     train: TrainConfig = TrainConfig()
     engine: EngineConfig = EngineConfig()
-    expected: dict[str, Expected] = {}
     smoke: bool = False
+
+    def to_yaml(self) -> str:
+        """The resolved configuration; reading it back gives an equal one."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=120)
+
+
+class RunConfig(ModelConfig):
+    """Everything that decides a run's result."""
+
+    recipe: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$")]  # part of the run directory's name
+    about: str = ""
+    data: dict[str, Any]
+    stream: StreamConfig
+    expected: dict[str, Expected] = {}
 
     @property
     def id(self) -> str:
@@ -141,10 +150,6 @@ class RunConfig(_Section):
         digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:8]
         smoke = "-smoke" if self.smoke else ""
         return f"{self.recipe}-{self.method['name']}-seed{self.seed}{smoke}-{digest}"
-
-    def to_yaml(self) -> str:
-        """The resolved configuration; reading it back gives an equal one."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=120)
 
 
 _PARTS = {"data": SOURCES, "backbone": BACKBONES, "method": METHODS}

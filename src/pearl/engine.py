@@ -2,17 +2,19 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from pearl.config import PhaseConfig, RunConfig
+from pearl.config import ModelConfig, PhaseConfig
 from pearl.data.batches import Batch, Task, batch_bounds, fold
 from pearl.errors import ConfigError, TrainingError
 from pearl.methods.base import Method, Phase
+from pearl.replay import Progress, Replay, Scene
 
 
 class Observer:
@@ -33,7 +35,7 @@ class Engine:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: ModelConfig,
         *,
         device: str = "auto",
         precision: Literal["auto", "fp32", "bf16"] | None = None,
@@ -51,29 +53,21 @@ class Engine:
         """Move a method to the device, in the layout of the recipe."""
         return method.to(device=self.fabric.device).to(memory_format=self.memory_format)
 
-    def learn(self, method: Method, task: Task) -> dict[str, float]:
-        """Let a method learn one task; seconds per phase.
+    def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
+        """Let a method learn one task; seconds per phase. With `replay`, from where an earlier attempt ended.
 
         Raises:
-            TrainingError: the loss is not finite.
+            TrainingError: the loss is not finite, or memory is short.
+            Interrupted: the user asked to stop.
         """
+        replay = replay or Replay()
+        replay.begin(method, task.id)
         torch.manual_seed(fold(self.config.seed, task.id))
         seconds: dict[str, float] = {}
         for position, phase in enumerate(method.learn(task)):
             started = time.perf_counter()
-            try:
-                self.train(method, task, phase, position)
-            except torch.OutOfMemoryError:
-                raise TrainingError(
-                    f"out of memory in phase {phase.name}; lower train.phases.{phase.name}.batch_size"
-                ) from None
-            except ValueError as error:  # PyTorch's BatchNorm has no other word for it
-                if "more than 1 value per channel" not in str(error):
-                    raise
-                raise TrainingError(
-                    f"BatchNorm cannot train on a single image in phase {phase.name}; use train.batch_size=2 or more, "
-                    f"and at least 2 images per task"
-                ) from None
+            with mistakes_named(phase.name):
+                self.train(method, task, phase, position, replay)
             seconds[phase.name] = time.perf_counter() - started
             # what a method draws between two phases does not depend on how many draws the first one took
             torch.manual_seed(fold(self.config.seed, task.id, position, "after"))
@@ -82,77 +76,102 @@ class Engine:
         method.eval()
         return seconds
 
-    def train(self, method: Method, task: Task, phase: Phase, position: int) -> None:
+    def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
         """Train one phase. Randomness depends on seed, task, position of the phase, and epoch alone."""
         settings = self.config.train.phase(phase.name)
-        step_module = _Step(phase)
-        optimizer = make_optimizer(settings, step_module.parameters(), self.fabric.device)
-        module, optimizer = self.fabric.setup(step_module, optimizer)
+        phase.params = list(phase.params)
+        optimizer = make_optimizer(settings, phase.params, self.fabric.device)
+        module, fabric_optimizer = self.fabric.setup(_Step(phase), optimizer)
         method.train()
         if phase.extra is not None:
             phase.extra.train()
         per_epoch = len(batch_bounds(len(task), settings.batch_size))
         planned = settings.epochs * per_epoch
         steps = min(planned, self.config.engine.max_steps or planned)
-        trained = sum(p.numel() for p in step_module.parameters())
-        self.observer.event("phase", task=task.id, phase=phase.name, steps=steps, images=len(task), trained=trained)
-        done = 0
-        for epoch in range(math.ceil(steps / per_epoch)):
-            started, losses = time.perf_counter(), []
-            seed = fold(self.config.seed, task.id, position, epoch)
-            torch.manual_seed(seed)  # for dropout and whatever else a loss draws
-            for batch in task.batches(settings.batch_size, seed):
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(settings, done / planned)
-                optimizer.zero_grad(set_to_none=True)
-                loss = module(batch)
-                self.fabric.backward(loss)
-                if phase.after_backward:
-                    phase.after_backward()
-                if settings.clip is not None:
-                    self.fabric.clip_gradients(module, optimizer, max_norm=settings.clip, error_if_nonfinite=False)
-                optimizer.step()
-                if phase.after_step:
-                    phase.after_step(batch)
-                losses.append(loss.detach())
-                done += 1
-                self.observer.step(done, steps)
-                if done == steps:
-                    break
-            self._end_epoch(torch.stack(losses), task, phase, settings, epoch, done, planned, started)
-        optimizer.zero_grad(set_to_none=True)  # what is frozen from now on keeps no gradient
+        trained = sum(p.numel() for p in phase.params)
 
-    def _end_epoch(
-        self,
-        losses: Tensor,
-        task: Task,
-        phase: Phase,
-        settings: PhaseConfig,
-        epoch: int,
-        done: int,
-        planned: int,
-        started: float,
-    ) -> None:
-        """Read the epoch's losses, the one time the host waits for the device; stop if they are not finite."""
-        values = losses.float().tolist()
-        for index, value in enumerate(values):
-            if not math.isfinite(value):
-                step = done - len(values) + index
-                rate = learning_rate(settings, step / planned)
-                raise TrainingError(
-                    f"loss became {value} in task {task.id + 1} ({task.name}), phase {phase.name}, epoch {epoch + 1}, "
-                    f"step {step + 1}, lr {rate:g}; tasks before it are kept; lower "
-                    f"train.phases.{phase.name}.lr or set train.phases.{phase.name}.clip=1"
-                )
-        self.observer.event(
-            "epoch",
-            task=task.id,
-            phase=phase.name,
-            epoch=epoch + 1,
-            loss=sum(values) / len(values),
-            lr=learning_rate(settings, (done - 1) / planned),
-            seconds=round(time.perf_counter() - started, 3),
-        )
+        at, scene = (task.id, position), Scene(method, phase, phase.params, optimizer)
+        progress = replay.restore(at, scene)
+        begun = {"images": len(task), "trained": trained, "done": progress.done}
+        self.observer.event("phase", task=task.id, phase=phase.name, steps=steps, **begun)
+        with replay.training():
+            while progress.done < steps:
+                started = time.perf_counter()
+                epoch, skip = divmod(progress.done, per_epoch)
+                seed = fold(self.config.seed, task.id, position, epoch)
+                if not skip:
+                    torch.manual_seed(seed)  # for dropout and whatever else a loss draws
+                for batch in task.batches(settings.batch_size, seed, skip=skip):
+                    for group in optimizer.param_groups:
+                        group["lr"] = learning_rate(settings, progress.done / planned)
+                    optimizer.zero_grad(set_to_none=True)
+                    loss = module(batch)
+                    self.fabric.backward(loss)
+                    if phase.after_backward:
+                        phase.after_backward()
+                    if settings.clip is not None:
+                        self.fabric.clip_gradients(
+                            module, fabric_optimizer, max_norm=settings.clip, error_if_nonfinite=False
+                        )
+                    fabric_optimizer.step()
+                    if phase.after_step:
+                        phase.after_step(batch)
+                    progress.losses.append(loss.detach())
+                    progress.done += 1
+                    self.observer.step(progress.done, steps)
+                    if progress.done == steps:
+                        break
+                    if replay.due():
+                        replay.store(at, scene, progress, finished=False)
+                facts = {"lr": learning_rate(settings, (progress.done - 1) / planned)}
+                facts["loss"] = mean_loss(progress, task, phase, epoch, facts["lr"])
+                seconds = round(time.perf_counter() - started, 3)
+                self.observer.event("epoch", task=task.id, phase=phase.name, epoch=epoch + 1, **facts, seconds=seconds)
+                progress.losses = []
+            optimizer.zero_grad(set_to_none=True)  # what is frozen from now on keeps no gradient
+            if not begun["done"] == steps:
+                replay.store(at, scene, progress, finished=True)
+
+
+def mean_loss(progress: Progress, task: Task, phase: Phase, epoch: int, lr: float) -> float:
+    """The mean of an epoch's losses, for which the host waits for the device, once an epoch.
+
+    Raises:
+        TrainingError: one of them is not finite.
+    """
+    values = torch.stack(progress.losses).float().tolist()
+    for index, value in enumerate(values):
+        if not math.isfinite(value):
+            step = progress.done - len(values) + index
+            raise TrainingError(
+                f"loss became {value} in task {task.id + 1} ({task.name}), phase {phase.name}, epoch {epoch + 1}, "
+                f"step {step + 1}, lr {lr:g}; tasks before it are kept; lower "
+                f"train.phases.{phase.name}.lr or set train.phases.{phase.name}.clip=1"
+            )
+    return sum(values) / len(values)
+
+
+@contextmanager
+def mistakes_named(phase: str) -> Iterator[None]:
+    """What PyTorch says of too little memory or too few images, in words that name the mend."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise TrainingError(f"out of memory in phase {phase}; lower train.phases.{phase}.batch_size") from None
+    except ValueError as error:  # PyTorch's BatchNorm has no other word for it
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise TrainingError(
+            f"BatchNorm cannot train on a single image in phase {phase}; use train.batch_size=2 or more, "
+            f"and at least 2 images per task"
+        ) from None
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was short: on a GPU by its type, on the CPU by the allocator's words alone."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _fabric(device: str, **options: Any) -> Fabric:

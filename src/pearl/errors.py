@@ -27,3 +27,7 @@ class TrainingError(PearlError):
 
 class RunError(PearlError):
     """A run directory that is damaged, foreign, of another configuration or of a newer version."""
+
+
+class Interrupted(PearlError):
+    """The user asked to stop. What was learnt is stored; the command line ends with exit code 130."""

@@ -72,8 +72,8 @@ class Task:
         if not self._open:
             raise RuntimeError(f"task {self.id} ({self.name}) is over: its {what} may not be read again")
 
-    def batches(self, size: int, seed: int) -> Iterator[Batch]:
-        """One epoch, shuffled and augmented by `seed`.
+    def batches(self, size: int, seed: int, *, skip: int = 0) -> Iterator[Batch]:
+        """One epoch, shuffled and augmented by `seed`, without its first `skip` batches.
 
         A last batch of one image joins the one before, since batch statistics need two.
         """
@@ -83,7 +83,7 @@ class Task:
         height, width = images.shape[1:3]
         draws = tuple(draw.to(self.device) for draw in self.view.draw(len(labels), (height, width), generator))
         order = order.to(self.device)
-        for start, stop in batch_bounds(len(labels), size):
+        for start, stop in batch_bounds(len(labels), size)[skip:]:
             self._check_open("batches")
             rows = order[start:stop]
             raw = images[rows.to(images.device)].to(self.device, non_blocking=True)

@@ -1,0 +1,203 @@
+"""Where a task stands while it is being learnt, so that a restart goes on there, bit for bit.
+
+A restart calls the method's `learn` again. Phases that were finished are put back instead of trained, the code between
+them runs again with the same seeds, and the phase that was cut off goes on after its last stored step.
+
+RUN/resume/TASK-PHASE-STEP/     tensors of that moment, and a manifest; gone when the task is complete
+"""
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pearl.checkpoint import changed, read_part, snapshot, write_part
+from pearl.errors import Interrupted, RunError
+from pearl.methods.base import Method, Phase
+
+
+class Stop:
+    """Ctrl-C and SIGTERM. During training they wait for the step to end; a second one, or one elsewhere, does not."""
+
+    def __init__(self) -> None:
+        self.requested = self.waits = False
+
+    @contextmanager
+    def caught(self) -> Iterator["Stop"]:
+        """Handle the two signals meanwhile; in any thread but the main one they cannot be handled."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(kind, self._on_signal) for kind in kinds]
+        try:
+            yield self
+        finally:
+            for kind, handler in zip(kinds, before, strict=True):
+                signal.signal(kind, handler)
+
+    def _on_signal(self, *_: object) -> None:
+        if self.requested or not self.waits:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+@dataclass
+class Progress:
+    """How far a phase is: steps done, and the losses of the epoch so far (device tensors)."""
+
+    done: int = 0
+    losses: list[Tensor] = field(default_factory=list)
+
+
+class Replay:
+    """Stores moments of one task at a time under `folder`: after a phase, on interruption, and every `minutes`.
+
+    With `folder` None it stores nothing, and an interruption loses the task.
+    """
+
+    def __init__(self, folder: Path | None = None, *, minutes: float = 10.0, stop: Stop | None = None) -> None:
+        self.folder, self.minutes, self.stop = folder, minutes, stop or Stop()
+        self._start: dict[str, Tensor] = {}
+        self._stored_at = time.monotonic()
+
+    def begin(self, method: Method, task: int) -> None:
+        """A task starts, anew or again: what is stored of others is of no use."""
+        self._start = snapshot(method.state_dict()) if self.folder else {}
+        self._stored_at = time.monotonic()
+        for place in self._moments(""):
+            if not place.name.startswith(f"{task:03d}-"):
+                shutil.rmtree(place, ignore_errors=True)
+
+    def end(self) -> None:
+        """The task is complete."""
+        self._start = {}
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Signals wait for the end of a step meanwhile."""
+        self.stop.waits = True
+        try:
+            yield
+        finally:
+            self.stop.waits = False
+
+    def due(self) -> bool:
+        """Whether to store now. Asked after every step."""
+        return self.stop.requested or time.monotonic() - self._stored_at >= 60 * self.minutes
+
+    def store(self, at: tuple[int, int], scene: "Scene", progress: Progress, *, finished: bool) -> None:
+        """Store the moment of a phase `at` (task, position).
+
+        Raises:
+            Interrupted: the user asked to stop; all is stored.
+            RunError: it cannot be written.
+        """
+        if self.folder:
+            prefix = "{:03d}-{:02d}-".format(*at)
+            older = self._moments(prefix)
+            place = self.folder / f"{prefix}{progress.done:08d}"
+            tensors = scene.state(self._start, progress, with_optimizer=not finished)
+            write_part(place, tensors, {"phase": scene.phase.name, "steps": progress.done})
+            for other in older:
+                if other != place:
+                    shutil.rmtree(other, ignore_errors=True)
+            self._stored_at = time.monotonic()
+        if self.stop.requested:
+            raise Interrupted(f"interrupted in phase {scene.phase.name} after {progress.done} steps")
+
+    def restore(self, at: tuple[int, int], scene: "Scene") -> Progress:
+        """Put the newest stored moment of a phase back, and say how far it was; from the start if there is none."""
+        for place in reversed(self._moments("{:03d}-{:02d}-".format(*at))):
+            try:
+                tensors, manifest = read_part(place)
+            except RunError:  # half-written or damaged: an older moment leads to the same bits
+                continue
+            return Progress(manifest["steps"], scene.put_back(self._start, tensors))
+        return Progress()
+
+    def _moments(self, prefix: str) -> list[Path]:
+        return sorted(self.folder.glob(f"{prefix}*")) if self.folder and self.folder.is_dir() else []
+
+
+@dataclass
+class Scene:
+    """All that training a phase changes: the method's state, a network beside it, loose parameters, the optimizer."""
+
+    method: Method
+    phase: Phase
+    params: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+
+    def state(self, start: Mapping[str, Tensor], progress: Progress, *, with_optimizer: bool) -> dict[str, Tensor]:
+        """As tensors by name: of the method, what differs from `start`."""
+        groups: dict[str, Mapping[str, Tensor]] = {
+            "method": changed(start, snapshot(self.method.state_dict())),
+            "extra": snapshot(self.phase.extra.state_dict()) if self.phase.extra else {},
+            "loose": snapshot({str(i): p for i, p in self._loose().items()}),
+        }
+        if with_optimizer:
+            groups["optimizer"] = snapshot(
+                {
+                    f"{i}/{key}": torch.as_tensor(value)
+                    for i, p in enumerate(self.params)
+                    for key, value in self.optimizer.state.get(p, {}).items()
+                    if value is not None
+                }
+            )
+            groups["random"] = _random_state(self.method.device)
+            if progress.losses:
+                groups["epoch"] = {"losses": torch.stack(progress.losses).float().cpu()}
+        return {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}
+
+    def put_back(self, start: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """The reverse of `state`, into the very tensors that are there; gives the epoch's losses so far."""
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            group, _, rest = name.partition("/")
+            groups.setdefault(group, {})[rest] = value
+        own = self.method.state_dict()
+        own = {name: start.get(name, value) for name, value in own.items()}
+        self.method.load_state_dict({**own, **groups.get("method", {})}, strict=True)
+        if self.phase.extra:
+            self.phase.extra.load_state_dict(groups["extra"], strict=True)
+        with torch.no_grad():
+            for i, parameter in self._loose().items():
+                parameter.copy_(groups["loose"][str(i)])
+        for name, value in groups.get("optimizer", {}).items():
+            index, _, key = name.partition("/")
+            parameter = self.params[int(index)]
+            if value.shape == parameter.shape:  # one number for every weight: in the weight's own layout
+                value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            self.optimizer.state[parameter][key] = value.to(parameter.device)
+        _set_random_state(groups.get("random", {}), self.method.device)
+        return [*groups["epoch"]["losses"].to(self.method.device)] if "epoch" in groups else []
+
+    def _loose(self) -> dict[int, nn.Parameter]:
+        modules = [self.method, *([self.phase.extra] if self.phase.extra else [])]
+        held = {id(p) for module in modules for p in module.parameters()}
+        return {i: p for i, p in enumerate(self.params) if id(p) not in held}
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
