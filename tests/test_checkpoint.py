@@ -12,20 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pearl import checkpoint
-from pearl.checkpoint import (
-    changed,
-    finished,
-    folder_name,
-    load_state,
-    read_json,
-    read_part,
-    snapshot,
-    write_file,
-    write_json,
-    write_part,
-)
+from pearl import checkpoint, files
+from pearl.checkpoint import changed, load_state, read_part, snapshot, write_part
 from pearl.errors import RunError
+from pearl.files import finished, folder_name, read_json, write_file, write_json
 
 WEIGHTS, MANIFEST = "weights.safetensors", "manifest.json"
 
@@ -398,7 +388,8 @@ def test_a_part_half_written_does_not_count(run: Path, monkeypatch: pytest.Monke
         write_file(path, data)
 
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "write_file", write)
+        patched.setattr(checkpoint, "write_file", write)  # the tensors go this way,
+        patched.setattr(files, "write_file", write)  # the manifest that way
         with pytest.raises(RunError, match="full"):
             write_part(run / "tasks" / "002-task3", {"e": numbers(3)}, {})
     assert len(finished(run)) == 2 and same(load_state(run), before)

@@ -14,7 +14,7 @@ import pearl
 
 # Every module has one place here; a name with a star is a folder. A module may import its own layer and those below.
 LAYERS = {
-    0: ("errors", "paths", "version", "registry", "config", "metrics"),
+    0: ("errors", "files", "paths", "version", "registry", "config", "metrics"),
     1: ("checkpoint", "data", "data.*", "nn", "nn.*"),
     2: ("methods", "methods.*"),
     3: ("engine", "evaluate", "replay"),

@@ -10,9 +10,10 @@ from torch.func import functional_call
 
 import pearl
 from layouts import image_folder
-from pearl.checkpoint import finished, load_state
+from pearl.checkpoint import load_state
 from pearl.config import check_config, load_config
 from pearl.errors import ConfigError, DataError, RunError, TrainingError, WeightsError
+from pearl.files import finished
 from pearl.runs import Run, build_method, execute, load_method, prepare
 
 SMALL = [

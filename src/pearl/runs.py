@@ -28,18 +28,7 @@ import yaml
 from torch import nn
 
 from pearl import metrics
-from pearl.checkpoint import (
-    FORMAT,
-    changed,
-    finished,
-    folder_name,
-    load_state,
-    read_json,
-    snapshot,
-    write_file,
-    write_json,
-    write_part,
-)
+from pearl.checkpoint import changed, load_state, snapshot, write_part
 from pearl.config import RunConfig, check_config
 from pearl.data.augment import View
 from pearl.data.batches import Task, fold
@@ -49,6 +38,7 @@ from pearl.data.stream import Stream, make_stream
 from pearl.engine import Engine, Observer
 from pearl.errors import ConfigError, DataError, RunError
 from pearl.evaluate import Evaluator, TestSet
+from pearl.files import FORMAT, finished, folder_name, read_json, write_file, write_json
 from pearl.methods.base import Method
 from pearl.paths import runs_root
 from pearl.registry import BACKBONES, METHODS, SOURCES

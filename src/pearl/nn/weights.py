@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
-from pearl.checkpoint import finished, load_state
+from pearl.checkpoint import load_state
 from pearl.errors import WeightsError
+from pearl.files import finished
 from pearl.paths import find
 
 _HEADS = ("head.", "head_dist.", "fc.", "classifier.")  # a file's classifier is of no use here
