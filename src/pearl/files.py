@@ -24,17 +24,13 @@ def write_file(path: Path, data: bytes, *, mend: str = "set PEARL_RUNS to anothe
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path.parent)
         with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _sync_folder(path.parent)
     except OSError as error:
         raise RunError(
             f"{path}: cannot be written ({error.strerror}); free space or permissions there, or {mend}, then run the "
@@ -43,6 +39,22 @@ def write_file(path: Path, data: bytes, *, mend: str = "set PEARL_RUNS to anothe
     finally:
         with suppress(OSError):  # there only if something went wrong, and perhaps not even then
             temporary.unlink()
+
+
+def _make_folder(path: Path) -> None:
+    """A folder that a power cut does not take away again, nor the folders that were made to hold it."""
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -59,16 +71,23 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text())
     except FileNotFoundError:
-        raise RunError(f"{path}: missing; restore it from a copy, or delete the run directory and run again") from None
+        raise RunError(f"{path}: missing; restore it from a copy, or move the directory away and begin anew") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"{path}: damaged ({error}); restore it from a copy, or delete it and run again") from None
+        raise RunError(f"{path}: damaged ({error}); restore it from a copy, or move it away and run again") from None
     if not isinstance(value, dict) or not isinstance(value.get("format"), int):
-        raise RunError(f"{path}: damaged (no format number); restore it from a copy, or delete it and run again")
-    if value["format"] > FORMAT:
-        raise RunError(
-            f"{path}: format {value['format']}, this pearl reads up to {FORMAT}; install a newer pearl to read it"
-        )
+        raise RunError(f"{path}: damaged (no format number); restore it from a copy, or move it away and run again")
+    check_format(path, value["format"])
     return value
+
+
+def check_format(path: Path, number: int) -> None:
+    """Refuse what a newer version of pearl has written.
+
+    Raises:
+        RunError: naming both versions of the format.
+    """
+    if number > FORMAT:
+        raise RunError(f"{path}: format {number}, this pearl reads up to {FORMAT}; install a newer pearl to read it")
 
 
 def folder_name(index: int, name: str) -> str:
@@ -77,11 +96,38 @@ def folder_name(index: int, name: str) -> str:
     return f"{index:03d}-{safe}" if safe else f"{index:03d}"
 
 
-def finished(run: Path) -> list[Path]:
-    """Folders of the finished tasks, in order; a gap ends the list."""
-    numbered: dict[int, Path] = {}
+def task_folders(run: Path) -> dict[int, list[Path]]:
+    """All folders of tasks by number, finished or not."""
+    numbered: dict[int, list[Path]] = {}
     for path in sorted((run / "tasks").glob("[0-9][0-9][0-9]*")):
         number, _, _ = path.name.partition("-")
-        if number.isdecimal() and (path / MANIFEST).is_file():
-            numbered.setdefault(int(number), path)
+        if number.isdecimal():
+            numbered.setdefault(int(number), []).append(path)
+    return numbered
+
+
+def finished(run: Path) -> list[Path]:
+    """Folders of the finished tasks, in order; a gap ends the list."""
+    numbered = {
+        number: path
+        for number, paths in task_folders(run).items()
+        for path in reversed(paths)
+        if (path / MANIFEST).is_file()
+    }
     return [numbered[index] for index in itertools.takewhile(numbered.__contains__, itertools.count())]
+
+
+def check_no_gap(run: Path) -> None:
+    """Refuse a directory that has lost a task: learning on would put another one in its place.
+
+    Raises:
+        RunError: naming the manifest that is missing.
+    """
+    done, folders = len(finished(run)), task_folders(run)
+    later = [path for number, paths in folders.items() if number > done for path in paths if (path / MANIFEST).exists()]
+    if later:
+        lost = folders.get(done, [run / "tasks" / f"{done:03d}"])[0] / MANIFEST
+        raise RunError(
+            f"{lost}: missing, though {later[0].name} is there; restore it from a copy, or move the folders from "
+            f"{done:03d} on away to learn those tasks again"
+        )
