@@ -18,7 +18,7 @@ from PIL import Image
 
 import layouts
 from pearl.data import cache
-from pearl.data.cache import decode, read_image
+from pearl.data.cache import decode, decode_rows, read_image
 from pearl.data.sources import Split
 from pearl.errors import DataError
 
@@ -182,6 +182,27 @@ def test_arrays_are_left_alone(root: Path) -> None:
     images = pixels(4, 9, 9, 3)
     assert decode(Split(images, np.zeros(4, np.int64)), 5, root=root) is images
     assert not root.exists()
+
+
+def test_rows_are_found_by_their_place_in_the_split(
+    photos: Split, read: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PEARL_DATA", str(tmp_path))
+    some, files = decode_rows(photos, np.array([1, 4]), 8), photos.images
+    assert sorted(read) == [files[1], files[4]]
+    expected = np.stack([by_torchvision(Path(files[row]), 8) for row in (4, 1, 4)])
+    assert np.array_equal(some[np.array([4, 1, 4])], expected)
+    with pytest.raises(IndexError):
+        some[np.array([1, 2])]
+
+    every = decode_rows(photos, np.arange(5), 8)
+    assert isinstance(every.pixels, np.memmap) and np.array_equal(every.pixels, decode(photos, 8))
+
+
+def test_rows_of_arrays_are_not_copied() -> None:
+    images = pixels(4, 9, 9, 3)
+    some = decode_rows(Split(images, np.zeros(4, np.int64)), np.array([1, 3]), 5)
+    assert some.pixels is images and np.array_equal(some[np.array([3])], images[[3]])
 
 
 # When it is built

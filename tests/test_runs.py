@@ -232,6 +232,32 @@ def test_unreadable_images_of_all_splits_are_listed_before_training(tmp_path):
     assert not Path(os.environ["PEARL_RUNS"]).exists()
 
 
+@pytest.mark.parametrize("evaluate_on", ["test", "validation"])
+def test_images_that_no_task_uses_are_not_opened(tmp_path, evaluate_on):
+    root = tmp_path / "tree"
+    image_folder(root, classes=("a", "b"), size=8)
+    stream = {"tasks": 1, "per_class": 1, "test_per_class": 1, "validation": 0.5, "evaluate_on": evaluate_on}
+    raw = small().model_dump(mode="json") | {"data": {"name": "folder", "path": str(root)}, "stream": stream}
+    before = prepare(check_config(raw))
+    (task,) = before.stream.tasks
+    splits = {"train": before.source.train, "test": before.source.test}
+    used = {splits["train"].images[row] for row in task.train}
+    used |= {splits[before.stream.test_from].images[row] for row in task.test}
+    unused = {file for split in splits.values() for file in split.images} - used
+    assert len(used) == 4 and unused
+    for file in unused:
+        file.write_bytes(b"not an image")
+    after = prepare(check_config(raw))
+    assert np.array_equal(before.train[task.train], after.train[task.train])
+    assert np.array_equal(before.test[task.test], after.test[task.test])
+
+    for file in used:
+        file.write_bytes(b"not an image")
+    with pytest.raises(DataError) as caught:
+        prepare(check_config(raw))
+    assert {file for file in used | unused if str(file) in str(caught.value)} == used
+
+
 def test_weights_of_another_shape_are_each_named(finished_run):
     wrong = load_config("digits", [*SMALL, f"backbone.weights={finished_run.path}", "backbone.width=5"])
     with pytest.raises(WeightsError, match=r"conv1\.weight is \(4, 3, 3, 3\), the network needs \(5, 3, 3, 3\)"):

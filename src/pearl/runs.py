@@ -43,7 +43,7 @@ from pearl.checkpoint import (
 from pearl.config import RunConfig, check_config
 from pearl.data.augment import View
 from pearl.data.batches import Task, fold
-from pearl.data.cache import decode
+from pearl.data.cache import Images, decode_rows
 from pearl.data.sources import Source
 from pearl.data.stream import Stream, make_stream
 from pearl.engine import Engine, Observer
@@ -124,32 +124,34 @@ class Prepared:
 
     source: Source
     stream: Stream
-    train: np.ndarray
-    test: np.ndarray
+    train: Images
+    test: Images
 
 
 def prepare(config: RunConfig, show: Observer | None = None) -> Prepared:
-    """Load and decode the data and cut it into tasks.
+    """Load the data, cut it into tasks and decode the images that these use.
 
     Raises:
-        DataError: data missing or unusable; unreadable images of all splits are listed together.
+        DataError: data missing or unusable; those of its images that cannot be read are listed together.
     """
     show = show or Observer()
     source: Source = SOURCES.build(config.data)
     stream = make_stream(source, config.stream, config.seed)
     splits = {"train": source.train, "test": source.test, "validation": source.validation or source.test}
-    decoded: dict[str, np.ndarray] = {}
+    used = {"train": stream.train_rows}
+    # held-out images are of the training split too
+    used[stream.test_from] = np.union1d(used.get(stream.test_from, stream.test_rows), stream.test_rows)
+    decoded: dict[str, Images] = {}
     problems = []
-    for name in dict.fromkeys(("train", stream.test_from)):
-        split = splits[name]
-        show.event("decode", split=name, images=len(split.labels))
+    for name, rows in used.items():
+        show.event("decode", split=name, images=len(rows))
         try:
-            decoded[name] = decode(split, config.images.stored, on_progress=show.step)
+            decoded[name] = decode_rows(splits[name], rows, config.images.stored, on_progress=show.step)
         except DataError as error:
             problems.append(str(error))
     if problems:
         raise DataError("\n".join(problems))
-    shorter = min(decoded["train"].shape[1:3])
+    shorter = min(decoded["train"].pixels.shape[1:3])
     if config.images.augment == "crop" and shorter != config.images.size:
         raise DataError(
             f"images.augment=crop needs images of the network's size {config.images.size}, these are {shorter} pixels; "

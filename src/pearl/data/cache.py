@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,6 +34,36 @@ MAX_PIXELS = 100_000_000
 _STALE_SECONDS = 24 * 3600
 _BATCH = 512  # images decoded ahead of the writer, so that memory stays bounded
 _LISTED = 20
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of a split, or of some of its rows, found by their rows in the split."""
+
+    rows: np.ndarray  # (n,) int64, rising
+    pixels: np.ndarray  # uint8 (n, H, W, 3)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        """The images of these rows, (len(rows), H, W, 3)."""
+        if not np.isin(rows, self.rows).all():  # searchsorted alone would give other images
+            raise IndexError("rows that were not decoded")
+        return self.pixels[np.searchsorted(self.rows, rows)]
+
+
+def decode_rows(
+    split: Split, rows: np.ndarray, size: int, *, on_progress: Callable[[int, int], None] | None = None
+) -> Images:
+    """The images of some rows of a split (rising, each once): of files, no other is opened.
+
+    Arrays are in memory already, so they come whole and are not copied.
+
+    Raises:
+        DataError: see `decode`.
+    """
+    if isinstance(split.images, np.ndarray):
+        return Images(np.arange(len(split.labels)), split.images)
+    files = tuple(split.images[row] for row in rows)
+    return Images(rows, decode(Split(files, split.labels[rows]), size, on_progress=on_progress))
 
 
 def decode(

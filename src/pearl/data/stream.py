@@ -37,6 +37,16 @@ class Stream:
         """All class names in order of arrival."""
         return tuple(name for task in self.tasks for name in task.classes)
 
+    @property
+    def train_rows(self) -> np.ndarray:
+        """All rows that are learnt from, rising."""
+        return np.unique(np.concatenate([task.train for task in self.tasks]))
+
+    @property
+    def test_rows(self) -> np.ndarray:
+        """All rows that are evaluated on, rising."""
+        return np.unique(np.concatenate([task.test for task in self.tasks]))
+
 
 def class_order(count: int, order: str | int | list[int]) -> np.ndarray:
     """Source labels in order of arrival: natural, permuted by a numpy seed (as PyCIL's 1993), or listed.
