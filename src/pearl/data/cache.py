@@ -33,7 +33,6 @@ FORMAT = 1  # of the folder and of the pixels in it: raise it when either change
 MAX_PIXELS = 100_000_000
 _STALE_SECONDS = 24 * 3600
 _BATCH = 512  # images decoded ahead of the writer, so that memory stays bounded
-_LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -233,11 +232,8 @@ def _build(
                     on_progress(done, len(files))
         _sync(out)
     if unreadable:
-        lines = [f"{len(unreadable)} of {len(files)} images cannot be read: remove or replace them"]
-        lines += unreadable[:_LISTED]
-        if len(unreadable) > _LISTED:
-            lines.append(f"... and {len(unreadable) - _LISTED} more")
-        raise DataError("\n".join(lines))
+        first = f"{len(unreadable)} of {len(files)} images cannot be read: remove or replace them"
+        raise DataError("\n".join([first, *unreadable]))  # all, so that they can be mended at once
 
     with (place / "meta.json").open("wb") as out:
         out.write(json.dumps(_meta(key, len(files), size, sha256.hexdigest())).encode())
