@@ -199,6 +199,19 @@ def test_rows_are_found_by_their_place_in_the_split(
     assert isinstance(every.pixels, np.memmap) and np.array_equal(every.pixels, decode(photos, 8))
 
 
+def test_digest_of_rows_is_of_their_pixels_alone(
+    photos: Split, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PEARL_DATA", str(tmp_path))
+    rows = np.array([1, 4])
+    some, every = decode_rows(photos, rows, 8), decode_rows(photos, np.arange(5), 8)
+    assert some.sha256(rows) == every.sha256(rows) != every.sha256(every.rows)
+    monkeypatch.setattr(cache, "_BATCH", 1)
+    assert some.sha256(rows) == every.sha256(rows)
+    turned = cache.Images(rows, np.array(some.pixels).reshape(2, 4, 16, 3))
+    assert turned.sha256(rows) != some.sha256(rows)
+
+
 def test_rows_of_arrays_are_not_copied() -> None:
     images = pixels(4, 9, 9, 3)
     some = decode_rows(Split(images, np.zeros(4, np.int64)), np.array([1, 3]), 5)

@@ -1,7 +1,7 @@
 """A run is a directory named by its configuration: same configuration, same directory, resumed or already done.
 
 RUN/config.yaml         resolved configuration          RUN/environment.json   versions, device, threads, commit
-RUN/data.json           source, split and digest of the data
+RUN/data.json           source, split and digests of the data
 RUN/classes.json        names in order of arrival, per task; append-only
 RUN/reference/          the method's state before the first task
 RUN/tasks/000-NAME/     what task 0 added or changed, with thresholds, ranks, parameters, seconds
@@ -126,6 +126,14 @@ class Prepared:
     stream: Stream
     train: Images
     test: Images
+
+    @cached_property
+    def images_sha256(self) -> dict[str, str]:
+        """Digests of the pixels that are learnt from and of those evaluated on."""
+        return {
+            "train": self.train.sha256(self.stream.train_rows),
+            "test": self.test.sha256(self.stream.test_rows),
+        }
 
 
 def prepare(config: RunConfig, show: Observer | None = None) -> Prepared:
@@ -284,10 +292,18 @@ class _Session:
     def _restore(self, tasks: int) -> Method:
         """The method after its first `tasks` tasks, if the data is still the same."""
         before = read_json(self.run.path / "data.json")
+        known = before.get("images_sha256", {})  # runs of earlier days have none
+        other = [
+            f"{name} images"
+            for name, digest in self.prepared.images_sha256.items()
+            if known.get(name, digest) != digest
+        ]
         if before["stream_sha256"] != self.prepared.stream.digest:
+            other = ["rows, labels or class names"]  # then there are other images too
+        if other:
             raise RunError(
-                f"{self.run.path}: was begun with other data (stream_sha256 in data.json differs); bring that data "
-                f"back, or move the directory away to begin anew"
+                f"{self.run.path}: was begun with other data ({' and '.join(other)} differ from data.json); bring "
+                f"that data back, or move the directory away to begin anew"
             )
         return load_method(self.run.path, self.config, tasks, place=self.engine.place)
 
@@ -297,6 +313,7 @@ class _Session:
             "format": FORMAT,
             "source": prepared.source.name,
             "stream_sha256": prepared.stream.digest,
+            "images_sha256": prepared.images_sha256,
             "train_images": int(sum(len(task.train) for task in prepared.stream.tasks)),
             "test_images": int(sum(len(task.test) for task in prepared.stream.tasks)),
             "notes": dict(prepared.source.notes),

@@ -48,6 +48,13 @@ class Images:
             raise IndexError("rows that were not decoded")
         return self.pixels[np.searchsorted(self.rows, rows)]
 
+    def sha256(self, rows: np.ndarray) -> str:
+        """Digest of these rows' pixels and their shape, a batch at a time: a memory map stays on the disk."""
+        digest = hashlib.sha256(repr(self.pixels.shape[1:]).encode())
+        for start in range(0, len(rows), _BATCH):
+            digest.update(self[rows[start : start + _BATCH]].tobytes())
+        return digest.hexdigest()
+
 
 def decode_rows(
     split: Split, rows: np.ndarray, size: int, *, on_progress: Callable[[int, int], None] | None = None

@@ -30,7 +30,7 @@ class Stream:
 
     tasks: tuple[TaskSplit, ...]
     test_from: str  # "train", "test" or "validation": which of the source's splits test rows point into
-    digest: str  # SHA-256 of all rows, labels and class names; of what is in the pixels it knows nothing
+    digest: str  # SHA-256 of all rows, labels and class names; the pixels have their own
 
     @property
     def classes(self) -> tuple[str, ...]:
