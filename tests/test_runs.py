@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from torch.func import functional_call
 
@@ -192,8 +193,42 @@ def test_other_data_than_at_the_start_is_refused(tmp_path):
     execute(settings, stop_after=1)
     image = next((root / "train" / "a").glob("*"))
     (image.parent / f"extra{image.suffix}").write_bytes(image.read_bytes())
-    with pytest.raises(RunError, match="begun with other data"):
+    with pytest.raises(RunError, match=r"begun with other data \(rows, labels or class names differ"):
         execute(settings)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [(["train"], "train images"), (["test"], "test images"), (["train", "test"], "train images and test images")],
+)
+def test_other_pixels_than_at_the_start_are_refused(tmp_path, changed, named):
+    root = tmp_path / "tree"
+    image_folder(root, classes=("a", "b", "c", "d"), size=8)
+    raw = small("engine.max_steps=1").model_dump(mode="json")
+    raw |= {"data": {"name": "folder", "path": str(root)}, "stream": {"tasks": 2}}
+    settings = check_config(raw)
+    run = execute(settings, stop_after=1)
+    files = [next((root / split / "b").glob("*")) for split in changed]
+    before = [file.read_bytes() for file in files]
+    for file in files:
+        with Image.open(file) as image:
+            ImageOps.invert(image).save(file)
+    with pytest.raises(RunError, match=rf"other data \({named} differ from data\.json\); bring .* or move") as caught:
+        execute(settings)
+    assert len(str(caught.value).splitlines()) == 1
+
+    for file, content in zip(files, before, strict=True):
+        file.write_bytes(content)  # with another time: what counts is the pixels
+    assert execute(settings).path == run.path
+
+
+def test_a_run_that_did_not_record_its_pixels_goes_on(tmp_path):
+    settings = small("engine.max_steps=1")
+    file = execute(settings, stop_after=1).path / "data.json"
+    facts = json.loads(file.read_text())
+    assert set(facts.pop("images_sha256")) == {"train", "test"}
+    file.write_text(json.dumps(facts))
+    assert execute(settings).done
 
 
 def test_a_newer_format_is_refused(tmp_path):
@@ -231,6 +266,32 @@ def test_unreadable_images_of_all_splits_are_listed_before_training(tmp_path):
         execute(check_config(raw))
     assert all(str(file) in str(caught.value) for file in broken)
     assert not Path(os.environ["PEARL_RUNS"]).exists()
+
+
+@pytest.mark.parametrize("evaluate_on", ["test", "validation"])
+def test_images_that_no_task_uses_are_not_opened(tmp_path, evaluate_on):
+    root = tmp_path / "tree"
+    image_folder(root, classes=("a", "b"), size=8)
+    stream = {"tasks": 1, "per_class": 1, "test_per_class": 1, "validation": 0.5, "evaluate_on": evaluate_on}
+    raw = small().model_dump(mode="json") | {"data": {"name": "folder", "path": str(root)}, "stream": stream}
+    before = prepare(check_config(raw))
+    (task,) = before.stream.tasks
+    splits = {"train": before.source.train, "test": before.source.test}
+    used = {splits["train"].images[row] for row in task.train}
+    used |= {splits[before.stream.test_from].images[row] for row in task.test}
+    unused = {file for split in splits.values() for file in split.images} - used
+    assert len(used) == 4 and unused
+    for file in unused:
+        file.write_bytes(b"not an image")
+    after = prepare(check_config(raw))
+    assert np.array_equal(before.train[task.train], after.train[task.train])
+    assert np.array_equal(before.test[task.test], after.test[task.test])
+
+    for file in used:
+        file.write_bytes(b"not an image")
+    with pytest.raises(DataError) as caught:
+        prepare(check_config(raw))
+    assert {file for file in used | unused if str(file) in str(caught.value)} == used
 
 
 def test_weights_of_another_shape_are_each_named(finished_run):

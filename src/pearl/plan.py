@@ -51,7 +51,7 @@ def _sizes(config: RunConfig, prepared: Prepared, method: Method) -> list[str]:
     batch = max(config.train.phase(phase).batch_size for phase in method.phases)
     activations = _activation_bytes(method.backbone, config.images.size) * batch
     optimizer = {"adam": 2, "adamw": 2, "sgd": 1}[config.train.optimizer]
-    data = max(len(task.train) for task in prepared.stream.tasks) * prepared.train[0].nbytes
+    data = max(len(task.train) for task in prepared.stream.tasks) * prepared.train.pixels[0].nbytes
     weight_bytes = 4 * sum(p.numel() for p in method.parameters())
     # a copy of the backbone in training: weights, gradients, optimizer states
     training = 4 * weights * (2 + optimizer)

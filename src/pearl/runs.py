@@ -1,7 +1,7 @@
 """A run is a directory named by its configuration: same configuration, same directory, resumed or already done.
 
 RUN/config.yaml         resolved configuration          RUN/environment.json   versions, device, threads, commit
-RUN/data.json           source, split and digest of the data
+RUN/data.json           source, split and digests of the data
 RUN/classes.json        names in order of arrival, per task; append-only
 RUN/reference/          the method's state before the first task
 RUN/tasks/000-NAME/     what task 0 added or changed, with thresholds, ranks, parameters, seconds
@@ -32,7 +32,7 @@ from pearl.checkpoint import changed, load_state, snapshot, write_part
 from pearl.config import RunConfig, check_config
 from pearl.data.augment import View
 from pearl.data.batches import Task, fold
-from pearl.data.cache import decode
+from pearl.data.cache import Images, decode_rows
 from pearl.data.sources import Source
 from pearl.data.stream import Stream, make_stream
 from pearl.engine import Engine, Observer
@@ -114,32 +114,42 @@ class Prepared:
 
     source: Source
     stream: Stream
-    train: np.ndarray
-    test: np.ndarray
+    train: Images
+    test: Images
+
+    @cached_property
+    def images_sha256(self) -> dict[str, str]:
+        """Digests of the pixels that are learnt from and of those evaluated on."""
+        return {
+            "train": self.train.sha256(self.stream.train_rows),
+            "test": self.test.sha256(self.stream.test_rows),
+        }
 
 
 def prepare(config: RunConfig, show: Observer | None = None) -> Prepared:
-    """Load and decode the data and cut it into tasks.
+    """Load the data, cut it into tasks and decode the images that these use.
 
     Raises:
-        DataError: data missing or unusable; unreadable images of all splits are listed together.
+        DataError: data missing or unusable; those of its images that cannot be read are listed together.
     """
     show = show or Observer()
     source: Source = SOURCES.build(config.data)
     stream = make_stream(source, config.stream, config.seed)
     splits = {"train": source.train, "test": source.test, "validation": source.validation or source.test}
-    decoded: dict[str, np.ndarray] = {}
+    used = {"train": stream.train_rows}
+    # held-out images are of the training split too
+    used[stream.test_from] = np.union1d(used.get(stream.test_from, stream.test_rows), stream.test_rows)
+    decoded: dict[str, Images] = {}
     problems = []
-    for name in dict.fromkeys(("train", stream.test_from)):
-        split = splits[name]
-        show.event("decode", split=name, images=len(split.labels))
+    for name, rows in used.items():
+        show.event("decode", split=name, images=len(rows))
         try:
-            decoded[name] = decode(split, config.images.stored, on_progress=show.step)
+            decoded[name] = decode_rows(splits[name], rows, config.images.stored, on_progress=show.step)
         except DataError as error:
             problems.append(str(error))
     if problems:
         raise DataError("\n".join(problems))
-    shorter = min(decoded["train"].shape[1:3])
+    shorter = min(decoded["train"].pixels.shape[1:3])
     if config.images.augment == "crop" and shorter != config.images.size:
         raise DataError(
             f"images.augment=crop needs images of the network's size {config.images.size}, these are {shorter} pixels; "
@@ -272,10 +282,18 @@ class _Session:
     def _restore(self, tasks: int) -> Method:
         """The method after its first `tasks` tasks, if the data is still the same."""
         before = read_json(self.run.path / "data.json")
+        known = before.get("images_sha256", {})  # runs of earlier days have none
+        other = [
+            f"{name} images"
+            for name, digest in self.prepared.images_sha256.items()
+            if known.get(name, digest) != digest
+        ]
         if before["stream_sha256"] != self.prepared.stream.digest:
+            other = ["rows, labels or class names"]  # then there are other images too
+        if other:
             raise RunError(
-                f"{self.run.path}: was begun with other data (stream_sha256 in data.json differs); bring that data "
-                f"back, or move the directory away to begin anew"
+                f"{self.run.path}: was begun with other data ({' and '.join(other)} differ from data.json); bring "
+                f"that data back, or move the directory away to begin anew"
             )
         return load_method(self.run.path, self.config, tasks, place=self.engine.place)
 
@@ -285,6 +303,7 @@ class _Session:
             "format": FORMAT,
             "source": prepared.source.name,
             "stream_sha256": prepared.stream.digest,
+            "images_sha256": prepared.images_sha256,
             "train_images": int(sum(len(task.train) for task in prepared.stream.tasks)),
             "test_images": int(sum(len(task.test) for task in prepared.stream.tasks)),
             "notes": dict(prepared.source.notes),

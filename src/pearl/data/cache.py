@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,7 +33,43 @@ FORMAT = 1  # of the folder and of the pixels in it: raise it when either change
 MAX_PIXELS = 100_000_000
 _STALE_SECONDS = 24 * 3600
 _BATCH = 512  # images decoded ahead of the writer, so that memory stays bounded
-_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of a split, or of some of its rows, found by their rows in the split."""
+
+    rows: np.ndarray  # (n,) int64, rising
+    pixels: np.ndarray  # uint8 (n, H, W, 3)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        """The images of these rows, (len(rows), H, W, 3)."""
+        if not np.isin(rows, self.rows).all():  # searchsorted alone would give other images
+            raise IndexError("rows that were not decoded")
+        return self.pixels[np.searchsorted(self.rows, rows)]
+
+    def sha256(self, rows: np.ndarray) -> str:
+        """Digest of these rows' pixels and their shape, a batch at a time: a memory map stays on the disk."""
+        digest = hashlib.sha256(repr(self.pixels.shape[1:]).encode())
+        for start in range(0, len(rows), _BATCH):
+            digest.update(self[rows[start : start + _BATCH]].tobytes())
+        return digest.hexdigest()
+
+
+def decode_rows(
+    split: Split, rows: np.ndarray, size: int, *, on_progress: Callable[[int, int], None] | None = None
+) -> Images:
+    """The images of some rows of a split (rising, each once): of files, no other is opened.
+
+    Arrays are in memory already, so they come whole and are not copied.
+
+    Raises:
+        DataError: see `decode`.
+    """
+    if isinstance(split.images, np.ndarray):
+        return Images(np.arange(len(split.labels)), split.images)
+    files = tuple(split.images[row] for row in rows)
+    return Images(rows, decode(Split(files, split.labels[rows]), size, on_progress=on_progress))
 
 
 def decode(
@@ -202,11 +239,8 @@ def _build(
                     on_progress(done, len(files))
         _sync(out)
     if unreadable:
-        lines = [f"{len(unreadable)} of {len(files)} images cannot be read: remove or replace them"]
-        lines += unreadable[:_LISTED]
-        if len(unreadable) > _LISTED:
-            lines.append(f"... and {len(unreadable) - _LISTED} more")
-        raise DataError("\n".join(lines))
+        first = f"{len(unreadable)} of {len(files)} images cannot be read: remove or replace them"
+        raise DataError("\n".join([first, *unreadable]))  # all, so that they can be mended at once
 
     with (place / "meta.json").open("wb") as out:
         out.write(json.dumps(_meta(key, len(files), size, sha256.hexdigest())).encode())

@@ -30,12 +30,22 @@ class Stream:
 
     tasks: tuple[TaskSplit, ...]
     test_from: str  # "train", "test" or "validation": which of the source's splits test rows point into
-    digest: str  # SHA-256 of all rows, labels and class names; of what is in the pixels it knows nothing
+    digest: str  # SHA-256 of all rows, labels and class names; the pixels have their own
 
     @property
     def classes(self) -> tuple[str, ...]:
         """All class names in order of arrival."""
         return tuple(name for task in self.tasks for name in task.classes)
+
+    @property
+    def train_rows(self) -> np.ndarray:
+        """All rows that are learnt from, rising."""
+        return np.unique(np.concatenate([task.train for task in self.tasks]))
+
+    @property
+    def test_rows(self) -> np.ndarray:
+        """All rows that are evaluated on, rising."""
+        return np.unique(np.concatenate([task.test for task in self.tasks]))
 
 
 def class_order(count: int, order: str | int | list[int]) -> np.ndarray:
