@@ -109,7 +109,7 @@ WRONG = {
     "expression": (["digits", "method.targets=conv("], "not a valid regular expression"),
     "rank": (
         ["digits", "method.rank.name=fixed", "method.rank.r=0"],
-        "method.rank.r: input should be greater than or equal to 1 (given: 0)",
+        "method.rank.r: input should be greater than or equal to 1",
     ),
     "tasks": (["digits", "stream.tasks=4"], "stream.tasks=4 does not divide 10 classes; use 5"),
     "order": (["digits", "stream.order=[0,1,99]"], "stream.order: no class 99 in a source of 10"),

@@ -17,9 +17,9 @@ LAYERS = {
     0: ("errors", "files", "paths", "version", "registry", "config", "metrics"),
     1: ("checkpoint", "data", "data.*", "nn", "nn.*"),
     2: ("methods", "methods.*"),
-    3: ("engine", "evaluate", "replay"),
-    4: ("runs", "progress"),
-    5: ("plan", "doctor", "text"),
+    3: ("engine", "evaluate", "replay", "saved"),
+    4: ("session", "runs", "learn", "progress"),
+    5: ("model", "plan", "doctor", "text"),
     6: ("__init__", "__main__", "cli", "cli.*"),
 }
 BOTTOM = {"numpy", "pydantic", "yaml"}  # all that layer 0 may have beside the standard library

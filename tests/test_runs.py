@@ -15,7 +15,8 @@ from pearl.checkpoint import load_state
 from pearl.config import check_config, load_config
 from pearl.errors import ConfigError, DataError, RunError, TrainingError, WeightsError
 from pearl.files import finished
-from pearl.runs import Run, build_method, execute, load_method, prepare
+from pearl.runs import Run, execute, prepare
+from pearl.saved import build_method, load_method
 
 SMALL = [
     "backbone.width=4",

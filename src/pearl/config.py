@@ -1,12 +1,13 @@
 """A run's configuration: pydantic models <- recipe YAML <- dotted overrides, every problem reported at once."""
 
+import functools
 import hashlib
 import json
 import typing
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
@@ -152,6 +153,8 @@ class RunConfig(ModelConfig):
         return f"{self.recipe}-{self.method['name']}-seed{self.seed}{smoke}-{digest}"
 
 
+Config = TypeVar("Config", bound=ModelConfig)
+
 _PARTS = {"data": SOURCES, "backbone": BACKBONES, "method": METHODS}
 _PART_KEYS = {*_PARTS, "rank"}  # the rank rule is a part of a part
 
@@ -290,8 +293,8 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = (), *, smoke: boo
     return check_config(raw_config(recipe, overrides, smoke=smoke))
 
 
-def check_config(raw: dict[str, Any]) -> RunConfig:
-    """A complete mapping as a `RunConfig`, with the parts' defaults filled in.
+def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:  # type: ignore[assignment]
+    """A complete mapping as a `RunConfig` (or another kind), with the parts' defaults filled in.
 
     Raises:
         ConfigError: with every problem found.
@@ -306,9 +309,9 @@ def check_config(raw: dict[str, Any]) -> RunConfig:
                 problems += error.problems
                 raw[key] = {"name": "?"}
     try:
-        config = RunConfig.model_validate(raw)
+        config = kind.model_validate(raw)
     except ValidationError as error:
-        problems += problems_of(error, "", _known_keys)
+        problems += problems_of(error, "", functools.partial(_known_keys, kind))
     train = raw.get("train")
     phases = train.get("phases") if isinstance(train, dict) else None
     known = phase_names()
@@ -324,9 +327,8 @@ def phase_names() -> set[str]:
     return {phase for name in METHODS.names() for phase in METHODS.load(name).phases}  # type: ignore[attr-defined]
 
 
-def _known_keys(path: tuple[Any, ...]) -> list[str] | None:
+def _known_keys(kind: Any, path: tuple[Any, ...]) -> list[str] | None:
     """The valid keys of the section at `path`: none below a plain value, None (any) where a mapping's keys are free."""
-    kind: Any = RunConfig
     for key in path:
         if typing.get_origin(kind) is dict:
             kind = typing.get_args(kind)[1]

@@ -129,7 +129,7 @@ class Engine:
                 self.observer.event("epoch", task=task.id, phase=phase.name, epoch=epoch + 1, **facts, seconds=seconds)
                 progress.losses = []
             optimizer.zero_grad(set_to_none=True)  # what is frozen from now on keeps no gradient
-            if not begun["done"] == steps:
+            if begun["done"] != steps:
                 replay.store(at, scene, progress, finished=True)
 
 

@@ -3,9 +3,7 @@
 A run directory is one too: `pearl run` and `pearl learn` write the same files.
 """
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,33 +11,22 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 
-from pearl.checkpoint import load_state, read_part
-from pearl.config import ModelConfig, RunConfig, check_config
+from pearl.config import ModelConfig
 from pearl.data.augment import View
-from pearl.data.batches import fold
-from pearl.data.cache import read_image, upright_square
+from pearl.data.cache import read_all, read_image, upright_square
+from pearl.data.sources import class_folders
 from pearl.errors import ConfigError, DataError, RunError
-from pearl.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, read_json
+from pearl.files import check_no_gap
 from pearl.methods.base import Method
-from pearl.registry import BACKBONES, METHODS, nearest
+from pearl.registry import nearest
+from pearl.saved import TaskInfo, load_method, read_config, task_infos
 
 BATCH = 64  # images decoded and asked about at a time
 
 Picture = str | Path | Image.Image | np.ndarray  # a file, an image of Pillow, or pixels uint8 (H, W, 3) or (H, W)
-
-
-@dataclass(frozen=True)
-class TaskInfo:
-    """A task that a model has learnt."""
-
-    name: str
-    classes: tuple[str, ...]
-    first_class: int  # logit index of its first class
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -54,6 +41,31 @@ class Prediction:
     def name(self) -> str:
         """The best class."""
         return self.classes[0]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model got right: `confusion` (C, C) counts of true class by predicted class, among all classes;
+    `task_il` (C,) counts of images right among the classes of their own task."""
+
+    tasks: tuple[TaskInfo, ...]
+    confusion: np.ndarray
+    task_il: np.ndarray
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the rows."""
+        return tuple(name for task in self.tasks for name in task.classes)
+
+    @property
+    def total(self) -> np.ndarray:
+        """Images per class (C,)."""
+        return self.confusion.sum(1)
+
+    @property
+    def class_il(self) -> np.ndarray:
+        """Images per class (C,) that are right among all classes."""
+        return self.confusion.diagonal()
 
 
 class Model:
@@ -76,7 +88,9 @@ class Model:
             check_no_gap(path)
         known = task_infos(path)
         if tasks is not None and not 1 <= tasks <= len(known):
-            raise RunError(f"{path}: {len(known)} tasks are finished, {tasks} were asked for; ask for 1 to {len(known)}")
+            raise RunError(
+                f"{path}: {len(known)} tasks are finished, not {tasks}; ask for 1 to {len(known)}"
+            )
         if not known:
             raise RunError(f"{path}: no task is finished yet; run the command that began it again")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -127,7 +141,7 @@ class Model:
             ConfigError: no such task.
         """
         if isinstance(images, str | Path | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4):
-            images = [images]  # type: ignore[list-item]
+            images = [images]
         images = list(images)
         found: list[Prediction] = []
         for start in range(0, len(images), BATCH):
@@ -163,6 +177,37 @@ class Model:
                 parts.append(torch.cat([expert.forward(x) for expert in method.experts()], dim=1).cpu())
         return torch.cat(parts)
 
+    def evaluate(self, data: str | Path) -> "Evaluation":
+        """Accuracy on an image folder: DATA/CLASS/*, or DATA/test/CLASS/*; any of the model's classes.
+
+        Raises:
+            DataError: a class that the model does not know, or images that cannot be read; all are named.
+        """
+        root = Path(data)
+        names, files, known = class_folders(root / "test" if (root / "test").is_dir() else root)
+        place = {name: index for index, name in enumerate(self.classes)}
+        strange = [f"{name!r} ({nearest(name, self.classes)})" for name in names if name not in place]
+        if strange:
+            raise DataError(f"{root}: classes that the model does not know: {', '.join(strange)}; remove their folders")
+        labels = np.array([place[names[label]] for label in known])
+        confusion = np.zeros((len(place), len(place)), dtype=np.int64)
+        bounds = np.array([task.first_class for task in self.tasks] + [len(place)])
+        task_il = np.zeros(len(place), dtype=np.int64)
+        problems: list[str] = []
+        for start in range(0, len(files), BATCH):
+            good, pixels, wrong = read_all(files[start : start + BATCH], self.config.images.stored)
+            problems += wrong
+            if problems:
+                continue  # all of them are named, no more is computed
+            truth, scores = labels[start : start + len(good)], self.logits(pixels).numpy()
+            np.add.at(confusion, (truth, scores.argmax(1)), 1)
+            for label, row in zip(truth, scores, strict=True):
+                own = slice(*bounds[np.searchsorted(bounds, label, side="right") - 1 :][:2])
+                task_il[label] += row[own].argmax() + own.start == label
+        if problems:
+            raise DataError("\n".join([f"{len(problems)} images cannot be read: remove or replace them", *problems]))
+        return Evaluation(tuple(self.tasks), confusion, task_il)
+
     # ----------------------------------------------------------------------------------------------------- learning
 
     def learn(self, data: str | Path, *, task: str | None = None, **overrides: Any) -> "Model":
@@ -175,7 +220,8 @@ class Model:
         """
         from pearl.learn import learn
 
-        return learn(self.path, data, task=task, overrides=overrides, device=self.device.type)
+        learn(self.path, data, task=task, overrides=overrides, device=self.device.type)
+        return Model.open(self.path, device=self.device.type)
 
 
 def to_pixels(image: Picture, size: int) -> np.ndarray:
@@ -197,119 +243,3 @@ def to_pixels(image: Picture, size: int) -> np.ndarray:
         return np.asarray(upright_square(image, size))
     except (ValueError, OSError, AttributeError) as error:
         raise DataError(f"an image cannot be used ({error}); give a file, a Pillow image or a uint8 array") from None
-
-
-def read_all(files: Sequence[Path], size: int) -> tuple[list[Path], np.ndarray, list[str]]:
-    """Decode files side by side: those that can be read, their pixels (N, size, size, 3) uint8, and what is wrong
-    with the others, a line each."""
-
-    def attempt(file: Path) -> np.ndarray | DataError:
-        try:
-            return read_image(file, size)
-        except DataError as error:
-            return error
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        decoded = list(pool.map(attempt, files))
-    good = [(file, image) for file, image in zip(files, decoded, strict=True) if isinstance(image, np.ndarray)]
-    pixels = np.stack([image for _, image in good]) if good else np.empty((0, size, size, 3), np.uint8)
-    return [file for file, _ in good], pixels, [str(found) for found in decoded if isinstance(found, DataError)]
-
-
-# ------------------------------------------------------------------------------------------------------------- files
-
-
-def read_config(path: Path) -> ModelConfig:
-    """The configuration of a model or run directory.
-
-    Raises:
-        RunError: not such a directory, or its configuration cannot be read.
-    """
-    file = path / "config.yaml"
-    if not file.is_file():
-        if (path / "tasks").is_dir():
-            raise RunError(f"{file}: missing, though tasks are there; restore it from a copy")
-        raise RunError(f"{path}: not a run directory, it has no config.yaml; `pearl list runs` shows those there are")
-    try:
-        raw = yaml.safe_load(file.read_text())
-        number = raw.pop("format")
-        check_format(file, number)
-        return check_config(raw, RunConfig if "recipe" in raw else ModelConfig)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError, ConfigError) as error:
-        reason = " ".join(str(error).split())
-        raise RunError(f"{file}: cannot be read ({reason}); restore it, or run into a new directory") from None
-
-
-def config_bytes(config: ModelConfig) -> bytes:
-    """What `read_config` reads."""
-    return f"format: {FORMAT}\n{config.to_yaml()}".encode()
-
-
-def task_infos(path: Path) -> list[TaskInfo]:
-    """The finished tasks of a model, from their manifests."""
-    found: list[TaskInfo] = []
-    first = 0
-    for folder in finished(path):
-        manifest = read_json(folder / MANIFEST)
-        try:
-            info = TaskInfo(str(manifest["name"]), tuple(map(str, manifest["classes"])), first, folder)
-        except (KeyError, TypeError) as error:
-            raise RunError(f"{folder / MANIFEST}: damaged (no {error}); restore it from a copy") from None
-        found.append(info)
-        first += len(info.classes)
-    return found
-
-
-def verify(path: Path) -> list[str]:
-    """What is wrong with the files of a model, a line each; every checksum is computed."""
-    wrong = []
-    for folder in (path / "reference", *finished(path)):
-        try:
-            read_part(folder)
-        except RunError as error:
-            wrong.append(str(error))
-    return wrong
-
-
-def build_backbone(config: ModelConfig, *, structure_only: bool = False) -> nn.Module:
-    """The backbone of a run; `structure_only` leaves out reference weights that a state will overwrite."""
-    spec = dict(config.backbone)
-    given = bool(spec.get("pretrained") or spec.get("weights"))
-    if structure_only or config.smoke:
-        spec |= {key: False if key == "pretrained" else None for key in ("pretrained", "weights") if key in spec}
-    torch.manual_seed(fold(config.seed, "backbone"))
-    backbone = BACKBONES.build(spec, config.images.size)
-    if given:
-        backbone.pretrained = True
-    return backbone
-
-
-def build_method(config: ModelConfig, *, structure_only: bool = False) -> Method:
-    """The method of a run, before its first task.
-
-    Raises:
-        ConfigError: options that this backbone cannot fulfil.
-    """
-    return METHODS.build(config.method, build_backbone(config, structure_only=structure_only))
-
-
-def load_method(
-    path: Path,
-    config: ModelConfig,
-    tasks: int | None = None,
-    *,
-    place: Callable[[Method], Method] = lambda method: method,
-) -> Method:
-    """A method as it was after its first `tasks` tasks (all finished ones if not given).
-
-    `place` moves it to a device and layout.
-
-    Raises:
-        RunError: files missing, damaged, or not of this configuration.
-    """
-    method = place(build_method(config, structure_only=True))
-    try:
-        method.load_state_dict(load_state(path, tasks), strict=True)
-    except RuntimeError as error:
-        raise RunError(f"{path}: state does not fit its configuration ({' '.join(str(error).split())})") from None
-    return place(method).eval()  # again, for the tensors that came with the state

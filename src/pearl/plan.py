@@ -7,7 +7,8 @@ from pearl.config import RunConfig
 from pearl.methods.base import Method
 from pearl.methods.pearl import Pearl
 from pearl.nn.lowrank import matrix_shape
-from pearl.runs import Prepared, build_method, prepare
+from pearl.runs import Prepared, prepare
+from pearl.saved import build_method
 
 
 def plan(config: RunConfig) -> str:

@@ -66,12 +66,12 @@ class Replay:
 
     def __init__(self, folder: Path | None = None, *, minutes: float = 10.0, stop: Stop | None = None) -> None:
         self.folder, self.minutes, self.stop = folder, minutes, stop or Stop()
-        self._start: dict[str, Tensor] = {}
+        self.start: dict[str, Tensor] = {}  # the state before the task
         self._stored_at = time.monotonic()
 
     def begin(self, method: Method, task: int) -> None:
         """A task starts, anew or again: what is stored of others is of no use."""
-        self._start = snapshot(method.state_dict()) if self.folder else {}
+        self.start = snapshot(method.state_dict())
         self._stored_at = time.monotonic()
         for place in self._moments(""):
             if not place.name.startswith(f"{task:03d}-"):
@@ -79,7 +79,7 @@ class Replay:
 
     def end(self) -> None:
         """The task is complete."""
-        self._start = {}
+        self.start = {}
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -107,7 +107,7 @@ class Replay:
             prefix = "{:03d}-{:02d}-".format(*at)
             older = self._moments(prefix)
             place = self.folder / f"{prefix}{progress.done:08d}"
-            tensors = scene.state(self._start, progress, with_optimizer=not finished)
+            tensors = scene.state(self.start, progress, with_optimizer=not finished)
             write_part(place, tensors, {"phase": scene.phase.name, "steps": progress.done})
             for other in older:
                 if other != place:
@@ -123,11 +123,11 @@ class Replay:
                 tensors, manifest = read_part(place)
             except RunError:  # half-written or damaged: an older moment leads to the same bits
                 continue
-            return Progress(manifest["steps"], scene.put_back(self._start, tensors))
+            return Progress(manifest["steps"], scene.put_back(self.start, tensors))
         return Progress()
 
     def _moments(self, prefix: str) -> list[Path]:
-        return sorted(self.folder.glob(f"{prefix}*")) if self.folder and self.folder.is_dir() else []
+        return sorted(self.folder.glob(f"{prefix or '[0-9]'}*")) if self.folder and self.folder.is_dir() else []
 
 
 @dataclass

@@ -5,15 +5,18 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 from pearl.config import read_recipe, recipe_names
 from pearl.errors import ConfigError
+from pearl.files import MANIFEST, read_json
 from pearl.metrics import accuracy_matrix
 from pearl.paths import runs_root
 from pearl.registry import BACKBONES, METHODS, RANK_RULES, SOURCES, Registry, nearest
 
 if TYPE_CHECKING:
+    from pearl.model import Evaluation
     from pearl.runs import Run
 
 _REGISTRIES: dict[str, Registry] = {"methods": METHODS, "backbones": BACKBONES, "data": SOURCES, "ranks": RANK_RULES}
@@ -95,6 +98,86 @@ def run_page(run: "Run") -> str:
     if not run.done:
         lines.append(f"unfinished: {len(results['stages'])} tasks; the same `pearl run` goes on")
     return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """A name on one line of a terminal, whatever characters it has."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def evaluation_page(evaluation: "Evaluation") -> str:
+    """Accuracy per class and task, and the most frequent mistakes."""
+    names, total = [printable(name) for name in evaluation.classes], evaluation.total
+    width = max(map(len, [*names, *(printable(task.name) + 8 * " " for task in evaluation.tasks)]))
+    lines = [f"{'':{width}}  images  class-IL  task-IL"]
+
+    def line(name: str, rows: slice) -> str:
+        count = total[rows].sum()
+        if not count:
+            return f"{name:{width}}       0         -        -"
+        right = [100 * part[rows].sum() / count for part in (evaluation.class_il, evaluation.task_il)]
+        return f"{name:{width}}  {count:6}  {right[0]:7.2f}%  {right[1]:6.2f}%"
+
+    for task in evaluation.tasks:
+        rows = slice(task.first_class, task.first_class + len(task.classes))
+        lines.append(line(f"task {printable(task.name)}", rows))
+        lines += [line(f"  {names[c]}", slice(c, c + 1)) for c in range(rows.start, rows.stop) if total[c]]
+    lines.append(line("all", slice(None)))
+    wrong = evaluation.confusion.copy()
+    np.fill_diagonal(wrong, 0)
+    mistakes = [divmod(int(i), len(names)) for i in wrong.ravel().argsort(kind="stable")[::-1][:10]]
+    told = [f"  {names[a]} taken for {names[b]}: {wrong[a, b]}" for a, b in mistakes if wrong[a, b]]
+    return "\n".join([*lines, *(["", "most frequent mistakes:", *told] if told else [])])
+
+
+def evaluation_json(evaluation: "Evaluation") -> str:
+    """All counts; row of `confusion`: true class, column: predicted class."""
+    counts = {key: getattr(evaluation, key).tolist() for key in ("total", "class_il", "task_il", "confusion")}
+    tasks = [{"name": task.name, "classes": list(task.classes)} for task in evaluation.tasks]
+    return json.dumps({"tasks": tasks, "classes": list(evaluation.classes), **counts}, indent=1)
+
+
+def inspection(path: Path) -> tuple[dict[str, Any], str]:
+    """What a model's files say and whether their checksums hold: as a mapping, and as text."""
+    from pearl.saved import read_config, task_infos, verify
+
+    config, infos, damaged = read_config(path), task_infos(path), verify(path)
+    manifests = [read_json(info.folder / MANIFEST) for info in infos]
+    facts: dict[str, Any] = {
+        "path": str(path),
+        "method": config.method["name"],
+        "backbone": config.backbone["name"],
+        "image_size": config.images.size,
+        "reference_bytes": read_json(path / "reference" / MANIFEST)["bytes"],
+        "tasks": [
+            {key: manifest.get(key) for key in ("name", "classes", "images", "parameters", "bytes", "seconds", "layers")}
+            for manifest in manifests
+        ],
+        "damaged": damaged,
+    }
+    lines = [
+        f"{path}: {facts['method']} on {facts['backbone']} at {facts['image_size']} pixels, {len(infos)} tasks",
+        f"reference: {facts['reference_bytes']:,} bytes",
+    ]
+    before = 0
+    for task in facts["tasks"]:
+        names = ", ".join(map(printable, task["classes"]))
+        lines += ["", f"task {printable(task['name'])}: {len(task['classes'])} classes ({names})"]
+        lines.append(f"  {task['parameters'] - before:+,} parameters, {task['bytes']:,} bytes")
+        before = task["parameters"]
+        layers = task["layers"] or []
+        width = max((len(layer["layer"]) for layer in layers), default=0)
+        lines += [
+            f"  {layer['layer']:{width}}  threshold {layer['threshold']:.4f}  rank {layer['rank']} of {layer['full_rank']}"
+            for layer in layers
+        ]
+    lines += ["", *damaged] if damaged else ["", "all checksums hold"]
+    return facts, "\n".join(lines)
+
+
+def inspection_json(facts: dict[str, Any]) -> str:
+    """The mapping of `inspection`."""
+    return json.dumps(facts, indent=1)
 
 
 def _is_run(path: Path) -> bool:

@@ -1,11 +1,14 @@
 """The command line: one small file per verb, no logic. torch is imported when a verb needs it, never for --help."""
 
 import sys
+import time
 
 import typer
 
-from pearl.cli import doctor, list, run, show
-from pearl.errors import PearlError
+STARTED = time.perf_counter()  # for `pearl predict --verbose`
+
+from pearl.cli import doctor, evaluate, inspect, learn, list, predict, resume, run, show  # noqa: E402
+from pearl.errors import Interrupted, PearlError  # noqa: E402
 
 app = typer.Typer(
     name="pearl",
@@ -16,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (run, list, show, doctor):
+for verb in (run, resume, learn, predict, evaluate, inspect, list, show, doctor):
     app.command(name=verb.__name__.rpartition(".")[2])(verb.command)
 
 
@@ -24,6 +27,9 @@ def main() -> None:
     """Run the command line; what a user can mend is one line and exit code 2."""
     try:
         app()
+    except Interrupted as error:
+        print(f"pearl: {error}", file=sys.stderr)
+        sys.exit(130)
     except PearlError as error:
         for line in str(error).splitlines():
             print(f"pearl: {line}", file=sys.stderr)

@@ -17,6 +17,7 @@ def command(
         bool, typer.Option("--dry-run", help="Print settings, tasks, targets, parameters, memory; train nothing.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    store_every: Annotated[float, typer.Option(help="Minutes between two stored moments of training.")] = 10.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Learn a stream of tasks, or go on where an earlier run of the same configuration ended.
@@ -33,11 +34,11 @@ def command(
     if dry_run:
         from pearl.plan import plan
 
-        typer.echo(plan(config))
+        typer.echo(plan(config, device=device))
         return
     from pearl.progress import display
     from pearl.runs import execute
     from pearl.text import run_page
 
-    run = execute(config, device=device, show=display(quiet))
+    run = execute(config, device=device, show=display(quiet), minutes=store_every)
     typer.echo(run_page(run))

@@ -129,11 +129,40 @@ def read_image(path: Path, size: int) -> np.ndarray:
         with Image.open(path) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
-            return np.asarray(_square(_rgb(ImageOps.exif_transpose(image)), size))
+            return np.asarray(upright_square(image, size))
     except UnidentifiedImageError:
         raise DataError(f"{path}: not an image, or of a kind that Pillow cannot read") from None
     except Exception as error:  # of a damaged file a decoder raises nearly anything
         raise DataError(f"{path}: {reason(error)}") from error
+
+
+def read_all(files: Sequence[Path], size: int) -> tuple[list[Path], np.ndarray, list[str]]:
+    """Decode files side by side, into memory alone.
+
+    Those that can be read, their pixels uint8 (N, size, size, 3), and a line for each of the others.
+    """
+
+    def attempt(file: Path) -> np.ndarray | DataError:
+        try:
+            return read_image(file, size)
+        except DataError as error:
+            return error
+
+    with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = [*zip(files, pool.map(attempt, files), strict=True)]
+    good = [(file, image) for file, image in found if isinstance(image, np.ndarray)]
+    pixels = np.stack([image for _, image in good]) if good else np.empty((0, size, size, 3), np.uint8)
+    return [file for file, _ in good], pixels, [str(image) for _, image in found if isinstance(image, DataError)]
+
+
+def upright_square(image: Image.Image, size: int) -> Image.Image:
+    """An opened image as `read_image` gives it.
+
+    Raises:
+        ValueError: pixels of a kind or number that cannot be used.
+        OSError: damaged.
+    """
+    return _square(_rgb(ImageOps.exif_transpose(image)), size)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

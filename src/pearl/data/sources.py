@@ -337,6 +337,26 @@ def folder(*, path: str, seed: int = 0, test_share: float = 0.2, validation_shar
     )
 
 
+def class_folders(root: Path) -> tuple[tuple[str, ...], list[Path], np.ndarray]:
+    """The images of ROOT/CLASS/*: class names in order of the alphabet, the files, and their labels (N,) int64.
+
+    Raises:
+        DataError: no folder, or a class without an image.
+    """
+    files = _tree(root)
+    images = [(image, label) for label, name in enumerate(files) for image in files[name]]
+    return tuple(files), [image for image, _ in images], np.array([label for _, label in images])
+
+
+def image_files(place: Path) -> list[Path]:
+    """Every image file in a folder and the folders below it, in order."""
+    return sorted(
+        file
+        for file in place.rglob("*")
+        if file.suffix.lower() in _suffixes() and not file.name.startswith(".") and file.is_file()
+    )
+
+
 def _official(path: str, archive: _Archive, download: bool) -> Path:
     """The folder of an official data set: the one there is, else fetched into the data folder."""
     try:

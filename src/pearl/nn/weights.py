@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 from pearl.checkpoint import load_state
@@ -65,6 +64,8 @@ def load_weights(net: Any, path: str) -> None:
     state = {key: value for key, value in read_weights(file).items() if key in own or not key.startswith(_HEADS)}
     if "pos_embed" in state and "pos_embed" in own and state["pos_embed"].shape != own["pos_embed"].shape:
         prefix = 0 if getattr(net, "no_embed_class", False) else net.num_prefix_tokens
+        from timm.layers import resample_abs_pos_embed  # slow to import, and of use here alone
+
         with suppress(RuntimeError, AttributeError):  # of another width, or no square grid: named below as misshapen
             state["pos_embed"] = resample_abs_pos_embed(
                 state["pos_embed"], net.patch_embed.grid_size, num_prefix_tokens=prefix

@@ -1,0 +1,25 @@
+"""pearl evaluate MODEL --data DIR"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of a model or run.")],
+    data: Annotated[Path, typer.Option(help="Images in a folder per class: DIR/CLASS/*, or DIR/test/CLASS/*.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Counts and the whole confusion matrix as JSON.")] = False,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Use the first so many tasks only.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Accuracy per class and task on a folder of images, and what is taken for what.
+
+    \b
+    pearl evaluate shop --data test_photos
+    """
+    from pearl.model import Model
+    from pearl.text import evaluation_json, evaluation_page
+
+    evaluation = Model.open(model, tasks=tasks, device=device).evaluate(data)
+    typer.echo(evaluation_json(evaluation) if as_json else evaluation_page(evaluation))

@@ -1,0 +1,25 @@
+"""pearl inspect MODEL"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of a model or run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+) -> None:
+    """What a model holds: tasks, classes, thresholds and ranks per layer, parameters, bytes; checksums are verified.
+
+    Damaged files are named, and the exit code is 1.
+
+    \b
+    pearl inspect shop
+    """
+    from pearl.text import inspection, inspection_json
+
+    facts, text = inspection(model)
+    typer.echo(inspection_json(facts) if as_json else text)
+    if facts["damaged"]:
+        raise typer.Exit(1)

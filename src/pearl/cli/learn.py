@@ -1,0 +1,57 @@
+"""pearl learn MODEL --data DIR"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of the model; made on its first task.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as train.epochs=5.")
+    ] = None,
+    data: Annotated[
+        Path, typer.Option(help="Images in a folder per class: DIR/CLASS/*, or DIR/train/CLASS/* and DIR/test/.")
+    ] = ...,  # type: ignore[assignment]
+    task: Annotated[str | None, typer.Option(help="Name of the task; the folder's name if not given.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="First task: the network, as resnet18, bsc or timm/NAME (pretrained).")
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="First task: the recipe whose settings are used.")] = None,
+    start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to go on from.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    store_every: Annotated[float, typer.Option(help="Minutes between two stored moments of training.")] = 10.0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Learn new classes from a folder of images; what was learnt before stays as it is, and needs no old image.
+
+    \b
+    pearl learn shop --data fruit --backbone timm/deit_tiny_patch16_224
+    pearl learn shop --data vegetables
+    pearl learn shop --data packages --task october train.epochs=20
+    """
+    from pearl.config import parse_overrides
+    from pearl.learn import learn
+    from pearl.model import Model
+    from pearl.progress import display
+    from pearl.text import evaluation_page
+
+    settings = parse_overrides(overrides or [])
+    learn(
+        model,
+        data,
+        task=task,
+        recipe=recipe,
+        backbone=backbone,
+        start=start,
+        overrides=settings,
+        device=device,
+        show=display(quiet),
+        minutes=store_every,
+    )
+    grown = Model.open(model, device=device)
+    new = grown.tasks[-1]
+    typer.echo(f"learnt task {new.name}: {len(new.classes)} classes, {len(grown.classes)} in all; stored in {model}")
+    if (data / "test").is_dir():
+        typer.echo(evaluation_page(grown.evaluate(data)))

@@ -1,0 +1,53 @@
+"""pearl predict MODEL PATH..."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of a model or run.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Images, folders, or - for a list on stdin.")],
+    task: Annotated[str | None, typer.Option(help="Choose among this task's classes alone (task-IL).")] = None,
+    top: Annotated[int, typer.Option("--top", "-k", min=1, help="Classes to name per image.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, with a head.")] = False,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Use the first so many tasks only.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say where the time went.")] = False,
+) -> None:
+    """Name what is in photos. Images that cannot be read are reported, the others done, and the exit code is 1.
+
+    \b
+    pearl predict shop photo.jpg
+    pearl predict shop photos/ --top 3 --csv > names.csv
+    find . -name '*.jpg' | pearl predict shop - --json
+    """
+    from pearl.cli import STARTED
+
+    times = {"start": STARTED}
+    from pearl.predict import named, predict_files, writer
+
+    files = named(paths, sys.stdin)
+    from pearl.model import Model
+
+    times["import"] = time.perf_counter()
+    opened = Model.open(model, tasks=tasks, device=device)
+    if task is not None:
+        opened.task_index(task)  # a wrong name is found before the weights are read
+    _ = opened.method
+    times["load"] = time.perf_counter()
+    write = writer("json" if as_json else "csv" if as_csv else "table", sys.stdout)
+    unreadable = predict_files(opened, files, write, task=task, top=top)
+    times["compute"] = time.perf_counter()
+    for line in unreadable:
+        typer.echo(f"pearl: {line}", err=True)
+    if verbose:
+        moments = list(times.values())
+        spent = zip(list(times)[1:], moments[1:], moments[:-1], strict=True)
+        typer.echo(", ".join(f"{name} {end - begin:.2f} s" for name, end, begin in spent), err=True)
+    if unreadable:
+        raise typer.Exit(1)

@@ -1,0 +1,123 @@
+"""From the files of a model or run to the method they hold."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from torch import nn
+
+from pearl.checkpoint import load_state, read_part
+from pearl.config import ModelConfig, RunConfig, check_config
+from pearl.data.batches import fold
+from pearl.errors import ConfigError, RunError
+from pearl.files import FORMAT, MANIFEST, check_format, finished, read_json
+from pearl.methods.base import Method
+from pearl.registry import BACKBONES, METHODS
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task that a model has learnt."""
+
+    name: str
+    classes: tuple[str, ...]
+    first_class: int  # logit index of its first class
+    folder: Path
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The configuration of a model or run directory.
+
+    Raises:
+        RunError: not such a directory, or its configuration cannot be read.
+    """
+    file = path / "config.yaml"
+    if not file.is_file():
+        if (path / "tasks").is_dir():
+            raise RunError(f"{file}: missing, though tasks are there; restore it from a copy")
+        raise RunError(f"{path}: not a run directory, it has no config.yaml; `pearl list runs` shows those there are")
+    try:
+        raw = yaml.safe_load(file.read_text())
+        number = raw.pop("format")
+        check_format(file, number)
+        return check_config(raw, RunConfig if "recipe" in raw else ModelConfig)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError, ConfigError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"{file}: cannot be read ({reason}); restore it, or run into a new directory") from None
+
+
+def config_bytes(config: ModelConfig) -> bytes:
+    """What `read_config` reads."""
+    return f"format: {FORMAT}\n{config.to_yaml()}".encode()
+
+
+def task_infos(path: Path) -> list[TaskInfo]:
+    """The finished tasks of a model, from their manifests."""
+    found: list[TaskInfo] = []
+    first = 0
+    for folder in finished(path):
+        manifest = read_json(folder / MANIFEST)
+        try:
+            info = TaskInfo(str(manifest["name"]), tuple(map(str, manifest["classes"])), first, folder)
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{folder / MANIFEST}: damaged (no {error}); restore it from a copy") from None
+        found.append(info)
+        first += len(info.classes)
+    return found
+
+
+def verify(path: Path) -> list[str]:
+    """What is wrong with the files of a model, a line each; every checksum is computed."""
+    wrong = []
+    for folder in (path / "reference", *finished(path)):
+        try:
+            read_part(folder)
+        except RunError as error:
+            wrong.append(str(error))
+    return wrong
+
+
+def build_backbone(config: ModelConfig, *, structure_only: bool = False) -> nn.Module:
+    """The backbone of a run; `structure_only` leaves out reference weights that a state will overwrite."""
+    spec = dict(config.backbone)
+    given = bool(spec.get("pretrained") or spec.get("weights"))
+    if structure_only or config.smoke:
+        spec |= {key: False if key == "pretrained" else None for key in ("pretrained", "weights") if key in spec}
+    torch.manual_seed(fold(config.seed, "backbone"))
+    backbone = BACKBONES.build(spec, config.images.size)
+    if given:
+        backbone.pretrained = True
+    return backbone
+
+
+def build_method(config: ModelConfig, *, structure_only: bool = False) -> Method:
+    """The method of a run, before its first task.
+
+    Raises:
+        ConfigError: options that this backbone cannot fulfil.
+    """
+    return METHODS.build(config.method, build_backbone(config, structure_only=structure_only))
+
+
+def load_method(
+    path: Path,
+    config: ModelConfig,
+    tasks: int | None = None,
+    *,
+    place: Callable[[Method], Method] = lambda method: method,
+) -> Method:
+    """A method as it was after its first `tasks` tasks (all finished ones if not given).
+
+    `place` moves it to a device and layout.
+
+    Raises:
+        RunError: files missing, damaged, or not of this configuration.
+    """
+    method = place(build_method(config, structure_only=True))
+    try:
+        method.load_state_dict(load_state(path, tasks), strict=True)
+    except RuntimeError as error:
+        raise RunError(f"{path}: state does not fit its configuration ({' '.join(str(error).split())})") from None
+    return place(method).eval()  # again, for the tensors that came with the state

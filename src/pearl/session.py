@@ -1,0 +1,199 @@
+"""One process at work on one directory: its lock, its log, its signals, and how a task is learnt and stored."""
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from filelock import FileLock, Timeout
+
+from pearl.checkpoint import changed, snapshot, write_part
+from pearl.config import ModelConfig
+from pearl.data.batches import Task
+from pearl.engine import Engine, Observer
+from pearl.errors import Interrupted, RunError
+from pearl.files import FORMAT, check_no_gap, folder_name, task_folders, write_file, write_json
+from pearl.methods.base import Method
+from pearl.replay import Replay, Stop
+from pearl.saved import config_bytes, task_infos
+from pearl.version import __version__
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@contextmanager
+def session(
+    path: Path,
+    config: ModelConfig,
+    *,
+    again: str,
+    device: str = "auto",
+    precision: Precision | None = None,
+    show: Observer | None = None,
+    minutes: float = 10.0,
+) -> Iterator["Session"]:
+    """A session that alone may write to `path`; `again` is the command that goes on after an interruption.
+
+    Raises:
+        RunError: another process is at work there, or the directory cannot be written to.
+        Interrupted: the user asked to stop, with the words to go on.
+    """
+    log = Log(path / "events.jsonl", show or Observer())
+    stop = Stop()
+    with locked(path), stop.caught():
+        for leftover in path.rglob(".*.tmp"):  # of a write that was killed
+            leftover.unlink(missing_ok=True)
+        check_no_gap(path)
+        engine = Engine(config, device=device, precision=precision, observer=log)
+        try:
+            yield Session(path, config, engine, log, Replay(path / "resume", minutes=minutes, stop=stop))
+        except Interrupted as error:
+            raise Interrupted(f"{error}; all of it is stored; go on with: {again}") from None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a directory for this process. The lock goes with its process, however that ends.
+
+    Raises:
+        RunError: another process holds it, and which, or it cannot be written to.
+    """
+    lock, holder = FileLock(path / ".lock"), path / ".holder.json"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        try:
+            who = json.loads(holder.read_text())
+            name = f"process {who['pid']} on {who['host']} since {who['since']}"
+        except (OSError, ValueError, KeyError):
+            name = "another process"
+        raise RunError(f"{path}: {name} is at work on it; wait for it to end, or stop it") from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error.strerror}); mend its permissions or free space") from None
+    try:
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        write_file(holder, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode())
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
+
+
+class Session:
+    """See `session`."""
+
+    def __init__(self, path: Path, config: ModelConfig, engine: Engine, log: "Log", replay: Replay) -> None:
+        self.path, self.config, self.engine, self.log, self.replay = path, config, engine, log, replay
+
+    def begin(self, build: Callable[[], Method]) -> Method:
+        """Write what a directory starts with: configuration, environment, and the state before the first task."""
+        method = self.engine.place(build())
+        write_file(self.path / "config.yaml", config_bytes(self.config))
+        write_json(self.path / "environment.json", environment(self.engine))
+        write_part(self.path / "reference", snapshot(method.state_dict()), {"parameters": method.size()})
+        return method
+
+    def learn(self, method: Method, task: Task, **facts: Any) -> None:
+        """Let a method learn a task and store what it added; until that is whole, the directory is as it was."""
+        self.log.event("task", task=task.id, name=task.name, classes=list(task.classes), images=len(task))
+        started = time.perf_counter()
+        images = len(task)
+        seconds = self.engine.learn(method, task, self.replay)
+        added = changed(self.replay.start, snapshot(method.state_dict()))
+        for folder in task_folders(self.path).get(task.id, []):  # of an attempt that was killed
+            shutil.rmtree(folder, ignore_errors=True)
+        facts = {
+            "task": task.id,
+            "name": task.name,
+            "classes": list(task.classes),
+            "images": images,
+            "parameters": method.size(),
+            "seconds": {key: round(value, 2) for key, value in seconds.items()},
+            **facts,
+            **method.facts(task.id),
+        }
+        write_part(self.path / "tasks" / folder_name(task.id, task.name), added, facts)
+        self.list_classes()
+        self.replay.end()
+        self.log.event(
+            "learnt", task=task.id, parameters=method.size(), seconds=round(time.perf_counter() - started, 2)
+        )
+
+    def list_classes(self) -> None:
+        """Write classes.json, the manifests' class names in order of arrival."""
+        tasks = [{"name": info.name, "classes": list(info.classes)} for info in task_infos(self.path)]
+        write_json(self.path / "classes.json", {"format": FORMAT, "tasks": tasks})
+
+
+class Log(Observer):
+    """Writes events.jsonl and passes everything on to a display."""
+
+    def __init__(self, file: Path, show: Observer) -> None:
+        self.file, self.show = file, show
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Append one line, and show it."""
+        line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **facts})
+        try:
+            with self.file.open("ab+") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - 1, 0))
+                cut = file.read(1) not in (b"", b"\n")  # a line whose writer was killed
+                file.write(b"\n" * cut + line.encode() + b"\n")
+        except OSError as error:
+            raise RunError(
+                f"{self.file}: cannot be written ({error.strerror}); free space or permissions there"
+            ) from None
+        self.show.event(kind, **facts)
+
+    def step(self, done: int, total: int) -> None:
+        """Pass on."""
+        self.show.step(done, total)
+
+
+def environment(engine: Engine) -> dict[str, Any]:
+    """What a result depends on beside its configuration."""
+    device = engine.fabric.device
+    packages = ("torch", "torchvision", "timm", "lightning-fabric", "numpy", "safetensors")
+    return {
+        "format": FORMAT,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "pearl": __version__,
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in packages},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "precision": engine.precision,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "commit": _commit(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout; None for an installed package."""
+    here = Path(__file__).parent
+    with suppress(OSError, subprocess.SubprocessError):
+        shown = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+        return shown.stdout.strip()
+    return None
