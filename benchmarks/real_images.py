@@ -2,15 +2,22 @@
 
     python benchmarks/real_images.py                      all recipes, all methods, seed 0
     python benchmarks/real_images.py --recipes cpu-cifar20-resnet18 --methods pearl isolation --seeds 0 1
+    python benchmarks/real_images.py --only-table         write the tables anew from the rows there are, run nothing
 
-Finished runs are skipped, so the command can be stopped and started again. Data is looked for under $PEARL_DATA.
+Finished runs are skipped, so the command can be stopped and started again; rows of other methods and seeds stay. Data
+is looked for under $PEARL_DATA; a recipe that cannot be run is one line, the others go on, the exit code is then 2.
 """
 
 import argparse
 import json
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean, stdev
 
-from pearl.config import load_config
+from pearl.config import load_config, recipe_names
+from pearl.errors import PearlError, RunError
 from pearl.progress import display
 from pearl.runs import Run, execute
 
@@ -34,22 +41,33 @@ COLUMNS = {
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", nargs="+", default=RECIPES)
+    parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=recipe_names(), metavar="RECIPE")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    options = parser.parse_args()
+    parser.add_argument("--only-table", action="store_true", help="write the .md from the .json, run nothing")
+    options = parser.parse_args(arguments)
+    command = shlex.join(["python", "benchmarks/real_images.py", *arguments])
+    failed = 0
     for recipe in options.recipes:
-        rows = []
-        for method in options.methods:
-            for seed in options.seeds:
-                run = execute(load_config(recipe, [*METHODS[method], f"seed={seed}"]), show=display())
-                rows.append(row(method, run))
-                write(recipe, rows)
+        try:
+            if options.only_table:
+                if not (rows := read(recipe)):
+                    raise RunError(f"there is no {recipe}.json in docs/results; run it without --only-table first")
+                write_table(recipe, rows)
+                continue
+            for method in options.methods:
+                for seed in options.seeds:
+                    run = execute(load_config(recipe, [*METHODS[method], f"seed={seed}"]), show=display())
+                    write(recipe, row(method, run, command))
+        except PearlError as error:
+            print(f"{recipe}: {'; '.join(str(error).splitlines())}", file=sys.stderr)
+            failed = 2
+    return failed
 
 
-def row(method: str, run: Run) -> dict:
+def row(method: str, run: Run, command: str) -> dict:
     """One run's line of the table, with what is needed to trace it."""
     summary, environment = run.summary, json.loads((run.path / "environment.json").read_text())
     return {
@@ -60,28 +78,59 @@ def row(method: str, run: Run) -> dict:
         "training_seconds": round(sum(sum(m["seconds"].values()) for m in run.manifests)),
         "evaluation_seconds": round(sum(stage["evaluation_seconds"] for stage in run.results["stages"])),
         "run": run.path.name,
+        "command": command,
         "environment": environment,
     }
 
 
-def write(recipe: str, rows: list[dict]) -> None:
-    """docs/results/RECIPE.json with everything, .md with the table."""
+def read(recipe: str) -> list[dict]:
+    """The rows of earlier calls."""
+    file = RESULTS / f"{recipe}.json"
+    return json.loads(file.read_text()) if file.exists() else []
+
+
+def write(recipe: str, new: dict) -> None:
+    """docs/results/RECIPE.json with every row, this one in the place of an earlier one; .md with the table."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{recipe}.json").write_text(json.dumps(rows, indent=1) + "\n")
-    head = ["method", "seed", *COLUMNS.values(), "mean rank", "training (s)"]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    rows = {(r["method"], r["seed"]): r for r in [*read(recipe), new]}
+    (RESULTS / f"{recipe}.json").write_text(json.dumps([*rows.values()], indent=1) + "\n")
+    write_table(recipe, [*rows.values()])
+
+
+def write_table(recipe: str, rows: list[dict]) -> None:
+    """docs/results/RECIPE.md: a line for each method, over its seeds, and what the rows were made with."""
+    methods: dict[str, list[dict]] = {}
+    made: dict[str, list[str]] = {}
     for r in rows:
-        rank = "-" if r["mean_rank"] is None else f"{r['mean_rank']:.1f}"
-        cells = [r["method"], r["seed"], *(f"{r[key]:.2f}" for key in COLUMNS), rank, r["training_seconds"]]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    env = rows[0]["environment"]
-    facts = (
-        f"`python benchmarks/real_images.py --recipes {recipe}` on {env['device']}, {env['threads']} threads, "
-        f"{env['precision']}, Python {env['python']}, torch {env['packages']['torch']}, "
-        f"timm {env['packages']['timm']}, commit {(env['commit'] or '')[:10]}. Accuracies in percent."
+        methods.setdefault(r["method"], []).append(r)
+        made.setdefault(facts(r), []).append(f"{r['method']} seed {r['seed']}")
+    digits = dict.fromkeys(COLUMNS, 2) | {"mean_rank": 1, "training_seconds": 0}
+    head = ["method", "n", *COLUMNS.values(), "mean rank", "training (s)"]
+    lines = [f"# {recipe}", "", "Mean ± standard deviation over n seeds; accuracies in percent.", ""]
+    lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for method, of in methods.items():
+        cells = [cell([r[key] for r in of], places) for key, places in digits.items()]
+        lines.append(f"| {' | '.join([method, str(len(of)), *cells])} |")
+    lines += ["", *(f"- {', '.join(names)}: {how}" for how, names in made.items())]
+    (RESULTS / f"{recipe}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def cell(values: list[float | None], places: int) -> str:
+    """Mean ± sample standard deviation; of a single value itself alone."""
+    if None in values:  # a method without ranks
+        return "-"
+    spread = f" ± {stdev(values):.{places}f}" if len(values) > 1 else ""
+    return f"{mean(values):.{places}f}{spread}"
+
+
+def facts(r: dict) -> str:
+    """What a row was made with; the command of the oldest rows is not known."""
+    env, command = r["environment"], f"`{r['command']}` on " if "command" in r else ""
+    return (
+        f"{command}{env['device']}, threads: {env['threads']}, {env['precision']}, Python {env['python']}, "
+        f"torch {env['packages']['torch']}, timm {env['packages']['timm']}, commit {(env['commit'] or 'unknown')[:10]}"
     )
-    (RESULTS / f"{recipe}.md").write_text(f"# {recipe}\n\n{facts}\n\n" + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -4,26 +4,30 @@ import torch
 from torch import nn
 
 from pearl.config import RunConfig
+from pearl.engine import Engine
 from pearl.methods.base import Method
 from pearl.methods.pearl import Pearl
 from pearl.nn.lowrank import matrix_shape
 from pearl.runs import Prepared, prepare
 from pearl.saved import build_method
 
+_GB = 1e9
 
-def plan(config: RunConfig) -> str:
-    """The dry run of a configuration as text. Data is read, weights are not.
+
+def plan(config: RunConfig, *, device: str = "auto") -> str:
+    """The dry run of a configuration as text, as it would be on `device`. Data is read, weights are not.
 
     Raises:
         PearlError: what the run itself would raise before its first step.
     """
-    prepared = prepare(config)
+    engine = Engine(config, device=device)
     method = build_method(config, structure_only=True)
+    prepared = prepare(config)
     lines = [config.to_yaml().rstrip(), "", f"run directory: {config.id}", ""]
     lines += _tasks(prepared)
     if isinstance(method, Pearl):
         lines += ["", *_targets(method)]
-    lines += ["", *_sizes(config, prepared, method)]
+    lines += ["", *_sizes(config, prepared, method, engine)]
     return "\n".join(lines)
 
 
@@ -47,38 +51,51 @@ def _targets(method: Pearl) -> list[str]:
     return lines
 
 
-def _sizes(config: RunConfig, prepared: Prepared, method: Method) -> list[str]:
-    weights = sum(p.numel() for p in method.backbone.parameters())
-    batch = max(config.train.phase(phase).batch_size for phase in method.phases)
-    activations = _activation_bytes(method.backbone, config.images.size) * batch
-    optimizer = {"adam": 2, "adamw": 2, "sgd": 1}[config.train.optimizer]
-    data = max(len(task.train) for task in prepared.stream.tasks) * prepared.train.pixels[0].nbytes
-    weight_bytes = 4 * sum(p.numel() for p in method.parameters())
-    # a copy of the backbone in training: weights, gradients, optimizer states
-    training = 4 * weights * (2 + optimizer)
-    total = data + weight_bytes + training + activations
+def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine) -> list[str]:
+    counts = [len(task.train) for task in prepared.stream.tasks]
+    images = sum(counts) if method.oracle else max(counts)
+    data = images * prepared.train.pixels[0].nbytes
+    weights = 4 * sum(p.numel() for p in method.parameters())
+    backbone = sum(p.numel() for p in method.backbone.parameters())
+    per_image = _activation_bytes(method.backbone, config.images.size, engine.precision)
+    needs = []
+    for phase in method.phases:
+        settings = config.train.phase(phase)
+        # a copy of the backbone in training: weights, gradients, optimizer states
+        training = 4 * backbone * (2 + {"adam": 2, "adamw": 2, "sgd": 1}[settings.optimizer])
+        batch = min(settings.batch_size, images)
+        needs.append((training + per_image * batch, training, batch, phase))
+    most, training, batch, phase = max(needs)
+    total = data + weights + most
     return [
-        f"backbone: {weights:,} parameters, features of {method.heads.dim}",
-        f"estimated memory: {total / 1e9:.2f} GB (images of a task {data / 1e9:.2f}, weights {weight_bytes / 1e9:.2f}, "
-        f"copy in training with gradients and optimizer {training / 1e9:.2f}, activations at batch {batch} "
-        f"{activations / 1e9:.2f})",
+        f"backbone: {backbone:,} parameters, features of {method.heads.dim}",
+        f"estimated memory on {engine.fabric.device.type} in {engine.precision}: {total / _GB:.2f} GB (images of "
+        f"{'all tasks' if method.oracle else 'the largest task'} {data / _GB:.2f}, weights {weights / _GB:.2f}; phase "
+        f"{phase}: copy in training with gradients and optimizer {training / _GB:.2f}, activations at batch {batch} "
+        f"{per_image * batch / _GB:.2f}); what each task adds to the method comes on top",
     ]
 
 
-def _activation_bytes(backbone: nn.Module, size: int) -> int:
-    """Bytes that one image's forward pass keeps for the backward pass, in float32; weights not counted."""
-    own = {p.data_ptr() for p in backbone.parameters()}
-    kept: dict[int, int] = {}
+def _activation_bytes(backbone: nn.Module, size: int, precision: str) -> int:
+    """Bytes that a forward pass keeps for the backward pass, for each image."""
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.data_ptr() not in own:
-            kept[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
+    def kept(images: int) -> int:
+        found: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            found[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with (
+            torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
+            backbone(torch.zeros(images, 3, size, size))
+        return sum(found.values())
 
     was = [p.requires_grad for p in backbone.parameters()]
     backbone.requires_grad_(True).train()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        backbone(torch.zeros(2, 3, size, size))
+    per_image = kept(3) - kept(2)  # weights are kept too, as often for three images as for two
     for parameter, required in zip(backbone.parameters(), was, strict=True):
         parameter.requires_grad_(required)
-    return sum(kept.values()) // 2
+    return per_image
