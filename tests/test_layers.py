@@ -18,8 +18,8 @@ LAYERS = {
     1: ("checkpoint", "data", "data.*", "nn", "nn.*"),
     2: ("methods", "methods.*"),
     3: ("engine", "evaluate", "replay", "saved"),
-    4: ("session", "runs", "learn", "progress"),
-    5: ("model", "plan", "doctor", "text"),
+    4: ("session", "runs", "learning", "progress"),
+    5: ("model", "plan", "doctor", "text", "predict"),
     6: ("__init__", "__main__", "cli", "cli.*"),
 }
 BOTTOM = {"numpy", "pydantic", "yaml"}  # all that layer 0 may have beside the standard library

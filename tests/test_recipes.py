@@ -24,6 +24,7 @@ def data(tmp_path_factory):
     cifar100_npz(root, classes=100, per_class=3)
     tiny_imagenet(root, classes=200, per_class=2)
     imagenet_r(root, classes=200, per_class=3, size=40)
+    image_folder(root / "photos", classes=("a", "b"), size=80)
     image_folder(root / "grocery", classes=tuple(f"product {i}" for i in range(81)), splits={"train": 2, "test": 1})
     return root
 

@@ -3,6 +3,10 @@
 import pearl
 run = pearl.run("digits")
 print(run.summary)
+
+model = pearl.learn("shop", "photos/fruit")
+model = model.learn("photos/vegetables")
+print(model.predict("photo.jpg")[0].name)
 """
 
 from pathlib import Path
@@ -12,9 +16,10 @@ from pearl.errors import PearlError
 from pearl.version import __version__
 
 if TYPE_CHECKING:
+    from pearl.model import Model
     from pearl.runs import Run
 
-__all__ = ["PearlError", "__version__", "run", "show"]
+__all__ = ["PearlError", "__version__", "learn", "load", "run", "show"]
 
 
 def run(
@@ -43,3 +48,52 @@ def show(directory: str | Path) -> "Run":
     from pearl.runs import Run
 
     return Run.open(Path(directory))
+
+
+def learn(
+    model: str | Path,
+    data: str | Path,
+    *,
+    task: str | None = None,
+    recipe: str | None = None,
+    backbone: str | None = None,
+    start: str | Path | None = None,
+    device: str = "auto",
+    quiet: bool = False,
+    **overrides: Any,
+) -> "Model":
+    """Learn the classes of an image folder as a new task of the model at a path; made if it is not there.
+
+    `recipe`, `backbone` and `start` (a run or model to go on from) are for the first task. `overrides` are settings,
+    nested as dictionaries: `learn("shop", "fruit", backbone="resnet18", train={"epochs": 5})`.
+
+    Raises:
+        PearlError: anything a user can mend, in one line; the model is then as it was.
+    """
+    from pearl.learning import learn
+    from pearl.model import Model
+    from pearl.progress import display
+
+    learn(
+        model,
+        data,
+        task=task,
+        recipe=recipe,
+        backbone=backbone,
+        start=start,
+        overrides=overrides,
+        device=device,
+        show=display(quiet),
+    )
+    return Model.open(model, device=device)
+
+
+def load(model: str | Path, *, tasks: int | None = None, device: str = "auto") -> "Model":
+    """The model in the directory of a model or run, as it was after its first `tasks` tasks (all if not given).
+
+    Raises:
+        PearlError: no such model, or files missing or damaged.
+    """
+    from pearl.model import Model
+
+    return Model.open(model, tasks=tasks, device=device)

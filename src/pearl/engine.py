@@ -1,5 +1,6 @@
 """The one training loop. A method yields phases; the engine trains each of them on Lightning Fabric."""
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -179,6 +180,7 @@ def _fabric(device: str, **options: Any) -> Fabric:
         raise ConfigError(f"device {device!r} cannot be used here; use auto, cpu or cuda")
     # not Fabric's own choice: it prefers Apple's GPUs, which have no float64 for the rank rule
     accelerator = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # the precision is told in environment.json
     try:
         return Fabric(accelerator=accelerator, devices=1, **options)
     except RuntimeError as error:

@@ -88,9 +88,7 @@ class Model:
             check_no_gap(path)
         known = task_infos(path)
         if tasks is not None and not 1 <= tasks <= len(known):
-            raise RunError(
-                f"{path}: {len(known)} tasks are finished, not {tasks}; ask for 1 to {len(known)}"
-            )
+            raise RunError(f"{path}: {len(known)} tasks are finished, not {tasks}; ask for 1 to {len(known)}")
         if not known:
             raise RunError(f"{path}: no task is finished yet; run the command that began it again")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -218,7 +216,7 @@ class Model:
         Raises:
             PearlError: anything a user can mend; the model is then as it was.
         """
-        from pearl.learn import learn
+        from pearl.learning import learn
 
         learn(self.path, data, task=task, overrides=overrides, device=self.device.type)
         return Model.open(self.path, device=self.device.type)

@@ -184,13 +184,14 @@ def execute(
     # a run goes on in the precision it began with, on whatever machine
     precision = read_json(begun)["precision"] if begun.is_file() else None
     try:
-        build_method(config, structure_only=True)  # mistakes in it are cheaper to find before the images are decoded
+        # before the images are decoded: mistakes in it are cheaper to find
+        method = build_method(config, structure_only=bool(finished(run.path)))
         prepared = prepare(config, show)
         again = f"pearl resume {shlex.quote(str(run.path))}"
         with session(
             run.path, config, again=again, device=device, precision=precision, show=show, minutes=minutes
         ) as work:
-            _Work(run, prepared, work).go(stop_after)
+            _Work(run, prepared, work).go(method, stop_after)
     finally:
         show.close()
     return Run(run.path, run.config)
@@ -209,10 +210,10 @@ class _Work:
             autocast=work.engine.fabric.autocast,
         )
 
-    def go(self, stop_after: int | None) -> None:
+    def go(self, method: Method, stop_after: int | None) -> None:
         run, stream = self.run, self.prepared.stream
         start = len(finished(run.path))
-        method = self._begin() if start == 0 else self._restore(start)
+        method = self._begin(method) if start == 0 else self._restore(start)
         self.session.log.event(
             "run", run=str(run.path), tasks=len(stream.tasks), done=start, classes=len(stream.classes)
         )
@@ -222,12 +223,12 @@ class _Work:
             self.session.learn(method, self._task(method, t))
             self._evaluate(method, t)
 
-    def _begin(self) -> Method:
+    def _begin(self, method: Method) -> Method:
         """Write what a run starts with."""
         facts = self._data_facts()
         write_json(self.run.path / "data.json", facts)
         self.session.log.event("data", name=self.prepared.source.name, **facts)
-        return self.session.begin(lambda: build_method(self.run.config))
+        return self.session.begin(method)
 
     def _restore(self, tasks: int) -> Method:
         """The method after its first `tasks` tasks, if the data is still the same."""

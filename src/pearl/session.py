@@ -7,7 +7,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -49,12 +49,12 @@ def session(
         Interrupted: the user asked to stop, with the words to go on.
     """
     log = Log(path / "events.jsonl", show or Observer())
+    engine = Engine(config, device=device, precision=precision, observer=log)
     stop = Stop()
     with locked(path), stop.caught():
         for leftover in path.rglob(".*.tmp"):  # of a write that was killed
             leftover.unlink(missing_ok=True)
         check_no_gap(path)
-        engine = Engine(config, device=device, precision=precision, observer=log)
         try:
             yield Session(path, config, engine, log, Replay(path / "resume", minutes=minutes, stop=stop))
         except Interrupted as error:
@@ -80,7 +80,10 @@ def locked(path: Path) -> Iterator[None]:
             name = "another process"
         raise RunError(f"{path}: {name} is at work on it; wait for it to end, or stop it") from None
     except OSError as error:
-        raise RunError(f"{path}: cannot be written ({error.strerror}); mend its permissions or free space") from None
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror}); mend its permissions, free space, or choose another place "
+            f"(PEARL_RUNS, for runs)"
+        ) from None
     try:
         since = datetime.now(UTC).isoformat(timespec="seconds")
         write_file(holder, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode())
@@ -96,9 +99,9 @@ class Session:
     def __init__(self, path: Path, config: ModelConfig, engine: Engine, log: "Log", replay: Replay) -> None:
         self.path, self.config, self.engine, self.log, self.replay = path, config, engine, log, replay
 
-    def begin(self, build: Callable[[], Method]) -> Method:
+    def begin(self, method: Method) -> Method:
         """Write what a directory starts with: configuration, environment, and the state before the first task."""
-        method = self.engine.place(build())
+        method = self.engine.place(method)
         write_file(self.path / "config.yaml", config_bytes(self.config))
         write_json(self.path / "environment.json", environment(self.engine))
         write_part(self.path / "reference", snapshot(method.state_dict()), {"parameters": method.size()})

@@ -150,7 +150,10 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         "image_size": config.images.size,
         "reference_bytes": read_json(path / "reference" / MANIFEST)["bytes"],
         "tasks": [
-            {key: manifest.get(key) for key in ("name", "classes", "images", "parameters", "bytes", "seconds", "layers")}
+            {
+                key: manifest.get(key)
+                for key in ("name", "classes", "images", "parameters", "bytes", "seconds", "layers")
+            }
             for manifest in manifests
         ],
         "damaged": damaged,
@@ -168,7 +171,8 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         layers = task["layers"] or []
         width = max((len(layer["layer"]) for layer in layers), default=0)
         lines += [
-            f"  {layer['layer']:{width}}  threshold {layer['threshold']:.4f}  rank {layer['rank']} of {layer['full_rank']}"
+            f"  {layer['layer']:{width}}  threshold {layer['threshold']:.4f}  "
+            f"rank {layer['rank']} of {layer['full_rank']}"
             for layer in layers
         ]
     lines += ["", *damaged] if damaged else ["", "all checksums hold"]

@@ -32,7 +32,7 @@ def command(
     pearl learn shop --data packages --task october train.epochs=20
     """
     from pearl.config import parse_overrides
-    from pearl.learn import learn
+    from pearl.learning import learn
     from pearl.model import Model
     from pearl.progress import display
     from pearl.text import evaluation_page

@@ -17,8 +17,8 @@ def command(
     \b
     pearl resume runs/NAME
     """
-    from pearl import learn
     from pearl.config import RunConfig
+    from pearl.learning import resume
     from pearl.progress import display
     from pearl.runs import execute
     from pearl.saved import read_config
@@ -29,5 +29,5 @@ def command(
         run = execute(config, path=directory, device=device, show=display(quiet), minutes=store_every)
         typer.echo(run_page(run))
     else:
-        learn.resume(directory, device=device, show=display(quiet), minutes=store_every)
+        resume(directory, device=device, show=display(quiet), minutes=store_every)
         typer.echo(f"learnt; the model is {directory}")

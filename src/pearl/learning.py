@@ -19,7 +19,6 @@ from pearl.data.sources import class_folders
 from pearl.engine import Observer
 from pearl.errors import ConfigError, DataError, RunError
 from pearl.files import check_no_gap, finished, read_json, write_json
-from pearl.methods.base import Method
 from pearl.saved import build_method, config_bytes, load_method, read_config, task_infos
 from pearl.session import session
 
@@ -55,7 +54,10 @@ def learn(
             begin_from(Path(start), path)
         config = _config(path, recipe, backbone, overrides or {})
         _check_new(path, name, names)
-        build_method(config, structure_only=True)  # mistakes in it are cheaper to find before the images are decoded
+        # before the images are decoded: mistakes in it are cheaper to find
+        method = build_method(config, structure_only=bool(finished(path)))
+        if method.oracle:
+            raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         pixels = _decode(files, config, show)
         facts = {
             "name": name,
@@ -74,13 +76,7 @@ def learn(
             if not same:
                 shutil.rmtree(pending.parent, ignore_errors=True)
                 write_json(pending, {"format": 1, **facts, "precision": work.engine.precision, "call": call})
-            method: Method
-            if done:
-                method = load_method(path, config, place=work.engine.place)
-            else:
-                method = work.begin(lambda: build_method(config))
-            if method.oracle:
-                raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
+            method = load_method(path, config, place=work.engine.place) if done else work.begin(method)
             first = sum(len(info.classes) for info in task_infos(path))
             view = View(config.images, channels_last=config.engine.channels_last)
             labels = first + own_labels
