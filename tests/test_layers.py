@@ -19,12 +19,14 @@ LAYERS = {
     2: ("methods", "methods.*"),
     3: ("engine", "evaluate"),
     4: ("runs", "progress"),
-    5: ("plan", "doctor", "text"),
+    5: ("plan", "doctor", "text", "plots", "report", "tensorboard"),
     6: ("__init__", "__main__", "cli", "cli.*"),
 }
 BOTTOM = {"numpy", "pydantic", "yaml"}  # all that layer 0 may have beside the standard library
 LIGHT = (
     "text",
+    "plots",
+    "report",
     "__init__",
     "__main__",
     "cli",
