@@ -174,9 +174,10 @@ def bars(labels: Sequence[str], values: Floats, *, name: str, alt: str, x: str, 
 
 
 def shorten(text: str, longest: int = 22) -> str:
-    """A name as it fits beside an axis, without what XML cannot hold."""
+    """A name as it fits beside an axis, cut in its middle: ends tell names apart. Without what XML cannot hold."""
     text = "".join(letter if letter.isprintable() else " " for letter in text)
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+    half = longest // 2
+    return text if len(text) <= longest else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def _figure(height: float) -> tuple[Figure, Axes]:

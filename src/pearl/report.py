@@ -43,6 +43,7 @@ class Record:
     config: dict[str, Any]
     counts: metrics.Counts
     tasks: list[str]  # names of those that were evaluated
+    classes: list[list[str]]  # of each task
     parameters: list[int]  # of the whole model, after each stage
     isolation: list[int]  # of one network per task, after each stage
     start: int  # parameters before the first task
@@ -227,6 +228,7 @@ def read(run: str | Path) -> Record:
         stages, tasks = results["stages"], results["tasks"]
         complete = bool(results.get("complete")) and len(folders) == len(tasks)
         names = [str(task["name"]) for task in tasks]
+        classes = [[str(name) for name in task["classes"]] for task in tasks]
         sizes = [[int(stage[key]) for stage in stages] for key in ("parameters", "isolation_parameters")]
     except (KeyError, TypeError, ValueError, RunError) as error:
         raise RunError(f"{file}: damaged ({_reason(error)}); delete it and run again, which evaluates anew") from None
@@ -236,6 +238,7 @@ def read(run: str | Path) -> Record:
         config=config,
         counts=counts,
         tasks=names,
+        classes=classes,
         parameters=sizes[0],
         isolation=sizes[1],
         start=_of_manifest(reference, lambda manifest: int(manifest["parameters"])),
@@ -306,6 +309,7 @@ def about_run(record: Record, name: str) -> Chapter:
     """Everything about one run; `name` keeps its figures' ids apart from those of others."""
     parts = [
         Part("Results", tables=[_metrics(record)], note="Accuracies are in percent."),
+        Part("Tasks", tables=[_tasks(record)]),
         Part("Accuracy", figures=_accuracy(record, name)),
         Part("Confusion between tasks", figures=[_confusion(record, name)]),
         *([Part("Rank allocation", figures=_ranks(record, name), note=_RANK_NOTE)] if any(record.layers) else []),
@@ -340,6 +344,13 @@ def _metrics(record: Record) -> Table:
     headlines = [*HEADLINES, "mean_rank"]
     rows.sort(key=lambda row: headlines.index(row[2]) if row[2] in headlines else len(headlines))
     return Table(f"Metrics of {record.name}", columns, rows)
+
+
+def _tasks(record: Record) -> Table:
+    images = record.counts.by_task(record.counts.stages[-1].total).tolist()
+    names = [", ".join(classes) for classes in record.classes]
+    rows = list(zip(itertools.count(1), record.tasks, images, record.added, names, strict=False))
+    return Table(f"Tasks of {record.name}", ["task", "name", "test images", "parameters added", "classes"], rows)
 
 
 def _accuracy(record: Record, name: str) -> list[Figure]:
