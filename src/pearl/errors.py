@@ -25,6 +25,10 @@ class TrainingError(PearlError):
     """Training cannot go on: the loss is not finite, memory is short."""
 
 
+class ReportError(PearlError):
+    """A report that cannot be made of these runs, or not be written there."""
+
+
 class RunError(PearlError):
     """A run directory that is damaged, foreign, of another configuration or of a newer version."""
 

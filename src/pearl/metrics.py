@@ -11,7 +11,7 @@ and `cfm_pearl` are NaN.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -283,6 +283,12 @@ def growth(parameters: int, isolation_parameters: int) -> float:
     Source: the two rows of each backbone in PEARL's growth table.
     """
     return parameters / isolation_parameters
+
+
+def mean_rank(layers: Sequence[Mapping[str, float]]) -> float | None:
+    """Return the mean "rank" of layers, weighted by "rows_and_columns" as parameters are; None without layers."""
+    weight = sum(layer["rows_and_columns"] for layer in layers)
+    return sum(layer["rank"] * layer["rows_and_columns"] for layer in layers) / weight if weight else None
 
 
 def summary(

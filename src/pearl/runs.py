@@ -84,9 +84,7 @@ class Run:
     @property
     def mean_rank(self) -> float | None:
         """Mean rank over low-rank targets and tasks, weighted by rows + columns as parameters are; None without any."""
-        layers = [layer for manifest in self.manifests for layer in manifest.get("layers", [])]
-        weight = sum(layer["rows_and_columns"] for layer in layers)
-        return sum(layer["rank"] * layer["rows_and_columns"] for layer in layers) / weight if weight else None
+        return metrics.mean_rank([layer for manifest in self.manifests for layer in manifest.get("layers", [])])
 
     @property
     def manifests(self) -> list[dict[str, Any]]:

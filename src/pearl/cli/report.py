@@ -1,0 +1,32 @@
+"""pearl report RUN..."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or their names.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The page. [default: report.html in the run; for several runs, here]"),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option("--tensorboard", help="Also write the curves for TensorBoard, into this folder.")
+    ] = None,
+) -> None:
+    """Make a page of figures and tables about runs: HTML that opens anywhere, and needs no network.
+
+    \b
+    pearl report runs/NAME
+    pearl report runs/digits-pearl-* -o digits.html
+    pearl report runs/NAME --tensorboard boards
+    """
+    from pearl.report import write
+
+    if tensorboard is not None:
+        from pearl.tensorboard import write as write_tensorboard
+
+        typer.echo(write_tensorboard(runs, tensorboard))
+    typer.echo(write(runs, output))

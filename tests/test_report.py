@@ -1,0 +1,434 @@
+"""The page of `pearl report`: its numbers are those of the run, nothing in a name can break it, it needs no network."""
+
+import base64
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+import pearl.cli
+from pearl import metrics, report
+from pearl.config import load_config
+from pearl.report import Table, groups, page, read, read_all, shown, write
+from pearl.runs import Run, execute
+
+SMALL = [
+    "backbone.width=4",
+    "train.epochs=1",
+    "train.phases.probe.epochs=2",
+    "stream.per_class=8",
+    "stream.test_per_class=4",
+    "stream.tasks=[4,3,3]",
+]
+KINDS = {
+    "seed0": ([], None),
+    "seed1": (["seed=1"], None),
+    "isolation": (["method=isolation"], None),
+    "unfinished": (["seed=2"], 1),
+}
+EVIL = '<script>alert("1")</script> & \'$x$\' "quoted"'
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> dict[str, Run]:
+    """Runs that all tests look at; they must not change them."""
+    root = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PEARL_RUNS", str(root / "runs"))
+        patch.setenv("PEARL_DATA", str(root / "data"))
+        return {
+            name: execute(load_config("digits", [*SMALL, *o]), stop_after=stop) for name, (o, stop) in KINDS.items()
+        }
+
+
+@pytest.fixture(scope="module")
+def one(made) -> "Reader":
+    """The page about one run."""
+    return Reader(page([read(made["seed0"].path)]))
+
+
+@pytest.fixture(scope="module")
+def side_by_side(made) -> str:
+    """The page about all of them."""
+    return page(read_all([run.path for run in made.values()]))
+
+
+@pytest.fixture
+def own(made, tmp_path) -> Path:
+    """A copy of a run that a test may damage."""
+    return Path(shutil.copytree(made["seed0"].path, tmp_path / "own"))
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys):
+    def call(*arguments, code=0):
+        monkeypatch.setattr(sys, "argv", ["pearl", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            pearl.cli.main()
+        out, err = capsys.readouterr()
+        assert (end.value.code or 0) == code, err
+        return out if code == 0 else err
+
+    return call
+
+
+class Reader(HTMLParser):
+    """What a browser would see: tags, text outside of <style>, CSV files by name, ids."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text += data
+
+    @property
+    def files(self) -> dict[str, list[list[str]]]:
+        found = {}
+        for _, attributes in self.tags:
+            if name := attributes.get("download"):
+                data = str(attributes["href"]).removeprefix("data:text/csv;charset=utf-8;base64,")
+                found[name] = list(csv.reader(io.StringIO(base64.b64decode(data).decode())))
+        return found
+
+
+def edit(file: Path, change) -> None:
+    value = json.loads(file.read_text())
+    change(value)
+    file.write_text(json.dumps(value))
+
+
+# ---------------------------------------------------------------------------------------------------- numbers
+
+
+def test_metrics_are_those_of_the_run(made, one):
+    run, files = made["seed0"], one.files
+    table = files[f"metrics-of-{run.path.name}.csv"]
+    values = {row[2]: float(row[1] or "nan") for row in table[1:]}
+    expected = run.summary | {"mean_rank": run.mean_rank}
+    assert values.keys() == expected.keys()
+    np.testing.assert_array_equal([values[key] for key in expected], list(expected.values()))  # every digit, NaN too
+
+
+def test_tables_are_those_of_the_files(made, one):
+    run, files = made["seed0"], one.files
+    for scenario, title in (("class_il", "class-il"), ("task_il", "task-il")):
+        rows = files[f"{title}-accuracy-of-each-task-after-each-task.csv"][1:]
+        A = metrics.accuracy_matrix(run.counts, scenario)
+        np.testing.assert_array_equal([[float(cell or "nan") for cell in row[1:]] for row in rows], A)
+    stages = run.results["stages"]
+    grown = files["growth-of-the-model-million-parameters.csv"][1:]
+    assert [float(row[1]) for row in grown] == [stage["parameters"] / 1e6 for stage in stages]
+    assert [float(row[2]) for row in grown] == [stage["isolation_parameters"] / 1e6 for stage in stages]
+    for key in ("threshold", "rank"):
+        title = {"threshold": "threshold-of-each-layer.csv", "rank": "selected-rank-of-each-layer.csv"}[key]
+        columns = zip(*files[title][1:], strict=True)
+        next(columns)  # names
+        for manifest, column in zip(run.manifests[1:], columns, strict=True):
+            assert [float(cell) for cell in column] == [layer[key] for layer in manifest["layers"]]
+    full = [float(row[1]) for row in files["full-rank-of-each-layer.csv"][1:]]
+    assert full == [layer["full_rank"] for layer in run.manifests[1]["layers"]]
+    shares = files["share-of-the-added-parameters.csv"][1:]
+    assert sum(float(row[1]) for row in shares) == pytest.approx(100)
+    assert sum(int(row[2]) for row in shares) == stages[-1]["parameters"] - read(run.path).start
+
+
+def test_losses_are_those_of_the_events(made, one):
+    run, files = made["seed0"], one.files
+    events = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
+    for phase in ("reference", "probe", "adapt"):
+        losses = [e["loss"] for e in events if e["event"] == "epoch" and e["phase"] == phase]
+        assert losses and [float(row[3]) for row in files[f"training-loss-phase-{phase}.csv"][1:]] == losses
+
+
+def test_numbers_are_shown_in_the_page(made, one):
+    for key in ("class_il.final", "task_il.average", "growth"):
+        assert shown(made["seed0"].summary[key]) in one.text
+
+
+def test_mean_and_deviation_over_seeds(made, side_by_side):
+    records = read_all([run.path for run in made.values()])
+    pearl_group, isolation = groups(records)
+    assert len(pearl_group.runs) == 3 and len(pearl_group.complete) == 2  # an unfinished one does not count
+    both = [made["seed0"].summary, made["seed1"].summary]
+    rows = Reader(side_by_side).files["mean-and-standard-deviation-over-seeds.csv"]
+    values = {row[0]: row[1:] for row in rows}
+    assert values["complete runs (n)"] == ["2", "", "1", ""]
+    for key in ("class_il.final", "task_il.final", "growth"):
+        mean, std, alone, none = values[report._title(key)]
+        assert float(mean) == np.mean([summary[key] for summary in both])
+        assert float(std) == np.std([summary[key] for summary in both], ddof=1)
+        assert float(alone) == made["isolation"].summary[key]
+        assert none == ""  # one run has no deviation
+    assert isolation.statistics("mean_rank") == (None, None)
+
+
+def test_stage_by_stage_over_seeds(made):
+    files = Reader(page(read_all([made[name].path for name in ("seed0", "seed1")]))).files
+    table = np.array(files["class-il-mean-over-seeds.csv"][1:], dtype=float)
+    curves = [metrics.stage_accuracy(metrics.accuracy_matrix(made[n].counts, "class_il")) for n in ("seed0", "seed1")]
+    np.testing.assert_array_equal(table[:, 1], np.mean(curves, axis=0))
+    np.testing.assert_array_equal(table[:, 2], np.std(curves, axis=0, ddof=1))
+
+
+def test_the_paper_beside_the_run(own):
+    config = yaml.safe_load((own / "config.yaml").read_text())
+    config["expected"] = {"class_il.final": {"mean": 43.21, "std": 0.5, "where": "Table 1"}}
+    (own / "config.yaml").write_text(yaml.safe_dump(config))
+    rows = Reader(page([read(own)])).files["metrics-of-own.csv"]
+    assert rows[1][3:] == ["43.21", "0.5", "Table 1"]
+
+
+# ------------------------------------------------------------------------------------------- states of a run
+
+
+def test_an_unfinished_run_says_so(made, one):
+    text = Reader(page([read(made["unfinished"].path)])).text
+    assert "Unfinished, 1 of 3 tasks" in text
+    assert "Unfinished" not in one.text
+
+
+def test_no_ranks_where_there_are_none(made, one):
+    assert "Rank allocation" in one.text
+    for name in ("isolation", "unfinished"):  # after its first task the reference has no adapter
+        assert "Rank allocation" not in page([read(made[name].path)])
+
+
+def test_events_that_end_in_the_middle(own):
+    file = own / "events.jsonl"
+    whole = read(own).epochs
+    file.write_text(file.read_text() + '{"time": "2026-01-01T00:00:00+00:00", "event": "epo')
+    assert read(own).epochs == whole
+    file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2])
+    assert 0 < len(read(own).epochs) < len(whole)
+    page([read(own)])
+    file.unlink()
+    assert read(own).epochs == []
+    assert "Training loss" not in page([read(own)])
+
+
+def test_a_task_that_was_begun_twice_counts_once(own):
+    file = own / "events.jsonl"
+    whole, lines = read(own).epochs, file.read_text().splitlines()
+    last = max(i for i, line in enumerate(lines) if json.loads(line)["event"] == "task")
+    file.write_text("\n".join([*lines[: last + 2], *lines[last:]]) + "\n")  # killed in its first phase, then again
+    assert read(own).epochs == whole
+
+
+# ---------------------------------------------------------------------------------------- what a name can do
+
+
+def test_names_cannot_break_the_page(own):
+    for file in (own / "results.json", own / "classes.json"):
+        edit(file, lambda value: value["tasks"][1].update(name=EVIL, classes=[EVIL, "b", "c"]))
+    edit(own / "tasks" / "001-task2" / "manifest.json", lambda value: value["layers"][0].update(layer=EVIL))
+    config = yaml.safe_load((own / "config.yaml").read_text())
+    (own / "config.yaml").write_text(yaml.safe_dump({**config, "about": f"</pre>{EVIL}"}))
+    reader = Reader(page([read(own)]))
+    assert not [tag for tag, _ in reader.tags if tag == "script"]
+    assert EVIL in reader.text
+    rows = reader.files["class-il-accuracy-of-each-task-after-each-task.csv"]
+    assert rows[2][0] == EVIL
+    assert reader.files["tasks-of-own.csv"][2][1::3] == [EVIL, f"{EVIL}, b, c"]
+
+
+@pytest.mark.parametrize("name", ["\x00\x08\ud800", "a\n数字 ☃", "", "$\\frac{1}$ --> ]]>" * 50])
+def test_odd_names(own, name, tmp_path):
+    edit(own / "results.json", lambda value: value["tasks"][0].update(name=name))
+    Reader(write([own], tmp_path / "page.html").read_text())
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x", "\t=1", " =1", "\r=1", "＝1"])
+def test_a_name_is_no_formula(name):
+    assert Table("t", ["a"], [[name]]).csv.split("\r\n", 1)[1].lstrip('"').startswith("'")
+    assert Table("t", ["a"], [[-1.5]]).csv == "a\r\n-1.5\r\n"  # a number stays one
+
+
+def test_csv_round_trip():
+    rows = [["a,b", 'c"d', "e\nf"], ["ä", "", "1"]]
+    table = Table("x", ["1", "2", "3"], rows)
+    assert list(csv.reader(io.StringIO(table.csv))) == [["1", "2", "3"], *rows]
+    assert base64.b64decode(table.link.partition("base64,")[2]).decode() == table.csv
+
+
+# ----------------------------------------------------------------------------------------------- the page itself
+
+
+def test_the_page_needs_nothing_from_elsewhere(side_by_side):
+    for tag, attributes in Reader(side_by_side).tags:
+        assert tag not in {"script", "link", "img", "iframe", "object", "embed", "base"}
+        for key, value in attributes.items():
+            if not key.startswith("xmlns"):
+                assert "://" not in (value or ""), f"{tag} {key}={value}"
+            assert not key.startswith("on")
+            if key in {"href", "xlink:href", "src"}:
+                assert (value or "").startswith(("#", "data:text/csv;"))
+    assert all(address.startswith("#") for address in re.findall(r"url\(([^)]*)\)", side_by_side))
+    assert "@import" not in side_by_side
+
+
+def test_every_figure_has_words_numbers_and_its_own_ids(side_by_side):
+    reader = Reader(side_by_side)
+    drawings = [attributes for tag, attributes in reader.tags if tag == "svg"]
+    assert len(drawings) > 30
+    assert all(attributes["role"] == "img" and len(attributes["aria-label"] or "") > 20 for attributes in drawings)
+    assert sum(tag == "details" for tag, _ in reader.tags) == len(drawings)
+    ids = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    used = [a[key] for _, a in reader.tags for key in ("href", "xlink:href") if (a.get(key) or "").startswith("#")]
+    assert {name[1:] for name in used} <= set(ids)
+
+
+def test_the_same_runs_give_the_same_bytes(made):
+    record = read(made["seed0"].path)
+    assert page([record]) == page([record])
+
+
+def test_command(made, cli, tmp_path, monkeypatch):
+    run = made["seed0"].path
+    assert cli("report", run, "-o", tmp_path / "new" / "a.html").strip() == str(tmp_path / "new" / "a.html")
+    copy = Path(shutil.copytree(run, tmp_path / "runs" / run.name))  # where PEARL_RUNS points
+    assert cli("report", run.name).strip() == str(copy / "report.html")
+    monkeypatch.chdir(tmp_path)
+    assert cli("report", run, made["isolation"].path).strip() == "report.html"
+    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert not list(tmp_path.glob(".*.tmp"))
+
+
+def test_report_does_not_import_torch(made, tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from pearl.report import write; "
+        "write([sys.argv[1]], Path(sys.argv[2])); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(made["seed0"].path), str(tmp_path / "a.html")], check=True)
+
+
+def test_tensorboard(made, cli, tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = made["seed0"]
+    out = cli("report", run.path, "--tensorboard", tmp_path / "boards", "-o", tmp_path / "a.html")
+    assert out.splitlines() == [str(tmp_path / "boards"), str(tmp_path / "a.html")]
+    board = EventAccumulator(str(tmp_path / "boards" / run.path.name)).Reload()
+    losses = [event.value for event in board.Scalars("loss/probe")]
+    np.testing.assert_allclose(losses, [e["loss"] for e in read(run.path).epochs if e["phase"] == "probe"], rtol=1e-6)
+    assert [event.step for event in board.Scalars("loss/probe")] == list(range(1, len(losses) + 1))
+    final = board.Scalars("accuracy_percent/class_il")[-1].value
+    assert final == pytest.approx(run.summary["class_il.final"])
+    assert "ranks" in board.Tags()["histograms"]
+    again = cli("report", run.path, "--tensorboard", tmp_path / "boards", code=2)
+    assert "is there already" in again
+
+
+# ------------------------------------------------------------------------------------------------------ wrong input
+
+
+def wrong_inputs() -> Iterator[tuple[str, str]]:
+    yield "no such run", "not a run directory, it has no config.yaml"
+    yield "a file", "not a run directory"
+    yield "no stage", "no task is finished yet; let `pearl run` finish"
+    yield "no stage in it", "no task is finished yet"
+    yield "half a results.json", "results.json: damaged ("
+    yield "counts that disagree", "results.json: damaged (stages[0]"
+    yield "no parameters", "results.json: damaged (no 'parameters'"
+    yield "a newer format", "this pearl reads up to 1"
+    yield "a list for results", "results.json: damaged"
+    yield "half a config.yaml", "config.yaml: cannot be read"
+    yield "another config.yaml", "config.yaml: cannot be read (no 'stream')"
+    yield "odd config.yaml", "config.yaml: damaged (not the settings of a run)"
+    yield "half a manifest", "manifest.json: damaged"
+    yield "odd layers", "manifest.json: damaged (no 'threshold')"
+    yield "no reference", "reference/manifest.json: missing"
+    yield "-o is a folder", "is a folder; give the page a name in it"
+    yield "-o is no page", "the page is HTML; give it a name that ends in .html"
+    yield "-o below a file", "cannot be written"
+    yield "the same run twice", "the same configuration and seed as"
+    yield "tensorboard below a file", "cannot be written"
+
+
+@pytest.mark.parametrize(("what", "message"), wrong_inputs())
+def test_wrong_input_is_one_line(what, message, own, tmp_path, cli):
+    results, config = own / "results.json", own / "config.yaml"
+    manifest = own / "tasks" / "001-task2" / "manifest.json"
+    (tmp_path / "file").write_text("")
+    arguments: list[object] = [own]
+    match what:
+        case "no such run":
+            arguments = [tmp_path / "nowhere"]
+        case "a file":
+            arguments = [tmp_path / "file"]
+        case "no stage":
+            results.unlink()
+        case "no stage in it":
+            edit(results, lambda value: value.update(stages=[], tasks=[]))
+        case "half a results.json":
+            results.write_text(results.read_text()[:200])
+        case "counts that disagree":
+            edit(results, lambda value: value["stages"][0].update(class_il=[9, 9, 9, 9]))
+        case "no parameters":
+            edit(results, lambda value: value["stages"][0].pop("parameters"))
+        case "a newer format":
+            edit(results, lambda value: value.update(format=99))
+        case "a list for results":
+            results.write_text("[]")
+        case "half a config.yaml":
+            config.write_text("a: [1,")
+        case "another config.yaml":
+            config.write_text("version: 3")
+        case "odd config.yaml":
+            config.write_text("{seed: x, recipe: a, method: {name: b}, stream: {tasks: 3}}")
+        case "half a manifest":
+            manifest.write_text(manifest.read_text()[:90])
+        case "odd layers":
+            edit(manifest, lambda value: value["layers"][0].pop("threshold"))
+        case "no reference":
+            (own / "reference" / "manifest.json").unlink()
+        case "-o is a folder":
+            arguments += ["-o", tmp_path]
+        case "-o is no page":
+            arguments += ["-o", results]
+        case "-o below a file":
+            arguments += ["-o", tmp_path / "file" / "a.html"]
+        case "the same run twice":
+            arguments += [own]
+        case "tensorboard below a file":
+            pytest.importorskip("tensorboard")
+            arguments += ["--tensorboard", tmp_path / "file" / "boards"]
+    before = results.read_bytes() if results.exists() else None
+    (line,) = cli("report", *arguments, code=2).splitlines()
+    assert line.startswith("pearl: ") and message in line
+    assert not (own / "report.html").exists()
+    assert (results.read_bytes() if results.exists() else None) == before
+
+
+def test_every_wrong_run_has_its_line(own, tmp_path, cli):
+    (own / "results.json").write_text("{")
+    err = cli("report", own, tmp_path / "nowhere", code=2)
+    assert len(err.splitlines()) == 2
+
+
+def test_without_tensorboard(made, cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    err = cli("report", made["seed0"].path, "--tensorboard", "boards", code=2)
+    assert err == "pearl: TensorBoard is not installed; install it with: pip install 'pearl[tensorboard]'\n"
+
+
+def test_two_directories_of_one_name(made, own, tmp_path, cli):
+    other = Path(shutil.copytree(made["seed1"].path, tmp_path / "elsewhere" / "own"))
+    assert "rename one of the directories" in cli("report", own, other, code=2)
