@@ -60,6 +60,7 @@ def learn(
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         pixels = _decode(files, config, show)
         facts = {
+            "index": len(finished(path)),
             "name": name,
             "classes": list(names),
             "images_sha256": hashlib.sha256(pixels.tobytes()).hexdigest(),
@@ -94,7 +95,7 @@ def resume(path: Path, **how: Any) -> None:
         RunError: there is none.
     """
     pending = path / "resume" / "task.json"
-    if not pending.is_file():
+    if not pending.is_file() or read_json(pending)["index"] < len(finished(path)):
         raise RunError(f"{path}: no task is half learnt; add one with: pearl learn {path} --data FOLDER")
     call = read_json(pending)["call"]
     if len(finished(path)):

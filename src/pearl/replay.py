@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,12 +70,19 @@ class Replay:
         self._stored_at = time.monotonic()
 
     def begin(self, method: Method, task: int) -> None:
-        """A task starts, anew or again: what is stored of others is of no use."""
+        """A task starts, anew or again."""
         self.start = snapshot(method.state_dict())
         self._stored_at = time.monotonic()
+        self.keep_only(task)
+
+    def keep_only(self, task: int) -> None:
+        """Remove what is stored of other tasks: a process may have died between completing one and clearing up."""
         for place in self._moments(""):
             if not place.name.startswith(f"{task:03d}-"):
                 shutil.rmtree(place, ignore_errors=True)
+        if self.folder:
+            with suppress(OSError):  # it is not there, or something is left in it
+                self.folder.rmdir()
 
     def end(self) -> None:
         """The task is complete."""

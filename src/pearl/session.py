@@ -22,7 +22,7 @@ from pearl.config import ModelConfig
 from pearl.data.batches import Task
 from pearl.engine import Engine, Observer
 from pearl.errors import Interrupted, RunError
-from pearl.files import FORMAT, check_no_gap, folder_name, task_folders, write_file, write_json
+from pearl.files import FORMAT, check_no_gap, finished, folder_name, task_folders, write_file, write_json
 from pearl.methods.base import Method
 from pearl.replay import Replay, Stop
 from pearl.saved import config_bytes, task_infos
@@ -55,8 +55,10 @@ def session(
         for leftover in path.rglob(".*.tmp"):  # of a write that was killed
             leftover.unlink(missing_ok=True)
         check_no_gap(path)
+        replay = Replay(path / "resume", minutes=minutes, stop=stop)
+        replay.keep_only(len(finished(path)))
         try:
-            yield Session(path, config, engine, log, Replay(path / "resume", minutes=minutes, stop=stop))
+            yield Session(path, config, engine, log, replay)
         except Interrupted as error:
             raise Interrupted(f"{error}; all of it is stored; go on with: {again}") from None
 
