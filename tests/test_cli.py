@@ -107,7 +107,10 @@ WRONG = {
     "data source": (["digits", "data=cifar"], "unknown data source 'cifar'; did you mean 'cifar100'?"),
     "target": (["digits", "method.targets=key"], "method.targets='key' matches no layer"),
     "expression": (["digits", "method.targets=conv("], "not a valid regular expression"),
-    "rank": (["digits", "method.rank.name=fixed", "method.rank.r=0"], "method.rank.r: input should be greater than or equal to 1 (given: 0)"),
+    "rank": (
+        ["digits", "method.rank.name=fixed", "method.rank.r=0"],
+        "method.rank.r: input should be greater than or equal to 1 (given: 0)",
+    ),
     "tasks": (["digits", "stream.tasks=4"], "stream.tasks=4 does not divide 10 classes; use 5"),
     "order": (["digits", "stream.order=[0,1,99]"], "stream.order: no class 99 in a source of 10"),
     "patches": (

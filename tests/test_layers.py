@@ -19,7 +19,7 @@ LAYERS = {
     2: ("methods", "methods.*"),
     3: ("engine", "evaluate"),
     4: ("runs", "progress"),
-    5: ("plan", "doctor", "text"),
+    5: ("plan", "doctor", "export", "text"),
     6: ("__init__", "__main__", "cli", "cli.*"),
 }
 BOTTOM = {"numpy", "pydantic", "yaml"}  # all that layer 0 may have beside the standard library

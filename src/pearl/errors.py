@@ -25,5 +25,9 @@ class TrainingError(PearlError):
     """Training cannot go on: the loss is not finite, memory is short."""
 
 
+class ExportError(PearlError):
+    """A model that a format cannot hold, or a file that does not agree with the model it was made from."""
+
+
 class RunError(PearlError):
     """A run directory that is damaged, foreign, of another configuration or of a newer version."""

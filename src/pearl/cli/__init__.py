@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from pearl.cli import doctor, list, run, show
+from pearl.cli import doctor, export, list, run, show
 from pearl.errors import PearlError
 
 app = typer.Typer(
@@ -16,7 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (run, list, show, doctor):
+for verb in (run, list, show, export, doctor):
     app.command(name=verb.__name__.rpartition(".")[2])(verb.command)
 
 
