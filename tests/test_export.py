@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from layouts import write_images
 from pearl.config import ImagesConfig, load_config
 from pearl.data.augment import View
 from pearl.errors import ExportError, PearlError
-from pearl.export import Model, check_images, export, export_run, network, pickles, unfolded
+from pearl.export import Learnt, check_images, export, export_run, network, pickles, unfolded
 from pearl.methods.finetune import Finetune
 from pearl.methods.isolation import Isolation
 from pearl.methods.joint import Joint
@@ -40,7 +41,7 @@ def needs(*packages: str) -> None:
         pytest.importorskip(package, reason=f'{package} is missing: pip install "pearl[onnx,peft]"')
 
 
-def learnt(kind: type = Pearl, spec: dict = RESNET, *, size: int = 8, given: bool = False, **options: object) -> Model:
+def learnt(kind: type = Pearl, spec: dict = RESNET, *, size: int = 8, given: bool = False, **options: object) -> Learnt:
     """A method after two tasks that "trained" every parameter to something random."""
     torch.manual_seed(0)
     backbone = BACKBONES.build(spec, size)
@@ -54,19 +55,27 @@ def learnt(kind: type = Pearl, spec: dict = RESNET, *, size: int = 8, given: boo
             for parameter in phase.params:
                 parameter.data += 0.1 * torch.randn_like(parameter)
     for name, buffer in method.named_buffers():  # running statistics
-        if buffer.dtype == torch.float32 and "threshold" not in name:
-            buffer += torch.rand_like(buffer)
+        if name.endswith("running_mean"):
+            buffer += 0.1 * torch.randn_like(buffer)
+        elif name.endswith("running_var"):
+            buffer *= 0.1 + 0.2 * torch.rand_like(buffer)
     images = ImagesConfig(size=size, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
     tasks = [{"name": f"task {t}/é", "classes": [f"{t}.{c}" for c in range(n)]} for t, n in enumerate(SIZES)]
-    return Model(method.eval(), images, tasks, spec)
+    model = Learnt(method.eval(), images, tasks, spec)
+    for t, head in enumerate(method.heads):
+        largest = logits(model, pictures(model), task=t).abs().max()
+        for parameter in head.parameters():
+            parameter.data /= largest  # logits of the size that trained ones have
+    assert (logits(model, pictures(model)).std(0) > 0.01).all(), "a network that does not look at its images"
+    return model
 
 
-def pictures(model: Model, count: int = 5) -> torch.Tensor:
+def pictures(model: Learnt, count: int = 5) -> torch.Tensor:
     side = model.images.size
     return torch.randint(256, (count, side, side, 3), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
 
 
-def logits(model: Model, raw: torch.Tensor, task: int | None = None) -> torch.Tensor:
+def logits(model: Learnt, raw: torch.Tensor, task: int | None = None) -> torch.Tensor:
     with torch.no_grad():
         return model.method(View(model.images).test(raw), task=task)
 
@@ -84,7 +93,6 @@ MODELS = {
 WHOLE = {
     **{kind: MODELS[kind] for kind in ("resnet", "bsc", "vit")},
     "finetune": lambda: learnt(Finetune),
-    "isolation": lambda: learnt(Isolation),
     "joint": lambda: learnt(Joint),
 }
 
@@ -127,7 +135,7 @@ def test_an_onnx_file_gives_the_logits(kind, tmp_path):
 
 def test_no_pickle_and_no_path_in_an_archive(tmp_path):
     out = tmp_path / "model.pt2"
-    export(model := learnt(), "torch", out, pictures(model))
+    export(model := learnt(Finetune), "torch", out, pictures(model))
     assert pickles(out) == []
     with zipfile.ZipFile(out) as archive:
         for member in archive.namelist():
@@ -235,7 +243,7 @@ def test_an_adapter_that_differs_is_seen(tmp_path, monkeypatch):
 def test_adapters_are_written_without_peft(tmp_path, monkeypatch):
     monkeypatch.setattr(pearl.export, "find_spec", lambda name: None)
     line = export(model := learnt(), "peft", tmp_path / "adapters", pictures(model))
-    assert 'not verified, as peft is not installed (pip install "pearl[peft]")' in line
+    assert line.endswith('not verified, as peft is not installed: pip install "pearl[peft]"')
     assert len(load_file(tmp_path / "adapters" / "001-task-1" / "adapter_model.safetensors")) > 40
 
 
@@ -376,6 +384,25 @@ def test_weights_beyond_what_onnx_holds(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_network_that_cannot_be_traced(tmp_path):
+    model = learnt(Finetune)
+
+    class Asks(nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    model.method.backbone.maxpool = Asks()
+    with pytest.raises(ExportError, match=r"^torch cannot trace this network \(.*\); choose another format with --to"):
+        export(model, "torch", tmp_path / "model.pt2", pictures(model))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_classes_that_do_not_fit(tmp_path):
+    model = replace(learnt(Finetune), tasks=[{"name": "one", "classes": ["a"]}])
+    with pytest.raises(ExportError, match="restore classes"):
+        export(model, "torch", tmp_path / "model.pt2", pictures(model))
+
+
 def test_adapters_of_a_method_without_updates(tmp_path):
     with pytest.raises(ExportError, match=r"--to peft: isolation has no low-rank updates; export it --to torch"):
         export(model := learnt(Isolation), "peft", tmp_path / "adapters", pictures(model))
@@ -392,7 +419,7 @@ def test_adapters_of_a_grouped_convolution(tmp_path):
 @pytest.mark.parametrize("to", ["torch", "peft"])
 def test_a_model_that_is_not_finite_is_not_written(to, tmp_path):
     needs(*(["peft"] if to == "peft" else []))
-    model = learnt()
+    model = learnt(Pearl if to == "peft" else Finetune)
     model.method.heads[1].bias.data[0] = float("nan")
     with pytest.raises(ExportError, match="disagrees with the trained one"):
         export(model, to, tmp_path / "model", pictures(model))
@@ -400,9 +427,10 @@ def test_a_model_that_is_not_finite_is_not_written(to, tmp_path):
 
 
 @pytest.mark.parametrize("to", ["torch", "peft"])
-def test_a_full_disk_leaves_nothing_and_keeps_what_was_there(to, run, tmp_path, monkeypatch):
-    out = tmp_path / "model"
-    export_run(str(run.path), to=to, out=out)
+def test_a_full_disk_leaves_nothing_and_keeps_what_was_there(to, tmp_path, monkeypatch):
+    model, out = learnt(Pearl if to == "peft" else Finetune), tmp_path / "model"
+    raw = pictures(model)
+    export(model, to, out, raw)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
     def full(*_):
@@ -411,12 +439,12 @@ def test_a_full_disk_leaves_nothing_and_keeps_what_was_there(to, run, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(PearlError, match=r"model: cannot be written \(No space left on device\)"):
-            export_run(str(run.path), to=to, out=out, force=True)
+            export(model, to, out, raw, force=True)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_a_torch_that_pickles_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(pearl.export, "pickles", lambda _: ["data/weights/model.pt"])
     with pytest.raises(ExportError, match=r"pickles data/weights/model\.pt of a program; install torch 2\.9 or newer"):
-        export(model := learnt(), "torch", tmp_path / "model.pt2", pictures(model))
+        export(model := learnt(Finetune), "torch", tmp_path / "model.pt2", pictures(model))
     assert list(tmp_path.iterdir()) == []

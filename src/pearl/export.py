@@ -52,13 +52,17 @@ _ONNX_LIMIT = 2**31 - 2**26  # bytes of weights: a protocol buffer ends at 2 GiB
 
 
 @dataclass(frozen=True)
-class Model:
-    """What is exported. `tasks` are those the method has learnt, each {"name": ..., "classes": [...]}."""
+class Learnt:
+    """A method and what its images, classes and backbone are: all that an export needs.
+
+    `tasks` are those that the method has learnt, each {"name": ..., "classes": [...]}; `backbone` is what the registry
+    builds it from.
+    """
 
     method: Method
     images: ImagesConfig
     tasks: Sequence[Mapping[str, Any]]
-    backbone: Spec  # that the registry builds
+    backbone: Spec
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -105,12 +109,14 @@ def export_run(
     if not learnt:
         raise ExportError(f"{path}: no task is finished; go on with `pearl run` before exporting it")
     tasks = read_json(path / "classes.json")["tasks"][:learnt]
-    model = Model(load_method(path, run.config, learnt), run.config.images, tasks, run.config.backbone)
+    model = Learnt(load_method(path, run.config, learnt), run.config.images, tasks, run.config.backbone)
     raw, origin = check_images(run.config, images)
-    return export(model, to, out or Path(path.resolve().name + _SUFFIX[to]), raw, force=force) + f" on {origin}"
+    return export(model, to, out or Path(path.resolve().name + _SUFFIX[to]), raw, origin=origin, force=force)
 
 
-def export(model: Model, to: str, out: Path, raw: Tensor, *, force: bool = False) -> str:
+def export(
+    model: Learnt, to: str, out: Path, raw: Tensor, *, origin: str = "the given images", force: bool = False
+) -> str:
     """Write a model to `out` in a format, checked on images `raw` (n, H, W, 3) uint8; returns a line that says so.
 
     Raises:
@@ -118,9 +124,15 @@ def export(model: Model, to: str, out: Path, raw: Tensor, *, force: bool = False
             there already. Nothing is left behind.
     """
     model.method.eval()
+    if [len(task["classes"]) for task in model.tasks] != model.method.heads.sizes():
+        raise ExportError("the classes of the tasks are not those that the heads were made for; restore classes.json")
     with _aside(out, force=force, folder=to == "peft") as place, torch.no_grad():
-        verdict = _WRITERS[to](model, place, raw)
+        difference = _WRITERS[to](model, place, raw)
         size = sum(file.stat().st_size for file in ([place] if place.is_file() else place.rglob("*")) if file.is_file())
+    if difference is None:
+        verdict = 'not verified, as peft is not installed: pip install "pearl[peft]"'
+    else:
+        verdict = f"logits differ from the model's by at most {difference:.1e} on {origin}"
     return f"wrote {out}: {size / 1e6:.1f} MB, {len(model.facts['classes'])} classes; {verdict}"
 
 
@@ -177,10 +189,10 @@ def _aside(out: Path, *, force: bool, folder: bool) -> Iterator[Path]:
             out.rename(beside / "old")
         (beside / out.name).replace(out)
     except OSError as error:
-        if folder and (beside / "old").exists() and not out.exists():
-            (beside / "old").rename(out)
         raise ExportError(f"{out}: cannot be written ({error.strerror or error}); choose another -o") from None
     finally:
+        if (beside / "old").exists() and not out.exists():
+            (beside / "old").rename(out)
         shutil.rmtree(beside, ignore_errors=True)
 
 
@@ -229,17 +241,24 @@ def _frozen(tensor: Tensor, like: Tensor) -> Tensor:
     return nn.Parameter(tensor, requires_grad=False) if isinstance(like, nn.Parameter) else tensor
 
 
-def _trace(net: Network, size: int) -> torch.export.ExportedProgram:
-    """The network as a program for batches of any size, without what it does not use and where it came from."""
+@contextmanager
+def _refusing(what: str) -> Iterator[None]:
+    """Turn an error of a library into one line: on networks that it cannot follow, it raises nearly anything."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            batch = {0: torch.export.Dim("batch")}
-            program = torch.export.export(net, (torch.zeros(2, 3, size, size),), dynamic_shapes=(batch,), strict=False)
-    except Exception as error:  # of networks that it cannot follow, torch raises nearly anything
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ExportError(
-            f"torch cannot trace this network ({reason}); choose another backbone, or --to peft"
-        ) from error
+            yield
+    except (PearlError, OSError):
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ExportError(f"{what} ({reason}); choose another format with --to, or another backbone") from error
+
+
+def _trace(net: Network, size: int) -> torch.export.ExportedProgram:
+    """The network as a program for batches of any size, without what it does not use and where it came from."""
+    with _refusing("torch cannot trace this network"):
+        batch = {0: torch.export.Dim("batch")}
+        program = torch.export.export(net, (torch.zeros(2, 3, size, size),), dynamic_shapes=(batch,), strict=False)
     inputs = program.graph_signature.input_specs
     nodes = list(program.graph.nodes)
     for node, spec in zip(nodes, list(inputs), strict=False):  # the inputs are the first nodes
@@ -254,7 +273,7 @@ def _trace(net: Network, size: int) -> torch.export.ExportedProgram:
     return program
 
 
-def write_torch(model: Model, place: Path, raw: Tensor) -> str:
+def write_torch(model: Learnt, place: Path, raw: Tensor) -> float:
     """Write one torch.export program; see `export`. `torch.export.load(FILE).module()(images)` gives the logits."""
     program = _trace(network(model.method, model.images), model.images.size)
     buffer = io.BytesIO()
@@ -282,7 +301,7 @@ def pickles(archive: Path | io.BytesIO) -> list[str]:
     return found
 
 
-def write_onnx(model: Model, place: Path, raw: Tensor) -> str:
+def write_onnx(model: Learnt, place: Path, raw: Tensor) -> float:
     """Write one ONNX file; see `export`. Its input is `images`, its output `logits`."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
@@ -293,9 +312,10 @@ def write_onnx(model: Model, place: Path, raw: Tensor) -> str:
     stored = {tensor.data_ptr(): tensor.nbytes for tensor in [*net.parameters(), *net.buffers()]}
     if sum(stored.values()) > _ONNX_LIMIT:
         raise ExportError(f"{sum(stored.values()) / 1e9:.1f} GB of weights: an ONNX file ends at 2 GB; use --to torch")
-    with warnings.catch_warnings(action="ignore"):
-        program = torch.onnx.export(
-            _trace(net, model.images.size),
+    program = _trace(net, model.images.size)
+    with _refusing("this network cannot be made an ONNX file"):
+        made: Any = torch.onnx.export(
+            program,
             dynamo=True,
             input_names=["images"],
             output_names=["logits"],
@@ -303,33 +323,27 @@ def write_onnx(model: Model, place: Path, raw: Tensor) -> str:
             verbose=False,
             optimize=False,  # six times faster on ten ViTs; what runs the file optimises it anyway
         )
-    if program is None:
-        raise ExportError("torch made no ONNX program of this network; use --to torch")
-    program.model.metadata_props.update({key: json.dumps(value) for key, value in model.facts.items()})
-    for node in program.model.graph:
-        node.metadata_props.clear()  # how torch came by it: half of a small file
-    program.save(place, external_data=False)
-    session = onnxruntime.InferenceSession(place, providers=["CPUExecutionProvider"])
-    return _check(model, lambda x: torch.from_numpy(session.run(["logits"], {"images": x.numpy()})[0]), raw)
+        made.model.metadata_props.update({key: json.dumps(value) for key, value in model.facts.items()})
+        for node in made.model.graph:
+            node.metadata_props.clear()  # how torch came by it: half of a small file
+        made.save(place, external_data=False)
+        session = onnxruntime.InferenceSession(place, providers=["CPUExecutionProvider"])
+        return _check(model, lambda x: torch.from_numpy(session.run(["logits"], {"images": x.numpy()})[0]), raw)
 
 
-def _check(model: Model, written: Callable[[Tensor], Tensor], raw: Tensor) -> str:
+def _check(model: Learnt, written: Callable[[Tensor], Tensor], raw: Tensor) -> float:
     """Compare a program with the model it was made from."""
     plain = model.images.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
     unnormalised = View(plain, channels_last=False).test(raw)
-    return _agreement([compare(_on_cpu(model.method), written, _seen(model, raw), unnormalised)])
+    return compare(_on_cpu(model.method), written, _seen(model, raw), unnormalised)
 
 
 def _on_cpu(method: Method, task: int | None = None) -> Callable[[Tensor], Tensor]:
     return lambda x: method(x.to(method.device), task=task).cpu()
 
 
-def _seen(model: Model, raw: Tensor) -> Tensor:
+def _seen(model: Learnt, raw: Tensor) -> Tensor:
     return View(model.images, channels_last=False).test(raw)
-
-
-def _agreement(differences: Sequence[float]) -> str:
-    return f"logits differ from the model's by at most {max(differences):.1e}"
 
 
 def compare(
@@ -362,7 +376,7 @@ def compare(
 # ----------------------------------------------------------------------------------------------------- PEFT adapters
 
 
-def write_peft(model: Model, place: Path, raw: Tensor) -> str:
+def write_peft(model: Learnt, place: Path, raw: Tensor) -> float | None:
     """Write a folder of PEFT adapters; see `export`. OUT/README.md says how to load them.
 
     OUT/base/ holds the reference network, OUT/TASK/ a LoRA with the task's own norm layers, dense copies and head.
@@ -391,10 +405,10 @@ def write_peft(model: Model, place: Path, raw: Tensor) -> str:
     _write_json(place / FACTS, facts)
     (place / "README.md").write_text(_readme(base, facts))
     if find_spec("peft") is None:
-        return 'not verified, as peft is not installed (pip install "pearl[peft]"); not run'
+        return None
     x = _seen(model, raw)
-    with warnings.catch_warnings(action="ignore"):
-        return _agreement([compare(_on_cpu(method, t), _load_adapter(model, place, t), x) for t in range(len(folders))])
+    with _refusing("PEFT cannot load this network's adapters"):
+        return max(compare(_on_cpu(method, t), _load_adapter(model, place, t), x) for t in range(len(folders)))
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -494,7 +508,7 @@ def unfolded(a: Tensor, b: Tensor, shape: Sequence[int], fold: Fold) -> tuple[Te
     return filters, mix
 
 
-def _base_facts(model: Model) -> dict[str, Any]:
+def _base_facts(model: Learnt) -> dict[str, Any]:
     """How to build the reference network, and its width."""
     size, dim = model.images.size, model.method.heads.dim
     name = model.backbone["name"]
@@ -518,7 +532,7 @@ def _base_facts(model: Model) -> dict[str, Any]:
     }
 
 
-def _load_adapter(model: Model, place: Path, t: int) -> nn.Module:
+def _load_adapter(model: Learnt, place: Path, t: int) -> nn.Module:
     """Task t's sub-network as the README has it loaded."""
     from peft import PeftModel
 
@@ -583,7 +597,7 @@ Load each task on a base of its own: heads differ in size, and PEFT copies the b
 """
 
 
-_WRITERS: dict[str, Callable[[Model, Path, Tensor], str]] = {
+_WRITERS: dict[str, Callable[[Learnt, Path, Tensor], float | None]] = {
     "torch": write_torch,
     "onnx": write_onnx,
     "peft": write_peft,
