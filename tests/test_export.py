@@ -445,6 +445,6 @@ def test_a_full_disk_leaves_nothing_and_keeps_what_was_there(to, tmp_path, monke
 
 def test_a_torch_that_pickles_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(pearl.export, "pickles", lambda _: ["data/weights/model.pt"])
-    with pytest.raises(ExportError, match=r"pickles data/weights/model\.pt of a program; install torch 2\.9 or newer"):
+    with pytest.raises(ExportError, match=r"pickles data/weights/model\.pt of a program; install a newer one"):
         export(model := learnt(Finetune), "torch", tmp_path / "model.pt2", pictures(model))
     assert list(tmp_path.iterdir()) == []

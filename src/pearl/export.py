@@ -279,9 +279,7 @@ def write_torch(model: Learnt, place: Path, raw: Tensor) -> float:
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={FACTS: json.dumps(model.facts)})
     if pickled := pickles(buffer):
-        raise ExportError(
-            f"this torch ({torch.__version__}) pickles {pickled[0]} of a program; install torch 2.9 or newer"
-        )
+        raise ExportError(f"this torch ({torch.__version__}) pickles {pickled[0]} of a program; install a newer one")
     place.write_bytes(buffer.getvalue())
     with place.open("rb") as file:
         loaded = torch.export.load(file).module()
