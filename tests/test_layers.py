@@ -19,7 +19,7 @@ LAYERS = {
     2: ("methods", "methods.*"),
     3: ("engine", "evaluate", "replay", "saved"),
     4: ("session", "runs", "learning", "progress"),
-    5: ("model", "plan", "doctor", "text", "predict", "plots", "report", "tensorboard"),
+    5: ("model", "plan", "doctor", "text", "predict", "plots", "export", "report", "tensorboard"),
     6: ("__init__", "__main__", "cli", "cli.*"),
 }
 BOTTOM = {"numpy", "pydantic", "yaml"}  # all that layer 0 may have beside the standard library

@@ -29,6 +29,10 @@ class ReportError(PearlError):
     """A report that cannot be made of these runs, or not be written there."""
 
 
+class ExportError(PearlError):
+    """A model that a format cannot hold, or a file that does not agree with the model it was made from."""
+
+
 class RunError(PearlError):
     """A run directory that is damaged, foreign, of another configuration or of a newer version."""
 

@@ -7,7 +7,7 @@ import typer
 
 STARTED = time.perf_counter()  # for `pearl predict --verbose`
 
-from pearl.cli import doctor, evaluate, inspect, learn, list, predict, report, resume, run, show  # noqa: E402
+from pearl.cli import doctor, evaluate, export, inspect, learn, list, predict, report, resume, run, show  # noqa: E402
 from pearl.errors import Interrupted, PearlError  # noqa: E402
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (run, resume, learn, predict, evaluate, inspect, report, list, show, doctor):
+for verb in (run, resume, learn, predict, evaluate, inspect, export, report, list, show, doctor):
     app.command(name=verb.__name__.rpartition(".")[2])(verb.command)
 
 
