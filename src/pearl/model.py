@@ -90,7 +90,7 @@ class Model:
         if tasks is not None and not 1 <= tasks <= len(known):
             raise RunError(f"{path}: {len(known)} tasks are finished, not {tasks}; ask for 1 to {len(known)}")
         if not known:
-            raise RunError(f"{path}: no task is finished yet; run the command that began it again")
+            raise RunError(f"{path}: no task is finished; go on with: pearl resume {path}")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         try:
             place = torch.empty(0, device=chosen).device
