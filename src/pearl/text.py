@@ -35,8 +35,8 @@ HEADLINES = {
 }
 
 
-def listing(what: str) -> str:
-    """The names of one kind, a line each."""
+def listing(what: str, *, long: bool = False) -> str:
+    """The names of one kind, a line each; of methods, `long` says what they need."""
     if what == "recipes":
         rows = [(name, read_recipe(name).get("about", "")) for name in recipe_names()]
     elif what == "runs":
@@ -45,6 +45,8 @@ def listing(what: str) -> str:
             return f"no runs under {runs_root()} yet; start one with: pearl run digits"
     else:
         rows = [(name, _first_line(_REGISTRIES[what], name)) for name in _REGISTRIES[what].names()]
+        if long and what == "methods":
+            rows = [(name, f"{line}\n{'':4}{_needs(name)}") for name, line in rows]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:{width}}  {line}".rstrip() for name, line in rows)
 
@@ -186,6 +188,15 @@ def inspection_json(facts: dict[str, Any]) -> str:
 
 def _is_run(path: Path) -> bool:
     return (path / "config.yaml").is_file()
+
+
+def _needs(method: str) -> str:
+    """What a method asks of a backbone, of old data and of the test."""
+    kind: Any = METHODS.load(method)
+    backbone = "a ViT" if kind.backbones == "vit" else "any backbone"
+    old = "data of all tasks" if kind.oracle else "a memory of old images" if kind.rehearsal else "no old data"
+    test = "made for task-IL" if kind.task_identity else "class-IL and task-IL"
+    return f"{backbone}; {old}; {test}; phases {', '.join(kind.phases)}"
 
 
 def _run_state(path: Path) -> str:

@@ -16,13 +16,17 @@ class Kind(StrEnum):
     runs = "runs"
 
 
-def command(what: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+def command(
+    what: Annotated[Kind, typer.Argument(help="What to list.")],
+    long: Annotated[bool, typer.Option("--long", "-l", help="Methods: what each needs.")] = False,
+) -> None:
     """List what there is. `pearl show NAME` tells more about each.
 
     \b
     pearl list recipes
+    pearl list methods --long
     pearl list runs
     """
     from pearl.text import listing
 
-    typer.echo(listing(what.value))
+    typer.echo(listing(what.value, long=long))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,9 @@ class Method(nn.Module):
     """
 
     oracle = False  # True: a task holds the data of all tasks so far
+    backbones: Literal["any", "vit"] = "any"  # what it can learn on
+    rehearsal = False  # True: it keeps images of past tasks
+    task_identity = False  # True: made for task-IL; its class-IL puts the heads' raw logits side by side
     phases: tuple[str, ...] = ()  # names of the phases that `learn` may yield
 
     def __init__(self, backbone: nn.Module) -> None:
