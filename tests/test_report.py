@@ -222,11 +222,26 @@ def test_events_that_end_in_the_middle(own):
     assert "Training loss" not in page([read(own)])
 
 
-def test_a_task_that_was_begun_twice_counts_once(own):
+def test_what_was_trained_twice_counts_once(own):
     file = own / "events.jsonl"
     whole, lines = read(own).epochs, file.read_text().splitlines()
-    last = max(i for i, line in enumerate(lines) if json.loads(line)["event"] == "task")
-    file.write_text("\n".join([*lines[: last + 2], *lines[last:]]) + "\n")  # killed in its first phase, then again
+    events = [json.loads(line) for line in lines]
+    last = max(i for i, event in enumerate(events) if event["event"] == "task")
+    assert [event["event"] for event in events[last:]][:5] == ["task", "phase", "epoch", "epoch", "phase"]
+    first_epochs = [json.dumps(events[i] | {"loss": 9}) for i in (last + 2, last + 3)]
+    begun = [*lines[: last + 2], *first_epochs]  # killed after these
+    file.write_text("\n".join([*begun, *lines[last:]]) + "\n")  # then from the start
+    assert read(own).epochs == whole
+
+    on = json.dumps(events[last + 1] | {"done": 1})
+    cut = [*lines[: last + 3], first_epochs[1]]
+    file.write_text("\n".join([*cut, lines[last], on, *lines[last + 3 :]]) + "\n")  # then from within the second epoch
+    assert read(own).epochs == whole
+
+    on = json.dumps(events[last + 1] | {"done": 2})
+    file.write_text(
+        "\n".join([*lines[: last + 5], lines[last], on, *lines[last + 4 :]]) + "\n"
+    )  # from the second phase
     assert read(own).epochs == whole
 
 

@@ -278,23 +278,30 @@ def _layers(manifest: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _epochs(file: Path) -> list[dict[str, Any]]:
-    """The epochs of a run, of a task that was begun twice only the second time.
+    """The epochs in order; of what was trained twice, since it was cut off, only the second time.
 
     A line that is not whole is passed over: a run that was killed may have left one.
     """
-    epochs: list[dict[str, Any]] = []
+    epochs: dict[tuple[int, int, int], dict[str, Any]] = {}  # by task, position of the phase in it, and number
+    position = 0
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     for line in lines:
         try:
             event = json.loads(line)
             if event["event"] == "task":
-                epochs = [epoch for epoch in epochs if epoch["task"] != event["task"]]
+                position = 0
+            elif event["event"] == "phase":
+                position += 1
+                if not event.get("done"):  # from its first step; phases before it may have been gone on with
+                    task = event["task"]
+                    epochs = {at: epoch for at, epoch in epochs.items() if at[0] != task or at[1] < position}
             elif event["event"] == "epoch":
                 numbers = {key: event[key] + 0 for key in ("task", "epoch", "loss", "lr", "seconds")}
-                epochs.append({**numbers, "phase": str(event["phase"]), "time": str(event["time"])})
+                at = (event["task"], position, event["epoch"])
+                epochs[at] = {**numbers, "phase": str(event["phase"]), "time": str(event["time"])}
         except (ValueError, KeyError, TypeError):
             continue
-    return epochs
+    return [*epochs.values()]
 
 
 def _reason(error: Exception) -> str:
