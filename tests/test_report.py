@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 import yaml
 
+import layouts
 import pearl.cli
 from pearl import metrics, report
 from pearl.config import load_config
-from pearl.report import Table, groups, page, read, read_all, shown, write
+from pearl.learning import learn
+from pearl.report import Table, about_run, compare, groups, page, read, read_all, shown, write
 from pearl.runs import Run, execute
 
 SMALL = [
@@ -49,6 +51,33 @@ def made(tmp_path_factory) -> dict[str, Run]:
         return {
             name: execute(load_config("digits", [*SMALL, *o]), stop_after=stop) for name, (o, stop) in KINDS.items()
         }
+
+
+TINY = {"images": {"size": 8, "pad": 1}, "backbone": {"width": 4}, "train": {"epochs": 2}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A model of two tasks, the second trained longer; tests must not change it."""
+    root = tmp_path_factory.mktemp("model")
+    kinds = {"fruit": ("apple", "pear"), "roots": ("beet", "leek", "swede")}
+    for name, classes in kinds.items():
+        layouts.image_folder(root / name, splits={"": 4}, classes=classes, size=8)
+    learn(root / "shop", root / "fruit", backbone="resnet18", overrides=TINY, device="cpu")
+    learn(root / "shop", root / "roots", overrides={"train": {"epochs": 3}}, device="cpu")
+    return root / "shop"
+
+
+@pytest.fixture(scope="module")
+def shop(model) -> "Reader":
+    """The page about the model."""
+    return Reader(page([read(model)]))
+
+
+@pytest.fixture
+def own_model(model, tmp_path) -> Path:
+    """A copy of the model that a test may damage."""
+    return Path(shutil.copytree(model, tmp_path / "own_model"))
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +175,8 @@ def test_tables_are_those_of_the_files(made, one):
     shares = files["share-of-the-added-parameters.csv"][1:]
     assert sum(float(row[1]) for row in shares) == pytest.approx(100)
     assert sum(int(row[2]) for row in shares) == stages[-1]["parameters"] - read(run.path).start
+    stored = [int(row[2]) for row in files["share-of-the-stored-bytes.csv"][1:]]
+    assert stored == [(folder / "weights.safetensors").stat().st_size for folder in sorted(run.path.glob("tasks/*"))]
 
 
 def test_losses_are_those_of_the_events(made, one):
@@ -179,8 +210,9 @@ def test_mean_and_deviation_over_seeds(made, side_by_side):
 
 
 def test_stage_by_stage_over_seeds(made):
-    files = Reader(page(read_all([made[name].path for name in ("seed0", "seed1")]))).files
-    table = np.array(files["class-il-mean-over-seeds.csv"][1:], dtype=float)
+    chapter = compare(read_all([made[name].path for name in ("seed0", "seed1")]))
+    tables = {figure.table.file: figure.table for part in chapter.parts for figure in part.figures}
+    table = np.array(tables["class-il-mean-over-seeds.csv"].rows, dtype=float)
     curves = [metrics.stage_accuracy(metrics.accuracy_matrix(made[n].counts, "class_il")) for n in ("seed0", "seed1")]
     np.testing.assert_array_equal(table[:, 1], np.mean(curves, axis=0))
     np.testing.assert_array_equal(table[:, 2], np.std(curves, axis=0, ddof=1))
@@ -216,18 +248,140 @@ def test_events_that_end_in_the_middle(own):
     assert read(own).epochs == whole
     file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2])
     assert 0 < len(read(own).epochs) < len(whole)
-    page([read(own)])
+    assert report._losses(read(own), "m")
     file.unlink()
     assert read(own).epochs == []
     assert "Training loss" not in page([read(own)])
 
 
-def test_a_task_that_was_begun_twice_counts_once(own):
+def test_what_was_trained_twice_counts_once(own):
     file = own / "events.jsonl"
     whole, lines = read(own).epochs, file.read_text().splitlines()
-    last = max(i for i, line in enumerate(lines) if json.loads(line)["event"] == "task")
-    file.write_text("\n".join([*lines[: last + 2], *lines[last:]]) + "\n")  # killed in its first phase, then again
+    events = [json.loads(line) for line in lines]
+    last = max(i for i, event in enumerate(events) if event["event"] == "task")
+    assert [event["event"] for event in events[last:]][:5] == ["task", "phase", "epoch", "epoch", "phase"]
+    first_epochs = [json.dumps(events[i] | {"loss": 9}) for i in (last + 2, last + 3)]
+    begun = [*lines[: last + 2], *first_epochs]  # killed after these
+    file.write_text("\n".join([*begun, *lines[last:]]) + "\n")  # then from the start
     assert read(own).epochs == whole
+
+    on = json.dumps(events[last + 1] | {"done": 1})
+    cut = [*lines[: last + 3], first_epochs[1]]
+    file.write_text("\n".join([*cut, lines[last], on, *lines[last + 3 :]]) + "\n")  # then from within the second epoch
+    assert read(own).epochs == whole
+
+    on = json.dumps(events[last + 1] | {"done": 2})
+    file.write_text(
+        "\n".join([*lines[: last + 5], lines[last], on, *lines[last + 4 :]]) + "\n"
+    )  # from the second phase
+    assert read(own).epochs == whole
+
+
+# ------------------------------------------------------------------------------------------------------ a model
+
+
+def test_a_model_shows_what_its_files_hold(model, shop):
+    files, manifests = shop.files, [json.loads(file.read_text()) for file in sorted(model.glob("tasks/*/*.json"))]
+    assert "shop (model, 2 tasks)" in shop.text
+    start = json.loads((model / "reference" / "manifest.json").read_text())["parameters"]
+    first, second = manifests
+    added = [first["parameters"] - start, second["parameters"] - first["parameters"]]
+    assert files["tasks-of-shop.csv"][1:] == [
+        ["1", "fruit", "8", str(added[0]), str(first["bytes"]), "apple, pear"],
+        ["2", "roots", "12", str(added[1]), str(second["bytes"]), "beet, leek, swede"],
+    ]
+    for key, name in (("threshold", "threshold"), ("rank", "selected-rank"), ("full_rank", "full-rank")):
+        rows = files[f"{name}-of-each-layer.csv"][1:]
+        assert [float(row[1]) for row in rows] == [layer[key] for layer in second["layers"]]
+    grown = [[float(cell) * 1e6 for cell in row[1:]] for row in files["growth-of-the-model-million-parameters.csv"][1:]]
+    sizes = [[manifest["parameters"], manifest["isolation_parameters"]] for manifest in manifests]
+    np.testing.assert_allclose(grown, sizes, rtol=1e-12)
+    shares = [float(row[1]) for row in files["share-of-the-stored-bytes.csv"][1:]]
+    assert sum(shares) == pytest.approx(100)
+    assert shares[0] / shares[1] == pytest.approx(first["bytes"] / second["bytes"])
+    values = {row[2]: float(row[1]) for row in files["metrics-of-shop.csv"][1:]}
+    assert values.keys() == {"parameters_million", "growth", "mean_rank"}
+    assert values["growth"] == second["parameters"] / second["isolation_parameters"]
+    assert len(files["training-loss-phase-reference.csv"]) == 1 + 2
+    assert len(files["training-loss-phase-adapt.csv"]) == 1 + 3
+    assert any("device" in row for row in files["environment-of-shop.csv"])
+
+
+def test_a_model_says_what_is_left_out(shop):
+    assert "`pearl evaluate MODEL --data FOLDER` measures them" in shop.text
+    assert "Unfinished" not in shop.text and "half learnt" not in shop.text
+    assert "Confusion between tasks" not in shop.text and "accuracy of each task" not in shop.text
+
+
+def test_settings_of_a_model(shop):
+    assert "method:\n  name: pearl" in shop.text and "format:" not in shop.text
+    table = shop.files["training-that-differs-between-tasks.csv"]
+    assert table == [["task", "name", "train.epochs"], ["1", "fruit", "2"], ["2", "roots", "3"]]
+
+
+def test_isolation_is_the_same_in_manifests_and_results(made):
+    for name in ("seed0", "isolation", "unfinished"):
+        stages = made[name].results["stages"]
+        recorded = [manifest["isolation_parameters"] for manifest in made[name].manifests]
+        assert recorded == [stage["isolation_parameters"] for stage in stages]
+
+
+def test_runs_and_models_side_by_side(made, model):
+    paths = [made["seed0"].path, model, made["seed1"].path]
+    records = read_all(paths)
+    assert [len(group.runs) for group in groups(records)] == [2, 1]
+    chapter = compare(records)
+    tables = {table.title: table for part in chapter.parts for table in part.tables}
+    tables |= {figure.table.title: figure.table for part in chapter.parts for figure in part.figures}
+    runs, shop = tables["Runs and models"], tables["Runs and models"].rows[1]
+    row = dict(zip(runs.columns, shop, strict=True))
+    assert row["state"] == "model, 2 tasks" and row["group"] == "2. shop pearl"
+    assert row["class-IL after the last task"] is None
+    assert row["parameters, share of isolation"] == records[1].summary["growth"]
+    assert not any("shop" in column for column in tables["Mean and standard deviation over seeds"].columns)
+    assert not any("shop" in column for column in tables["class-IL, mean over seeds (%)"].columns)
+    growth = tables["Parameters, mean over seeds (million)"]
+    assert [row[3] for row in growth.rows][:2] == [size / 1e6 for size in records[1].parameters]
+    assert "format" not in tables["Settings that differ"].columns
+
+
+def test_models_side_by_side(model, own_model):
+    records = read_all([model, own_model])  # of one configuration and seed, which does not make them the same
+    assert report._runs_and_models(records) == "2 models"
+    assert [part.title for part in compare(records).parts] == [
+        "Models",
+        "Stage by stage",
+        "Resource allocation",
+        "Settings",
+    ]
+
+
+def test_a_directory_without_format_is_in_the_group_of_those_with_it(made, own):
+    config = yaml.safe_load((own / "config.yaml").read_text())
+    assert config.pop("format") == 1
+    (own / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 7}))
+    records = read_all([made["seed0"].path, own])
+    assert len(groups(records)) == 1
+    assert report._differing(records) == ["seed"]
+
+
+def test_a_model_of_an_earlier_version_that_learns_one_more_task(own_model):
+    edit(own_model / "tasks" / "000-fruit" / "manifest.json", lambda value: value.pop("isolation_parameters"))
+    (own_model / "resume").mkdir()
+    (own_model / "resume" / "task.json").write_text("{}")
+    record = read(own_model)
+    chapter = about_run(record, "m")
+    assert chapter.unfinished == "One more task is half learnt: `pearl resume` goes on with it."
+    assert "growth" not in record.summary
+    (part,) = [part for part in chapter.parts if part.title == "Parameters"]
+    assert "Complete isolation is left out" in part.note
+    assert part.figures[-1].table.columns == ["after task", "this model"]
+
+
+def test_a_run_that_lost_its_task_folders(own):
+    shutil.rmtree(own / "tasks")
+    assert len(report._tasks(read(own)).rows) == 3
+    assert report._parameters(read(own), "m")
 
 
 # ---------------------------------------------------------------------------------------- what a name can do
@@ -244,7 +398,7 @@ def test_names_cannot_break_the_page(own):
     assert EVIL in reader.text
     rows = reader.files["class-il-accuracy-of-each-task-after-each-task.csv"]
     assert rows[2][0] == EVIL
-    assert reader.files["tasks-of-own.csv"][2][1::3] == [EVIL, f"{EVIL}, b, c"]
+    assert reader.files["tasks-of-own.csv"][2][1::5] == [EVIL, f"{EVIL}, b, c"]
 
 
 @pytest.mark.parametrize("name", ["\x00\x08\ud800", "a\n数字 ☃", "", "$\\frac{1}$ --> ]]>" * 50])
@@ -318,7 +472,7 @@ def test_report_does_not_import_torch(made, tmp_path):
     subprocess.run([sys.executable, "-c", code, str(made["seed0"].path), str(tmp_path / "a.html")], check=True)
 
 
-def test_tensorboard(made, cli, tmp_path):
+def test_tensorboard(made, model, cli, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -332,6 +486,9 @@ def test_tensorboard(made, cli, tmp_path):
     final = board.Scalars("accuracy_percent/class_il")[-1].value
     assert final == pytest.approx(run.summary["class_il.final"])
     assert "ranks" in board.Tags()["histograms"]
+    cli("report", model, "--tensorboard", tmp_path / "boards", "-o", tmp_path / "b.html")
+    tags = EventAccumulator(str(tmp_path / "boards" / model.name)).Reload().Tags()["scalars"]
+    assert {"loss/adapt", "parameters"} <= {*tags} and not [tag for tag in tags if "accuracy" in tag]
     again = cli("report", run.path, "--tensorboard", tmp_path / "boards", code=2)
     assert "is there already" in again
 
@@ -340,8 +497,10 @@ def test_tensorboard(made, cli, tmp_path):
 
 
 def wrong_inputs() -> Iterator[tuple[str, str]]:
-    yield "no such run", "not a run directory, it has no config.yaml"
-    yield "a file", "not a run directory"
+    yield "no such run", "neither a run nor a model, it has no config.yaml"
+    yield "a file", "neither a run nor a model"
+    yield "an empty folder", "neither a run nor a model"
+    yield "no config.yaml", "config.yaml: missing, though tasks are there; restore it from a copy"
     yield "no stage", "no task is finished yet; let `pearl run` finish"
     yield "no stage in it", "no task is finished yet"
     yield "half a results.json", "results.json: damaged ("
@@ -350,8 +509,10 @@ def wrong_inputs() -> Iterator[tuple[str, str]]:
     yield "a newer format", "this pearl reads up to 1"
     yield "a list for results", "results.json: damaged"
     yield "half a config.yaml", "config.yaml: cannot be read"
-    yield "another config.yaml", "config.yaml: cannot be read (no 'stream')"
-    yield "odd config.yaml", "config.yaml: damaged (not the settings of a run)"
+    yield "another config.yaml", "config.yaml: cannot be read (no 'seed')"
+    yield "a run without its stream", "config.yaml: cannot be read (no 'stream')"
+    yield "a config.yaml of a newer format", "config.yaml: format 99, this pearl reads up to 1"
+    yield "odd config.yaml", "config.yaml: damaged (not the settings of a run or model)"
     yield "half a manifest", "manifest.json: damaged"
     yield "odd layers", "manifest.json: damaged (no 'threshold')"
     yield "no reference", "reference/manifest.json: missing"
@@ -373,6 +534,11 @@ def test_wrong_input_is_one_line(what, message, own, tmp_path, cli):
             arguments = [tmp_path / "nowhere"]
         case "a file":
             arguments = [tmp_path / "file"]
+        case "an empty folder":
+            (tmp_path / "empty").mkdir()
+            arguments = [tmp_path / "empty"]
+        case "no config.yaml":
+            config.unlink()
         case "no stage":
             results.unlink()
         case "no stage in it":
@@ -391,8 +557,12 @@ def test_wrong_input_is_one_line(what, message, own, tmp_path, cli):
             config.write_text("a: [1,")
         case "another config.yaml":
             config.write_text("version: 3")
+        case "a run without its stream":
+            config.write_text("{seed: 0, recipe: a, method: {name: b}, train: {}}")
+        case "a config.yaml of a newer format":
+            config.write_text("format: 99\n")
         case "odd config.yaml":
-            config.write_text("{seed: x, recipe: a, method: {name: b}, stream: {tasks: 3}}")
+            config.write_text("{seed: x, recipe: a, method: {name: b}, train: {}, stream: {tasks: 3}}")
         case "half a manifest":
             manifest.write_text(manifest.read_text()[:90])
         case "odd layers":
@@ -415,6 +585,38 @@ def test_wrong_input_is_one_line(what, message, own, tmp_path, cli):
     assert line.startswith("pearl: ") and message in line
     assert not (own / "report.html").exists()
     assert (results.read_bytes() if results.exists() else None) == before
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no task", "no task is finished yet; let `pearl resume"),
+        ("a task is lost", "manifest.json: missing, though 001-roots is there"),
+        ("half a manifest", "manifest.json: damaged"),
+        ("no bytes", "manifest.json: damaged (no 'bytes')"),
+        ("odd config.yaml", "config.yaml: damaged (not the settings of a run or model)"),
+        ("the same model twice", "the same configuration and seed as"),
+    ],
+)
+def test_a_wrong_model_is_one_line(what, message, own_model, cli):
+    manifest = own_model / "tasks" / "000-fruit" / "manifest.json"
+    arguments = [own_model]
+    match what:
+        case "no task":
+            shutil.rmtree(own_model / "tasks")
+        case "a task is lost":
+            manifest.unlink()
+        case "half a manifest":
+            manifest.write_text(manifest.read_text()[:90])
+        case "no bytes":
+            edit(manifest, lambda value: value.pop("bytes"))
+        case "odd config.yaml":
+            (own_model / "config.yaml").write_text("{seed: 0, method: {name: b}, train: 3}")
+        case "the same model twice":
+            arguments += [own_model]
+    (line,) = cli("report", *arguments, code=2).splitlines()
+    assert line.startswith("pearl: ") and message in line
+    assert not (own_model / "report.html").exists()
 
 
 def test_every_wrong_run_has_its_line(own, tmp_path, cli):

@@ -122,13 +122,15 @@ class Engine:
                     self.observer.step(progress.done, steps)
                     if progress.done == steps:
                         break
-                    if replay.due():
+                    if progress.done % per_epoch and replay.due():
                         replay.store(at, scene, progress, finished=False)
                 facts = {"lr": learning_rate(settings, (progress.done - 1) / planned)}
                 facts["loss"] = mean_loss(progress, task, phase, epoch, facts["lr"])
                 seconds = round(time.perf_counter() - started, 3)
                 self.observer.event("epoch", task=task.id, phase=phase.name, epoch=epoch + 1, **facts, seconds=seconds)
                 progress.losses = []
+                if progress.done < steps and replay.due():  # an epoch's end is stored after it is told
+                    replay.store(at, scene, progress, finished=False)
             optimizer.zero_grad(set_to_none=True)  # what is frozen from now on keeps no gradient
             if begun["done"] != steps:
                 replay.store(at, scene, progress, finished=True)

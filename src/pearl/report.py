@@ -1,6 +1,7 @@
-"""One HTML page about one run or several: what was learnt, what it cost, how it was set.
+"""One HTML page about runs and models: what was learnt, what it cost, how it was set.
 
-Reads the files of a run and nothing else, without torch. `read` turns a directory into a `Record`; the functions that
+Reads their files and nothing else, without torch. A model of `pearl learn` has the files of a run less its results, so
+its chapter has no accuracies. `read` turns a directory into a `Record`; the functions that
 follow turn records into figures and tables, a figure and its table always from the same numbers; the template in
 templates/ lays them out.
 """
@@ -26,7 +27,7 @@ from markupsafe import Markup
 
 from pearl import metrics, plots
 from pearl.errors import ReportError, RunError
-from pearl.files import MANIFEST, finished, read_json, write_file
+from pearl.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, read_json, write_file
 from pearl.paths import runs_root
 from pearl.text import HEADLINES
 from pearl.version import __version__
@@ -36,26 +37,51 @@ SCENARIOS: dict[metrics.Scenario, str] = {"class_il": "class-IL", "task_il": "ta
 
 
 @dataclass(frozen=True)
+class Learnt:
+    """What the manifest of one task says."""
+
+    name: str
+    classes: list[str]
+    images: int | None  # as `isolation`, not recorded by the first versions
+    parameters: int  # of the whole model, after this task
+    isolation: int | None  # of one network per task, after this task
+    bytes: int
+    layers: dict[str, dict[str, float]]  # threshold, rank, ... by layer
+    train: dict[str, Any]  # settings, which for a model may change from task to task; empty in a run
+
+
+@dataclass(frozen=True)
 class Record:
-    """What the files of one run say."""
+    """What the files of one run or model say."""
 
     path: Path
     config: dict[str, Any]
-    counts: metrics.Counts
-    tasks: list[str]  # names of those that were evaluated
+    counts: metrics.Counts | None  # None for a model: it keeps no test images
+    tasks: list[str]  # names; for a run, of those that were evaluated
     classes: list[list[str]]  # of each task
     parameters: list[int]  # of the whole model, after each stage
-    isolation: list[int]  # of one network per task, after each stage
+    isolation: list[int] | None  # of one network per task, after each stage; None if not recorded
     start: int  # parameters before the first task
-    layers: list[dict[str, dict[str, float]]]  # of each task: threshold, rank, ... by layer
+    learnt: list[Learnt]
     epochs: list[dict[str, Any]]  # events of this kind, in order
     environment: dict[str, Any]
-    complete: bool
+    complete: bool  # a model always is, as it has no end
+    pending: bool  # a model has begun to learn one more task
 
     @property
     def name(self) -> str:
         """The directory's name."""
         return self.path.name
+
+    @property
+    def title(self) -> str:
+        """The name, and for a model that it is one."""
+        return self.name if self.counts else f"{self.name} ({self.state})"
+
+    @property
+    def label(self) -> str:
+        """What tells it apart from runs of other kinds."""
+        return f"{self.config['recipe'] if self.counts else self.name} {self.config['method']['name']}"
 
     @property
     def planned(self) -> int:
@@ -65,22 +91,36 @@ class Record:
 
     @property
     def state(self) -> str:
-        """Done, or how far it came."""
+        """Done, or how far it came; a model is never done."""
+        if self.counts is None:
+            return f"model, {_count(len(self.tasks), 'task')}"
         done = f"{len(self.tasks)} of {self.planned} tasks"
         return f"done, {done}" if self.complete else f"unfinished, {done}"
 
     @property
     def kind(self) -> str:
-        """What runs that differ by their seed alone have in common."""
+        """What runs that differ by their seed alone have in common; a model has that with no other."""
+        if self.counts is None:  # its configuration does not say what it has learnt
+            return str(self.path)
         same = {key: value for key, value in self.config.items() if key not in {"seed", "about", "expected"}}
         return json.dumps(same, sort_keys=True, default=str)
 
     @cached_property
     def summary(self) -> dict[str, float]:
         """Every metric by name, as `runs.Run.summary`, and the mean rank if there is one."""
-        values = metrics.summary(self.counts, self.parameters, self.isolation)
+        if self.counts is not None:
+            values = metrics.summary(self.counts, self.parameters, self.isolation)
+        else:
+            values = {"parameters_million": self.parameters[-1] / 1e6}
+            if self.isolation:
+                values["growth"] = metrics.growth(self.parameters[-1], self.isolation[-1])
         rank = metrics.mean_rank([layer for task in self.layers for layer in task.values()])
         return values if rank is None else values | {"mean_rank": rank}
+
+    @property
+    def layers(self) -> list[dict[str, dict[str, float]]]:
+        """Threshold, rank, ... by layer, of each task."""
+        return [task.layers for task in self.learnt]
 
     @property
     def added(self) -> list[int]:
@@ -90,7 +130,7 @@ class Record:
     @property
     def shares(self) -> list[float]:
         """What each task added, in percent of what all tasks added."""
-        return [100 * added / max(sum(self.added), 1) for added in self.added]
+        return _percent(self.added)
 
 
 @dataclass(frozen=True)
@@ -140,7 +180,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A run, or the comparison of several."""
+    """A run, a model, or the comparison of several."""
 
     title: str
     parts: Sequence[Part]
@@ -148,12 +188,12 @@ class Chapter:
 
 
 def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
-    """Write the page about these runs, whole or not at all; the path it is at.
+    """Write the page about these runs and models, whole or not at all; the path it is at.
 
     Without `output` it lies in the run's directory, or for several runs in the current one.
 
     Raises:
-        RunError: a run that cannot be read, or one that has nothing to show yet.
+        RunError: a directory that cannot be read, or one that has nothing to show yet.
         ReportError: the page cannot be written there, or two runs are the same.
     """
     if output is not None and output.is_dir():
@@ -175,7 +215,7 @@ def page(records: Sequence[Record]) -> str:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters["shown"] = shown
     template = environment.from_string((resources.files("pearl.templates") / "report.html.jinja").read_text("utf-8"))
-    title = records[0].name if len(records) == 1 else f"{len(records)} runs side by side"
+    title = records[0].title if len(records) == 1 else f"{_runs_and_models(records)} side by side"
     return template.render(title=title, chapters=chapters, version=__version__)
 
 
@@ -208,16 +248,34 @@ def read_all(runs: Sequence[str | Path]) -> list[Record]:
 
 
 def read(run: str | Path) -> Record:
-    """What the files of a run say; a run is a path, or a name under the folder of runs.
+    """What the files of a run or model say; a run is a path, or a name under the folder of runs.
 
     Raises:
-        RunError: not a run directory, no stage is finished, or a file is damaged.
+        RunError: neither a run nor a model, no task is finished, or a file is damaged.
     """
     path = next((at for at in (Path(run), runs_root() / run) if (at / "config.yaml").is_file()), None)
     if path is None:
-        raise RunError(f"{run}: not a run directory, it has no config.yaml; `pearl list runs` shows those there are")
+        if (Path(run) / "tasks").is_dir():
+            raise RunError(f"{Path(run) / 'config.yaml'}: missing, though tasks are there; restore it from a copy")
+        raise RunError(
+            f"{run}: neither a run nor a model, it has no config.yaml; `pearl list runs` shows the runs there are"
+        )
     path = path.resolve()  # "." has no name
     config = _config(path / "config.yaml")
+    measured = _results(path) if "recipe" in config else _model(path)
+    reference = path / "reference" / MANIFEST
+    return Record(
+        path=path,
+        config=config,
+        start=_of_manifest(reference, lambda manifest: int(manifest["parameters"])),
+        epochs=_epochs(path / "events.jsonl"),
+        environment=read_json(path / "environment.json") if (path / "environment.json").exists() else {},
+        **measured,
+    )
+
+
+def _results(path: Path) -> dict[str, Any]:
+    """What a run's results say about the tasks that were evaluated, with the manifests of those."""
     file = path / "results.json"
     results = read_json(file) if file.exists() else {"stages": []}
     if results.get("stages") == []:
@@ -232,35 +290,51 @@ def read(run: str | Path) -> Record:
         sizes = [[int(stage[key]) for stage in stages] for key in ("parameters", "isolation_parameters")]
     except (KeyError, TypeError, ValueError, RunError) as error:
         raise RunError(f"{file}: damaged ({_reason(error)}); delete it and run again, which evaluates anew") from None
-    reference = path / "reference" / MANIFEST
-    return Record(
-        path=path,
-        config=config,
-        counts=counts,
-        tasks=names,
-        classes=classes,
-        parameters=sizes[0],
-        isolation=sizes[1],
-        start=_of_manifest(reference, lambda manifest: int(manifest["parameters"])),
-        layers=[_of_manifest(folder / MANIFEST, _layers) for folder in folders[: len(names)]],
-        epochs=_epochs(path / "events.jsonl"),
-        environment=read_json(path / "environment.json") if (path / "environment.json").exists() else {},
-        complete=complete,
-    )
+    return {
+        "counts": counts,
+        "tasks": names,
+        "classes": classes,
+        "parameters": sizes[0],
+        "isolation": sizes[1],
+        "learnt": [_of_manifest(folder / MANIFEST, _learnt) for folder in folders[: len(names)]],
+        "complete": complete,
+        "pending": False,
+    }
+
+
+def _model(path: Path) -> dict[str, Any]:
+    """What a model's manifests say in the place of results."""
+    check_no_gap(path)
+    learnt: list[Learnt] = [_of_manifest(folder / MANIFEST, _learnt) for folder in finished(path)]
+    if not learnt:
+        raise RunError(f"{path}: no task is finished yet; let `pearl resume {path}` finish one, then report")
+    isolation = [task.isolation for task in learnt]
+    return {
+        "counts": None,
+        "tasks": [task.name for task in learnt],
+        "classes": [task.classes for task in learnt],
+        "parameters": [task.parameters for task in learnt],
+        "isolation": None if None in isolation else isolation,
+        "learnt": learnt,
+        "complete": True,
+        "pending": (path / "resume" / "task.json").is_file(),
+    }
 
 
 def _config(file: Path) -> dict[str, Any]:
     """The settings as they are written: checking them again would import every part they name, and torch."""
     try:
         config = yaml.safe_load(file.read_text(encoding="utf-8"))
-        tasks = config["stream"]["tasks"]
-        whole = isinstance(config["seed"], int) and isinstance(tasks, int | list)
-        whole = whole and isinstance(config["method"]["name"], str) and isinstance(config["recipe"], str)
+        check_format(file, config.pop("format", FORMAT))  # no setting
+        whole = isinstance(config["seed"], int) and isinstance(config["method"]["name"], str)
+        whole = whole and isinstance(config["train"], dict)
+        if config.keys() & {"recipe", "stream"}:
+            whole = whole and isinstance(config["stream"]["tasks"], int | list) and isinstance(config["recipe"], str)
         whole = whole and all(isinstance(figure, dict) for figure in (config.get("expected") or {}).values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise RunError(f"{file}: cannot be read ({_reason(error)}); restore it from a copy") from None
     if not whole:
-        raise RunError(f"{file}: damaged (not the settings of a run); restore it from a copy")
+        raise RunError(f"{file}: damaged (not the settings of a run or model); restore it from a copy")
     return config
 
 
@@ -272,29 +346,47 @@ def _of_manifest(file: Path, take: Any) -> Any:
         raise RunError(f"{file}: damaged ({_reason(error)}); restore it from a copy of the run") from None
 
 
-def _layers(manifest: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+def _learnt(manifest: Mapping[str, Any]) -> Learnt:
     keys = ("threshold", "rank", "full_rank", "rows_and_columns")
-    return {str(layer["layer"]): {key: layer[key] + 0 for key in keys} for layer in manifest.get("layers", [])}
+    layers = manifest.get("layers", [])
+    images, isolation = (manifest.get(key) for key in ("images", "isolation_parameters"))
+    return Learnt(
+        name=str(manifest["name"]),
+        classes=[str(name) for name in manifest["classes"]],
+        images=None if images is None else int(images),
+        parameters=int(manifest["parameters"]),
+        isolation=None if isolation is None else int(isolation),
+        bytes=int(manifest["bytes"]),
+        layers={str(layer["layer"]): {key: layer[key] + 0 for key in keys} for layer in layers},
+        train=dict(manifest.get("train", {})),
+    )
 
 
 def _epochs(file: Path) -> list[dict[str, Any]]:
-    """The epochs of a run, of a task that was begun twice only the second time.
+    """The epochs in order; of what was trained twice, since it was cut off, only the second time.
 
     A line that is not whole is passed over: a run that was killed may have left one.
     """
-    epochs: list[dict[str, Any]] = []
+    epochs: dict[tuple[int, int, int], dict[str, Any]] = {}  # by task, position of the phase in it, and number
+    position = 0
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     for line in lines:
         try:
             event = json.loads(line)
             if event["event"] == "task":
-                epochs = [epoch for epoch in epochs if epoch["task"] != event["task"]]
+                position = 0
+            elif event["event"] == "phase":
+                position += 1
+                if not event.get("done"):  # from its first step; phases before it may have been gone on with
+                    task = event["task"]
+                    epochs = {at: epoch for at, epoch in epochs.items() if at[0] != task or at[1] < position}
             elif event["event"] == "epoch":
                 numbers = {key: event[key] + 0 for key in ("task", "epoch", "loss", "lr", "seconds")}
-                epochs.append({**numbers, "phase": str(event["phase"]), "time": str(event["time"])})
+                at = (event["task"], position, event["epoch"])
+                epochs[at] = {**numbers, "phase": str(event["phase"]), "time": str(event["time"])}
         except (ValueError, KeyError, TypeError):
             continue
-    return epochs
+    return [*epochs.values()]
 
 
 def _reason(error: Exception) -> str:
@@ -302,26 +394,35 @@ def _reason(error: Exception) -> str:
     return " ".join(text.split())
 
 
-# ------------------------------------------------------------------------------------------------------ one run
+# ------------------------------------------------------------------------------------------------ one run or model
 
 
 def about_run(record: Record, name: str) -> Chapter:
-    """Everything about one run; `name` keeps its figures' ids apart from those of others."""
+    """Everything about one run or model; `name` keeps its figures' ids apart from those of others."""
+    counts = record.counts
     parts = [
-        Part("Results", tables=[_metrics(record)], note="Accuracies are in percent."),
+        Part("Results", tables=[_metrics(record)], note="Accuracies are in percent." if counts else _MODEL_NOTE),
         Part("Tasks", tables=[_tasks(record)]),
-        Part("Accuracy", figures=_accuracy(record, name)),
-        Part("Confusion between tasks", figures=[_confusion(record, name)]),
+        *([Part("Accuracy", figures=_accuracy(record, counts, name))] if counts else []),
+        *([Part("Confusion between tasks", figures=[_confusion(record, counts, name)])] if counts else []),
         *([Part("Rank allocation", figures=_ranks(record, name), note=_RANK_NOTE)] if any(record.layers) else []),
-        Part("Parameters", figures=_parameters(record, name), note=_SHARE_NOTE),
+        Part("Parameters", figures=_parameters(record, name), note=_parameters_note(record)),
         *([Part("Loss", figures=_losses(record, name))] if record.epochs else []),
-        Part("Settings", text=yaml.safe_dump(record.config, sort_keys=False, allow_unicode=True)),
+        Part("Settings", tables=_training(record), text=_yaml(record.config)),
         Part("Environment", tables=[Table(f"Environment of {record.name}", ["what", "value"], _facts(record))]),
     ]
-    going_on = f"{record.state}: the same `pearl run` goes on. What follows is as far as it came."
-    return Chapter(record.name, parts, "" if record.complete else going_on.capitalize())
+    unfinished = ""
+    if not record.complete:
+        unfinished = f"{record.state}: the same `pearl run` goes on. What follows is as far as it came.".capitalize()
+    elif record.pending:
+        unfinished = "One more task is half learnt: `pearl resume` goes on with it."
+    return Chapter(record.title, parts, unfinished)
 
 
+_MODEL_NOTE = (
+    "A model keeps no test images, so it has no accuracies and no confusion between tasks here; "
+    "`pearl evaluate MODEL --data FOLDER` measures them."
+)
 _RANK_NOTE = (
     "Every layer chooses its rank from how far it moved: the threshold is the share of the update's energy that the "
     "rank must keep. Layers are in the network's order."
@@ -330,6 +431,15 @@ _SHARE_NOTE = (
     "Shares are of all parameters that tasks added. Without pretraining the first task trains the reference itself, "
     "and adds its head alone."
 )
+
+
+def _parameters_note(record: Record) -> str:
+    notes = [_SHARE_NOTE, "Bytes are of the tensors that a task changed or added: that first task stores all of them."]
+    if record.isolation is None:
+        notes.append(
+            "Complete isolation is left out: some tasks were learnt by an earlier pearl that did not record it."
+        )
+    return " ".join(notes)
 
 
 def _metrics(record: Record) -> Table:
@@ -347,17 +457,24 @@ def _metrics(record: Record) -> Table:
 
 
 def _tasks(record: Record) -> Table:
-    images = record.counts.by_task(record.counts.stages[-1].total).tolist()
-    names = [", ".join(classes) for classes in record.classes]
-    rows = list(zip(itertools.count(1), record.tasks, images, record.added, names, strict=False))
-    return Table(f"Tasks of {record.name}", ["task", "name", "test images", "parameters added", "classes"], rows)
+    columns: dict[str, Sequence[Cell]] = {
+        "task": range(1, len(record.tasks) + 1),
+        "name": record.tasks,
+        "images": [task.images for task in record.learnt],
+    }
+    if record.counts:
+        columns["test images"] = record.counts.by_task(record.counts.stages[-1].total).tolist()
+    columns["parameters added"] = record.added
+    columns["bytes stored"] = [task.bytes for task in record.learnt]
+    columns["classes"] = [", ".join(classes) for classes in record.classes]
+    return Table(f"Tasks of {record.name}", [*columns], list(itertools.zip_longest(*columns.values())))
 
 
-def _accuracy(record: Record, name: str) -> list[Figure]:
+def _accuracy(record: Record, counts: metrics.Counts, name: str) -> list[Figure]:
     stages = [str(t + 1) for t in range(len(record.tasks))]
     figures, curves = [], {}
     for scenario, title in SCENARIOS.items():
-        A = metrics.accuracy_matrix(record.counts, scenario)
+        A = metrics.accuracy_matrix(counts, scenario)
         curves[title] = metrics.stage_accuracy(A)
         figures.append(
             _heat_map(
@@ -375,11 +492,11 @@ def _accuracy(record: Record, name: str) -> list[Figure]:
     return [*figures, _curves("Mean accuracy over the tasks seen (%)", curves, f"{name}-stages", "accuracy (%)")]
 
 
-def _confusion(record: Record, name: str) -> Figure:
-    counts = record.counts.stages[-1].confusion
+def _confusion(record: Record, counts: metrics.Counts, name: str) -> Figure:
+    confusion = counts.stages[-1].confusion
     return _heat_map(
         "Task of the predicted class after the last task (% of images)",
-        100 * counts / counts.sum(axis=1, keepdims=True),
+        100 * confusion / confusion.sum(axis=1, keepdims=True),
         name=f"{name}-confusion",
         rows=record.tasks,
         columns=[str(t + 1) for t in range(len(record.tasks))],
@@ -419,10 +536,10 @@ def _ranks(record: Record, name: str) -> list[Figure]:
 
 
 def _parameters(record: Record, name: str) -> list[Figure]:
-    millions = {
-        "this run": np.array(record.parameters) / 1e6,
-        "complete isolation": np.array(record.isolation) / 1e6,
-    }
+    millions = {"this run" if record.counts else "this model": np.array(record.parameters) / 1e6}
+    if record.isolation:
+        millions["complete isolation"] = np.array(record.isolation) / 1e6
+    names, stored = [task.name for task in record.learnt], [task.bytes for task in record.learnt]
     return [
         _bars(
             "Share of the added parameters (%)",
@@ -432,6 +549,15 @@ def _parameters(record: Record, name: str) -> list[Figure]:
             x="share of added parameters (%)",
             y="task",
             beside={"parameters added": record.added},
+        ),
+        _bars(
+            "Share of the stored bytes (%)",
+            names,
+            _percent(stored),
+            f"{name}-bytes",
+            x="share of stored bytes (%)",
+            y="task",
+            beside={"bytes stored": stored},
         ),
         _curves("Growth of the model (million parameters)", millions, f"{name}-growth", "parameters (million)"),
     ]
@@ -470,6 +596,23 @@ def _losses(record: Record, name: str) -> list[Figure]:
     return figures
 
 
+def _training(record: Record) -> list[Table]:
+    """How each task was trained, where that was not always as the configuration says."""
+    usual = flat(record.config["train"], "train.")
+    each = [flat(task.train, "train.") for task in record.learnt]
+    keys = dict.fromkeys([*usual, *(key for settings in each for key in settings)])
+    other = [key for key in keys if any(settings and settings.get(key) != usual.get(key) for settings in each)]
+    rows = [
+        [number, task.name, *(_plain(settings.get(key)) for key in other)]
+        for number, (task, settings) in enumerate(zip(record.learnt, each, strict=True), start=1)
+    ]
+    return [Table("Training that differs between tasks", ["task", "name", *other], rows)] if other else []
+
+
+def _yaml(config: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
 def _facts(record: Record) -> list[list[Cell]]:
     return [[key, str(value)] for key, value in flat(record.environment).items() if key != "format"]
 
@@ -479,7 +622,10 @@ def _facts(record: Record) -> list[list[Cell]]:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ by their seed alone. Only complete ones count: a mean over unlike stages means nothing."""
+    """Runs that differ by their seed alone, or one model.
+
+    Only complete runs count: a mean over unlike stages means nothing.
+    """
 
     label: str
     runs: list[Record]
@@ -507,19 +653,19 @@ def groups(records: Sequence[Record]) -> list[Group]:
     members: dict[str, list[Record]] = {}
     for record in records:
         members.setdefault(record.kind, []).append(record)
-    return [
-        Group(f"{number}. {runs[0].config['recipe']} {runs[0].config['method']['name']}", runs)
-        for number, runs in enumerate(members.values(), start=1)
-    ]
+    return [Group(f"{number}. {runs[0].label}", runs) for number, runs in enumerate(members.values(), start=1)]
 
 
 def compare(records: Sequence[Record]) -> Chapter:
-    """Runs side by side, and the mean over seeds of those that differ by nothing else."""
+    """Runs and models side by side, and the mean over seeds of runs that differ by nothing else."""
     together = groups(records)
+    seeds = [group for group in together if group.runs[0].counts]
+    models = len(seeds) < len(together)
+    what = "Models" if not seeds else "Runs and models" if models else "Runs"
     label = {id(run): group.label for group in together for run in group.runs}
     keys = [key for key in [*HEADLINES, "mean_rank"] if any(key in run.summary for run in records)]
     runs = Table(
-        "Runs",
+        what,
         ["run", "group", "seed", "state", *map(_title, keys)],
         [
             [run.name, label[id(run)], run.config["seed"], run.state, *(run.summary.get(key) for key in keys)]
@@ -534,8 +680,8 @@ def compare(records: Sequence[Record]) -> Chapter:
     )
     share = {run.name: np.array(run.shares) for run in records if run.complete}
     parts = [
-        Part("Runs", tables=[runs]),
-        Part("Mean over seeds", tables=[_group_table(together)], note=_GROUP_NOTE),
+        Part(what, tables=[runs], note=_MODEL_NOTE if models else ""),
+        *([Part("Mean over seeds", tables=[_group_table(seeds)], note=_GROUP_NOTE)] if seeds else []),
         *([Part("Stage by stage", figures=figures)] if (figures := _group_figures(together)) else []),
         *([Part("Resource allocation", [_shares(share)], note=_SHARE_NOTE)] if share else []),
         Part("Settings", tables=[settings]),
@@ -574,9 +720,10 @@ def _group_figures(together: Sequence[Group]) -> list[Figure]:
     for scenario, title in SCENARIOS.items():
         curves = {
             f"{group.label} (n={len(group.complete)})": spread(
-                [metrics.stage_accuracy(metrics.accuracy_matrix(run.counts, scenario)) for run in group.complete]
+                [metrics.stage_accuracy(metrics.accuracy_matrix(counts, scenario)) for counts in all_counts]
             )
             for group in with_runs
+            if (all_counts := [run.counts for run in group.complete if run.counts])
         }
         if curves:
             figures.append(_curves(f"{title}, mean over seeds (%)", curves, f"all-{scenario}", "accuracy (%)"))
@@ -644,8 +791,22 @@ def _bars(
     """A bar per label; `beside` adds columns to the table alone."""
     beside = beside or {}
     table = Table(title, [y, x, *beside], list(zip(labels, values, *beside.values(), strict=True)))
-    alt = f"{title}: {len(labels)} bars from {min(values):.4g} to {max(values):.4g}."
+    alt = f"{title}: {len(labels)} bars from {min(values, default=0):.4g} to {max(values, default=0):.4g}."
     return Figure(Markup(plots.bars(labels, np.array(values, dtype=float), name=name, alt=alt, x=x, y=y)), table)
+
+
+def _percent(values: Sequence[int]) -> list[float]:
+    return [100 * value / max(sum(values), 1) for value in values]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _runs_and_models(records: Sequence[Record]) -> str:
+    runs = sum(record.counts is not None for record in records)
+    found = {"run": runs, "model": len(records) - runs}
+    return " and ".join(_count(number, what) for what, number in found.items() if number)
 
 
 def _title(key: str) -> str:

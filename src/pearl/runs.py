@@ -33,7 +33,7 @@ from pearl.files import FORMAT, MANIFEST, check_no_gap, finished, read_json, wri
 from pearl.methods.base import Method
 from pearl.paths import runs_root
 from pearl.registry import SOURCES
-from pearl.saved import build_method, load_method, read_config
+from pearl.saved import build_method, isolation_size, load_method, read_config
 from pearl.session import Session, session
 
 
@@ -140,12 +140,6 @@ def prepare(config: RunConfig, show: Observer | None = None) -> Prepared:
             f"set images.size={shorter}, or use images.augment=resized_crop"
         )
     return Prepared(source, stream, decoded["train"], decoded[stream.test_from])
-
-
-def isolation_size(method: Method, classes: list[int]) -> int:
-    """Parameters of complete isolation: a backbone and a head with bias for every task."""
-    backbone = sum(p.numel() for p in method.backbone.parameters())
-    return sum(backbone + (method.heads.dim + 1) * count for count in classes)
 
 
 def execute(

@@ -101,6 +101,12 @@ def build_method(config: ModelConfig, *, structure_only: bool = False) -> Method
     return METHODS.build(config.method, build_backbone(config, structure_only=structure_only))
 
 
+def isolation_size(method: Method, classes: list[int]) -> int:
+    """Parameters of complete isolation: a backbone and a head with bias for every task."""
+    backbone = sum(p.numel() for p in method.backbone.parameters())
+    return sum(backbone + (method.heads.dim + 1) * count for count in classes)
+
+
 def load_method(
     path: Path,
     config: ModelConfig,

@@ -25,7 +25,7 @@ from pearl.errors import Interrupted, RunError
 from pearl.files import FORMAT, check_no_gap, finished, folder_name, task_folders, write_file, write_json
 from pearl.methods.base import Method
 from pearl.replay import Replay, Stop
-from pearl.saved import config_bytes, task_infos
+from pearl.saved import config_bytes, isolation_size, task_infos
 from pearl.version import __version__
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -118,12 +118,14 @@ class Session:
         added = changed(self.replay.start, snapshot(method.state_dict()))
         for folder in task_folders(self.path).get(task.id, []):  # of an attempt that was killed
             shutil.rmtree(folder, ignore_errors=True)
+        classes = [len(info.classes) for info in task_infos(self.path)] + [len(task.classes)]
         facts = {
             "task": task.id,
             "name": task.name,
             "classes": list(task.classes),
             "images": images,
             "parameters": method.size(),
+            "isolation_parameters": isolation_size(method, classes),
             "seconds": {key: round(value, 2) for key, value in seconds.items()},
             **facts,
             **method.facts(task.id),

@@ -45,10 +45,11 @@ def _scalars(record: Record, writer: Any) -> None:
         seen[phase] += 1  # tasks one after the other, as in the report
         writer.add_scalar(f"loss/{phase}", epoch["loss"], seen[phase], walltime=when)
         writer.add_scalar(f"lr/{phase}", epoch["lr"], seen[phase], walltime=when)
-    for scenario in SCENARIOS:
-        accuracy = metrics.stage_accuracy(metrics.accuracy_matrix(record.counts, scenario))
-        for stage, value in enumerate(accuracy.tolist(), start=1):
-            writer.add_scalar(f"accuracy_percent/{scenario}", value, stage)
+    if record.counts:
+        for scenario in SCENARIOS:
+            accuracy = metrics.stage_accuracy(metrics.accuracy_matrix(record.counts, scenario))
+            for stage, value in enumerate(accuracy.tolist(), start=1):
+                writer.add_scalar(f"accuracy_percent/{scenario}", value, stage)
     for stage, size in enumerate(record.parameters, start=1):
         writer.add_scalar("parameters", size, stage)
     for task, layers in enumerate(record.layers, start=1):

@@ -7,7 +7,9 @@ import typer
 
 
 def command(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories, or their names.")],
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN...", help="Directories of runs or models, or names of runs.")
+    ],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="The page. [default: report.html in the run; for several runs, here]"),
@@ -16,12 +18,13 @@ def command(
         Path | None, typer.Option("--tensorboard", help="Also write the curves for TensorBoard, into this folder.")
     ] = None,
 ) -> None:
-    """Make a page of figures and tables about runs: HTML that opens anywhere, and needs no network.
+    """Make a page of figures and tables about runs or models: HTML that opens anywhere, and needs no network.
 
     \b
     pearl report runs/NAME
     pearl report runs/digits-pearl-* -o digits.html
     pearl report runs/NAME --tensorboard boards
+    pearl report shop
     """
     from pearl.report import write
 
