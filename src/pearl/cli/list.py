@@ -16,7 +16,7 @@ class Kind(StrEnum):
     runs = "runs"
 
 
-def command(what: Annotated[Kind, typer.Argument(help="What to list.")]) -> None:
+def command(what: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.")]) -> None:
     """List what there is. `pearl show NAME` tells more about each.
 
     \b
