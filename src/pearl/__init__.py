@@ -56,7 +56,7 @@ def learn(
     *,
     task: str | None = None,
     recipe: str | None = None,
-    backbone: str | None = None,
+    backbone: str | dict[str, Any] | None = None,
     start: str | Path | None = None,
     device: str = "auto",
     quiet: bool = False,
@@ -64,8 +64,9 @@ def learn(
 ) -> "Model":
     """Learn the classes of an image folder as a new task of the model at a path; made if it is not there.
 
-    `recipe`, `backbone` and `start` (a run or model to go on from) are for the first task. `overrides` are settings,
-    nested as dictionaries: `learn("shop", "fruit", backbone="resnet18", train={"epochs": 5})`.
+    `recipe`, `backbone` (a name, or a dictionary with its options) and `start` (a run or model to go on from) are for
+    the first task. `overrides` are settings, nested as dictionaries:
+    `learn("shop", "fruit", backbone="resnet18", train={"epochs": 5})`.
 
     Raises:
         PearlError: anything a user can mend, in one line; the model is then as it was.

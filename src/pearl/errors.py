@@ -1,6 +1,11 @@
 """What can go wrong by a user's hand. Each message is one line: what is wrong, where, and the mend."""
 
 
+def printable(text: str) -> str:
+    """A name on one line of a terminal, whatever characters it has."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class PearlError(Exception):
     """Base of every error that a user can cause and mend. The command line prints it and exits with code 2."""
 

@@ -6,6 +6,7 @@ A run directory is one too: `pearl run` and `pearl learn` write the same files.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from pearl.data.augment import View
 from pearl.data.cache import read_all, read_image, upright_square
 from pearl.data.sources import class_folders
 from pearl.errors import ConfigError, DataError, RunError
-from pearl.files import check_no_gap
+from pearl.files import check_no_gap, finished
 from pearl.methods.base import Method
 from pearl.registry import nearest
 from pearl.saved import TaskInfo, load_method, read_config, task_infos
@@ -84,19 +85,22 @@ class Model:
         """
         path = Path(path)
         config = read_config(path)
-        if tasks is None:  # a directory with a gap can still be used up to there, if one says so
+        there = len(finished(path))
+        if tasks is None or not 1 <= tasks <= there:  # up to a gap a directory can be used, if one says so
             check_no_gap(path)
-        known = task_infos(path)
-        if tasks is not None and not 1 <= tasks <= len(known):
-            raise RunError(f"{path}: {len(known)} tasks are finished, not {tasks}; ask for 1 to {len(known)}")
-        if not known:
+        if not there:
             raise RunError(f"{path}: no task is finished; go on with: pearl resume {path}")
+        if tasks is not None and not 1 <= tasks <= there:
+            raise RunError(f"{path}: {there} tasks are finished, not {tasks}; ask for 1 to {there}")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        if chosen.partition(":")[0] not in ("cpu", "cuda"):
+            raise ConfigError(f"device {device!r} cannot be used here; use auto, cpu or cuda")
         try:
             place = torch.empty(0, device=chosen).device
         except (RuntimeError, AssertionError) as error:
-            raise ConfigError(f"device {device!r} cannot be used here ({error}); use auto or cpu") from None
-        return cls(path, config, known[:tasks], place)
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(f"device {device!r} cannot be used here ({reason}); use auto or cpu") from None
+        return cls(path, config, task_infos(path, tasks), place)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -136,19 +140,19 @@ class Model:
 
         Raises:
             DataError: naming an image that cannot be read.
-            ConfigError: no such task.
+            ConfigError: no such task, or `top` is below 1.
         """
         if isinstance(images, str | Path | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4):
             images = [images]
-        images = list(images)
-        found: list[Prediction] = []
-        for start in range(0, len(images), BATCH):
-            pixels = [to_pixels(image, self.config.images.stored) for image in images[start : start + BATCH]]
-            found += self.predict_pixels(np.stack(pixels), task=task, top=top)
+        waiting, found = iter(images), []
+        while batch := [to_pixels(image, self.config.images.stored) for image in islice(waiting, BATCH)]:
+            found += self.predict_pixels(np.stack(batch), task=task, top=top)
         return found
 
     def predict_pixels(self, pixels: np.ndarray, *, task: str | None = None, top: int = 1) -> list[Prediction]:
         """As `predict`, of raw pixels (N, S, S, 3) uint8 of the model's stored size."""
+        if top < 1:
+            raise ConfigError(f"top={top}: ask for 1 class or more")
         index = None if task is None else self.task_index(task)
         tasks = self.tasks if index is None else [self.tasks[index]]
         names = [(name, info.name) for info in tasks for name in info.classes]
@@ -239,5 +243,5 @@ def to_pixels(image: Picture, size: int) -> np.ndarray:
         image = Image.fromarray(image)
     try:
         return np.asarray(upright_square(image, size))
-    except (ValueError, OSError, AttributeError) as error:
+    except Exception as error:  # of a damaged image a decoder raises nearly anything
         raise DataError(f"an image cannot be used ({error}); give a file, a Pillow image or a uint8 array") from None

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pearl.engine import Observer
+from pearl.errors import printable
 
 
 def display(quiet: bool = False) -> Observer:
@@ -36,7 +37,7 @@ class Lines(Observer):
             self.began = self.said = time.monotonic()
         line = self.line(kind, facts)
         if line:
-            self.console.print(line, markup=False)
+            self.console.print(printable(line), markup=False)
 
     def line(self, kind: str, facts: Mapping[str, Any]) -> str | None:
         """An event as a line; None if it is not worth one."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from pearl.errors import ConfigError
+from pearl.errors import ConfigError, printable
 
 Spec = dict[str, Any]  # {"name": ..., option: value, ...}
 
@@ -25,7 +25,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     """A hint for a word that is not one of the choices: the nearest one, or all of them if none is near."""
     choices = sorted(choices)
     near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices)}"
+    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(map(printable, choices))}"
 
 
 def problems_of(

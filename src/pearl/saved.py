@@ -12,7 +12,7 @@ from pearl.checkpoint import load_state, read_part
 from pearl.config import ModelConfig, RunConfig, check_config
 from pearl.data.batches import fold
 from pearl.errors import ConfigError, RunError
-from pearl.files import FORMAT, MANIFEST, check_format, finished, read_json
+from pearl.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, read_json
 from pearl.methods.base import Method
 from pearl.registry import BACKBONES, METHODS
 
@@ -53,11 +53,11 @@ def config_bytes(config: ModelConfig) -> bytes:
     return f"format: {FORMAT}\n{config.to_yaml()}".encode()
 
 
-def task_infos(path: Path) -> list[TaskInfo]:
-    """The finished tasks of a model, from their manifests."""
+def task_infos(path: Path, tasks: int | None = None) -> list[TaskInfo]:
+    """The first `tasks` finished tasks of a model (all if not given), from their manifests; later ones are not read."""
     found: list[TaskInfo] = []
     first = 0
-    for folder in finished(path):
+    for folder in finished(path)[:tasks]:
         manifest = read_json(folder / MANIFEST)
         try:
             info = TaskInfo(str(manifest["name"]), tuple(map(str, manifest["classes"])), first, folder)
@@ -69,13 +69,36 @@ def task_infos(path: Path) -> list[TaskInfo]:
 
 
 def verify(path: Path) -> list[str]:
-    """What is wrong with the files of a model, a line each; every checksum is computed."""
+    """What is wrong with the files of a model, a line each; every checksum is computed.
+
+    classes.json is a second copy of what the manifests say, so it tells of a manifest that is lost or has changed.
+    """
     wrong = []
+    learnt: list[tuple[Path, list[str]]] = []
     for folder in (path / "reference", *finished(path)):
         try:
-            read_part(folder)
+            _, manifest = read_part(folder)
+            learnt.append((folder, manifest.get("classes", [])))
         except RunError as error:
             wrong.append(str(error))
+            learnt.append((folder, []))
+    try:
+        check_no_gap(path)
+        listed = [task["classes"] for task in read_json(path / "classes.json")["tasks"]] if len(learnt) > 1 else []
+    except RunError as error:
+        return [*wrong, str(error)]
+    except (KeyError, TypeError) as error:
+        return [*wrong, f"{path / 'classes.json'}: damaged (no {error}); the next task that is learnt writes it anew"]
+    wrong += [
+        f"{folder / MANIFEST}: other classes than in classes.json; restore it from a copy"
+        for (folder, classes), names in zip(learnt[1:], listed, strict=False)
+        if classes and classes != names
+    ]
+    if len(listed) > len(learnt) - 1:
+        wrong.append(
+            f"{path / 'classes.json'}: names {len(listed)} tasks, {len(learnt) - 1} have a {MANIFEST}; restore the "
+            f"others from a copy"
+        )
     return wrong
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import yaml
 
 from pearl.config import read_recipe, recipe_names
-from pearl.errors import ConfigError
-from pearl.files import MANIFEST, read_json
+from pearl.errors import ConfigError, RunError, printable
+from pearl.files import MANIFEST, finished, read_json
 from pearl.metrics import accuracy_matrix
 from pearl.paths import runs_root
 from pearl.registry import BACKBONES, METHODS, RANK_RULES, SOURCES, Registry, nearest
@@ -102,11 +102,6 @@ def run_page(run: "Run") -> str:
     return "\n".join(lines)
 
 
-def printable(text: str) -> str:
-    """A name on one line of a terminal, whatever characters it has."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def evaluation_page(evaluation: "Evaluation") -> str:
     """Accuracy per class and task, and the most frequent mistakes."""
     names, total = [printable(name) for name in evaluation.classes], evaluation.total
@@ -140,34 +135,45 @@ def evaluation_json(evaluation: "Evaluation") -> str:
 
 
 def inspection(path: Path) -> tuple[dict[str, Any], str]:
-    """What a model's files say and whether their checksums hold: as a mapping, and as text."""
-    from pearl.saved import read_config, task_infos, verify
+    """What a model's files say and whether their checksums hold: as a mapping, and as text.
 
-    config, infos, damaged = read_config(path), task_infos(path), verify(path)
-    manifests = [read_json(info.folder / MANIFEST) for info in infos]
+    Raises:
+        RunError: not a model, or its configuration or reference cannot be read.
+    """
+    from pearl.saved import read_config, verify
+
+    config, reference, damaged = read_config(path), read_json(path / "reference" / MANIFEST), verify(path)
+    manifests = []
+    for folder in finished(path):
+        try:
+            manifests.append(read_json(folder / MANIFEST))
+        except RunError:  # one of `damaged`
+            manifests.append({})
+    keys = ("name", "classes", "images", "parameters", "bytes", "seconds", "layers")
     facts: dict[str, Any] = {
         "path": str(path),
         "method": config.method["name"],
         "backbone": config.backbone["name"],
         "image_size": config.images.size,
-        "reference_bytes": read_json(path / "reference" / MANIFEST)["bytes"],
+        "reference_bytes": reference.get("bytes", 0),
         "tasks": [
-            {
-                key: manifest.get(key)
-                for key in ("name", "classes", "images", "parameters", "bytes", "seconds", "layers")
-            }
-            for manifest in manifests
+            {"folder": folder.name, **{key: manifest.get(key) for key in keys}}
+            for folder, manifest in zip(finished(path), manifests, strict=True)
         ],
         "damaged": damaged,
     }
     lines = [
-        f"{path}: {facts['method']} on {facts['backbone']} at {facts['image_size']} pixels, {len(infos)} tasks",
+        f"{path}: {facts['method']} on {facts['backbone']} at {facts['image_size']} pixels, {len(manifests)} tasks",
         f"reference: {facts['reference_bytes']:,} bytes",
     ]
     before = 0
     for task in facts["tasks"]:
+        lines.append("")
+        if None in (task["name"], task["classes"], task["parameters"], task["bytes"]):
+            lines.append(f"{task['folder']}: damaged, see below")
+            continue
         names = ", ".join(map(printable, task["classes"]))
-        lines += ["", f"task {printable(task['name'])}: {len(task['classes'])} classes ({names})"]
+        lines.append(f"task {printable(task['name'])}: {len(task['classes'])} classes ({names})")
         lines.append(f"  {task['parameters'] - before:+,} parameters, {task['bytes']:,} bytes")
         before = task["parameters"]
         layers = task["layers"] or []
@@ -177,7 +183,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
             f"rank {layer['rank']} of {layer['full_rank']}"
             for layer in layers
         ]
-    lines += ["", *damaged] if damaged else ["", "all checksums hold"]
+    lines += ["", *map(printable, damaged)] if damaged else ["", "all checksums hold"]
     return facts, "\n".join(lines)
 
 
@@ -200,14 +206,18 @@ def _needs(method: str) -> str:
 
 
 def _run_state(path: Path) -> str:
+    file = path / "results.json"
+    if not file.is_file():
+        tasks = len(finished(path))
+        return f"{tasks} tasks, see `pearl inspect`" if tasks else "no task finished yet"
     try:
-        results = json.loads((path / "results.json").read_text())
-    except (OSError, ValueError):
-        return "no task finished yet"
-    if not results.get("stages"):
-        return "no task finished yet"
-    stage = results["stages"][-1]
-    accuracy = 100 * sum(stage["class_il"]) / sum(stage["total"])
+        results = read_json(file)
+        if not results["stages"]:
+            return "no task finished yet"
+        stage = results["stages"][-1]
+        accuracy = 100 * sum(stage["class_il"]) / sum(stage["total"])
+    except (RunError, LookupError, TypeError, ZeroDivisionError):
+        return "results.json is damaged"
     state = "done" if results.get("complete") else "unfinished"
     return f"{state}, {len(results['stages'])} tasks, class-IL {accuracy:.2f} %"
 

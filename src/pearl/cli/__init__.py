@@ -1,14 +1,16 @@
 """The command line: one small file per verb, no logic. torch is imported when a verb needs it, never for --help."""
 
+import os
 import sys
 import time
+from io import TextIOWrapper
 
 import typer
 
 STARTED = time.perf_counter()  # for `pearl predict --verbose`
 
 from pearl.cli import doctor, evaluate, export, inspect, learn, list, predict, report, resume, run, show  # noqa: E402
-from pearl.errors import Interrupted, PearlError  # noqa: E402
+from pearl.errors import Interrupted, PearlError, printable  # noqa: E402
 
 app = typer.Typer(
     name="pearl",
@@ -25,17 +27,34 @@ for verb in (run, resume, learn, predict, evaluate, inspect, export, report, lis
 
 def main() -> None:
     """Run the command line; what a user can mend is one line and exit code 2."""
+    if isinstance(sys.stdout, TextIOWrapper):  # names of files and classes need not fit the terminal, nor be text
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Interrupted as error:
         print(f"pearl: {error}", file=sys.stderr)
         sys.exit(130)
     except PearlError as error:
         for line in str(error).splitlines():
-            print(f"pearl: {line}", file=sys.stderr)
+            print(f"pearl: {printable(line)}", file=sys.stderr)
         sys.exit(2)
     except PermissionError as error:
         print(f"pearl: {error.filename}: no permission; mend it, or set PEARL_DATA or PEARL_RUNS", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(
+            f"pearl: {printable(str(error.filename))}: {error.strerror}; give another one, or mend it", file=sys.stderr
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         print("pearl: interrupted; finished tasks are kept, the same command goes on after them", file=sys.stderr)

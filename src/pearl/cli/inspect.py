@@ -17,9 +17,16 @@ def command(
     \b
     pearl inspect shop
     """
+    from pearl.errors import RunError
     from pearl.text import inspection, inspection_json
 
-    facts, text = inspection(model)
+    try:
+        facts, text = inspection(model)
+    except RunError as error:
+        if not (model / "tasks").is_dir():
+            raise
+        typer.echo(f"pearl: {error}", err=True)
+        raise typer.Exit(1) from None
     typer.echo(inspection_json(facts) if as_json else text)
     if facts["damaged"]:
         raise typer.Exit(1)

@@ -32,6 +32,7 @@ def command(
     pearl learn shop --data packages --task october train.epochs=20
     """
     from pearl.config import parse_overrides
+    from pearl.errors import DataError, printable
     from pearl.learning import learn
     from pearl.model import Model
     from pearl.progress import display
@@ -52,6 +53,12 @@ def command(
     )
     grown = Model.open(model, device=device)
     new = grown.tasks[-1]
-    typer.echo(f"learnt task {new.name}: {len(new.classes)} classes, {len(grown.classes)} in all; stored in {model}")
+    counts = f"{len(new.classes)} classes, {len(grown.classes)} in all"
+    typer.echo(f"learnt task {printable(new.name)}: {counts}; stored in {model}")
     if (data / "test").is_dir():
-        typer.echo(evaluation_page(grown.evaluate(data)))
+        try:
+            typer.echo(evaluation_page(grown.evaluate(data)))
+        except DataError as error:
+            for line in f"the task is learnt, but not evaluated: {error}".splitlines():
+                typer.echo(f"pearl: {printable(line)}", err=True)
+            raise typer.Exit(1) from None

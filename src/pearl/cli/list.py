@@ -17,7 +17,7 @@ class Kind(StrEnum):
 
 
 def command(
-    what: Annotated[Kind, typer.Argument(help="What to list.")],
+    what: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.")],
     long: Annotated[bool, typer.Option("--long", "-l", help="Methods: what each needs.")] = False,
 ) -> None:
     """List what there is. `pearl show NAME` tells more about each.

@@ -27,7 +27,10 @@ def command(
     find . -name '*.jpg' | pearl predict shop - --json
     """
     from pearl.cli import STARTED
+    from pearl.errors import ConfigError, printable
 
+    if as_json and as_csv:
+        raise ConfigError("--json and --csv exclude each other; keep one")
     times = {"start": STARTED}
     from pearl.predict import named, predict_files, writer
 
@@ -44,7 +47,7 @@ def command(
     unreadable = predict_files(opened, files, write, task=task, top=top)
     times["compute"] = time.perf_counter()
     for line in unreadable:
-        typer.echo(f"pearl: {line}", err=True)
+        typer.echo(f"pearl: {printable(line)}", err=True)
     if verbose:
         moments = list(times.values())
         spent = zip(list(times)[1:], moments[1:], moments[:-1], strict=True)

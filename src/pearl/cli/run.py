@@ -6,7 +6,9 @@ import typer
 
 
 def command(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe (`pearl list recipes`) or path of a YAML file.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="Name of a recipe (`pearl list recipes`) or path of a YAML file.")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as method=isolation.")
     ] = None,
