@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -149,9 +150,22 @@ def test_a_damaged_task_is_named_and_earlier_tasks_stay_usable(harm, tmp_path):
 
 def test_a_lost_manifest_is_not_learnt_over(tmp_path):
     path = execute(tiny(), path=tmp_path / "run").path
-    (finished(path)[0] / "manifest.json").unlink()
+    whole = contents(path)
+    lost = [folder / "manifest.json" for folder in finished(path)]
+    lost[1].rename(tmp_path / "kept")
+    with pytest.raises(
+        RunError, match=r"001-task2/manifest\.json: missing, though classes\.json lists the task; restore"
+    ):
+        execute(tiny(), path=path)
+    (tmp_path / "kept").rename(lost[1])
+    lost[0].unlink()
     with pytest.raises(RunError, match=r"000-task1/manifest\.json: missing, though 001-task2 is there; restore it"):
         execute(tiny(), path=path)
+    # as the message says
+    shutil.rmtree(path / "tasks")
+    (path / "classes.json").unlink()
+    execute(tiny(), path=path)
+    assert contents(path) == whole
 
 
 def test_a_damaged_moment_costs_time_but_no_bit(tmp_path):

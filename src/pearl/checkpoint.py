@@ -72,8 +72,8 @@ def read_part(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise RunError(f"{folder / MANIFEST}: damaged (no checksum); restore it from a copy of the run")
     if sha256(data) != recorded.get(WEIGHTS):
         raise RunError(
-            f"{file}: checksum differs from its manifest, the file is damaged; restore it from a copy, or delete the "
-            f"folder {folder.name} and all later ones and run again"
+            f"{file}: checksum differs from its manifest, the file is damaged; restore it from a copy, or, to learn "
+            f"again from there, remove classes.json, the folder {folder.name} and all later ones"
         )
     return load(data), manifest
 

@@ -120,14 +120,18 @@ def finished(run: Path) -> list[Path]:
 def check_no_gap(run: Path) -> None:
     """Refuse a directory that has lost a task: learning on would put another one in its place.
 
+    classes.json is written after a task's manifest, so it never lists more tasks than there are.
+
     Raises:
         RunError: naming the manifest that is missing.
     """
     done, folders = len(finished(run)), task_folders(run)
     later = [path for number, paths in folders.items() if number > done for path in paths if (path / MANIFEST).exists()]
-    if later:
+    listed = read_json(run / "classes.json")["tasks"] if (run / "classes.json").is_file() else []
+    if later or len(listed) > done:
         lost = folders.get(done, [run / "tasks" / f"{done:03d}"])[0] / MANIFEST
+        though = f"{later[0].name} is there" if later else "classes.json lists the task"
         raise RunError(
-            f"{lost}: missing, though {later[0].name} is there; restore it from a copy, or move the folders from "
-            f"{done:03d} on away to learn those tasks again"
+            f"{lost}: missing, though {though}; restore it from a copy, or, to learn again from there, remove "
+            f"classes.json and the folders of tasks from {done:03d} on"
         )

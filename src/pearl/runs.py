@@ -177,7 +177,7 @@ def execute(
     precision = read_json(begun)["precision"] if begun.is_file() else None
     try:
         # before the images are decoded: mistakes in it are cheaper to find
-        method = build_method(config, structure_only=bool(finished(run.path)))
+        method = build_method(config, structure_only=(run.path / "reference" / MANIFEST).is_file())
         prepared = prepare(config, show)
         again = f"pearl resume {shlex.quote(str(run.path))}"
         with session(
@@ -205,7 +205,8 @@ class _Work:
     def go(self, method: Method, stop_after: int | None) -> None:
         run, stream = self.run, self.prepared.stream
         start = len(finished(run.path))
-        method = self._begin(method) if start == 0 else self._restore(start)
+        begun = (run.path / "reference" / MANIFEST).is_file()  # the last file of what a run starts with
+        method = self._restore(start) if begun else self._begin(method)
         self.session.log.event(
             "run", run=str(run.path), tasks=len(stream.tasks), done=start, classes=len(stream.classes)
         )

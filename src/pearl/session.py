@@ -52,7 +52,7 @@ def session(
     engine = Engine(config, device=device, precision=precision, observer=log)
     stop = Stop()
     with locked(path), stop.caught():
-        for leftover in path.rglob(".*.tmp"):  # of a write that was killed
+        for leftover in path.rglob(".*.[0-9]*.tmp"):  # of a write that was killed
             leftover.unlink(missing_ok=True)
         check_no_gap(path)
         replay = Replay(path / "resume", minutes=minutes, stop=stop)

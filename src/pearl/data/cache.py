@@ -25,7 +25,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from pearl.data.sources import Split, reason
+from pearl.data.sources import Split, image_formats, reason
 from pearl.errors import DataError
 from pearl.paths import data_root
 
@@ -126,7 +126,7 @@ def read_image(path: Path, size: int) -> np.ndarray:
         DataError: "PATH: reason", whatever the reason is that it cannot be read.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=image_formats()) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
             return np.asarray(upright_square(image, size))

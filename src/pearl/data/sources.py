@@ -409,10 +409,20 @@ def _images(place: Path) -> list[Path]:
 
 @cache
 def _suffixes() -> frozenset[str]:
-    """The file suffixes that Pillow can read, in lower case."""
+    """The file suffixes of images that may be opened, in lower case."""
     from PIL import Image
 
-    return frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN)
+    kinds = image_formats()
+    return frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in kinds)
+
+
+@cache
+def image_formats() -> tuple[str, ...]:
+    """Pillow's formats but those for which it starts another program (EPS: Ghostscript, whatever the file's name)."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(kind for kind in Image.OPEN if kind not in {"EPS", "WMF"})
 
 
 def _known(files: Files, train: Files, place: Path) -> Files:
