@@ -66,7 +66,7 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
         RunError: there is none, or its images are not the same any more.
     """
     pending = path / "resume" / "task.json"
-    if not pending.is_file() or read_json(pending).get("index", 0) < len(finished(path)):
+    if not pending.is_file() or read_json(pending).get("index") in range(len(finished(path))):
         raise RunError(f"{path}: no task is half learnt; add one with: pearl learn {path} --data FOLDER")
     known = read_json(pending)
     try:
