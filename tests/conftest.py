@@ -2,8 +2,8 @@ import os
 import sys
 from pathlib import Path
 
-# the processes that tests start must not fight for two cores
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# a thread per test process, and per process that a test starts: as many as there are cores run side by side
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 

@@ -439,7 +439,7 @@ WRONG = {
         ("M first --device meta", "device 'meta' cannot be used here"),
         ("M", "Missing argument 'PATH...'"),
         ("M first --jsno", "No such option: --jsno"),
-        ("unfinished first", "unfinished: no task is finished yet"),
+        ("unfinished first", "unfinished: no task is finished; go on with"),
         ("site first", "site/config.yaml: cannot be read"),
     ],
     "evaluate": [
@@ -524,6 +524,7 @@ def place(shop, tmp_path_factory):
     for name in ("unfinished", "halfway", "cut", "moved"):
         shutil.copytree(shop / "one", root / name)
     shutil.rmtree(root / "unfinished" / "tasks")
+    (root / "unfinished" / "classes.json").unlink()
     raw = read_config(shop / "one").model_dump(mode="json")
     tasks = {"halfway": {"format": 1}, "moved": {"format": 1, "data": "gone", "name": "x", "config": raw}}
     for name in ("halfway", "cut", "moved"):
