@@ -28,6 +28,7 @@ METHODS = {
     "fixed rank 8": ["method.rank.name=fixed", "method.rank.r=8"],
     "finetune": ["method=finetune"],
     "joint": ["method=joint"],
+    "joint, 6 epochs": ["method=joint", "train.phases.joint.epochs=6"],
 }
 COLUMNS = {
     "class_il.final": "class-IL A_T",
