@@ -138,8 +138,8 @@ def contents(path: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for file in sorted(path.rglob("*")):
         name = str(file.relative_to(path))
-        if not file.is_file() or name in {"events.jsonl", ".lock"}:
-            continue
+        if not file.is_file() or name in {"events.jsonl", ".lock", ".holder.json"}:
+            continue  # the log has the kills in it, and who held the lock last may be a process that was killed
         found[name] = timeless(json.loads(file.read_text())) if file.suffix == ".json" else file.read_bytes()
     return found
 
