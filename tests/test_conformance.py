@@ -2,9 +2,14 @@ import pytest
 import torch
 
 from conformance import SIZE, checks
+from pearl.methods.derpp import DerPlusPlus
+from pearl.methods.er import Er
+from pearl.methods.er_ace import ErAce
+from pearl.methods.ewc import OnlineEwc
 from pearl.methods.finetune import Finetune
 from pearl.methods.isolation import Isolation
 from pearl.methods.joint import Joint
+from pearl.methods.lwf import Lwf
 from pearl.methods.pearl import Pearl
 from pearl.nn.bsconv import bsc
 from pearl.nn.ranks import EnergyRule, FixedRule
@@ -33,6 +38,13 @@ METHODS = {
     "finetune": lambda: Finetune(resnet()),
     "joint": lambda: Joint(resnet()),
     "isolation": lambda: Isolation(resnet()),
+    # memories smaller than the images of one task, so that they are full
+    "er": lambda: Er(resnet(), buffer_size=20, minibatch_size=8),
+    "er, balanced": lambda: Er(resnet(), buffer_size=19, minibatch_size=8, policy="balanced"),
+    "er_ace": lambda: ErAce(resnet(), buffer_size=20, minibatch_size=8),
+    "derpp": lambda: DerPlusPlus(resnet(), buffer_size=20, minibatch_size=8),
+    "lwf": lambda: Lwf(resnet()),
+    "ewc": lambda: OnlineEwc(resnet()),
     "pearl": lambda: Pearl(resnet()),
     "pearl with given weights": lambda: Pearl(resnet(), reference="given"),
     "pearl on BSC": lambda: Pearl(separable()),

@@ -190,6 +190,11 @@ METHODS = Registry(
         "isolation": "pearl.methods.isolation:Isolation",
         "finetune": "pearl.methods.finetune:Finetune",
         "joint": "pearl.methods.joint:Joint",
+        "er": "pearl.methods.er:Er",
+        "er_ace": "pearl.methods.er_ace:ErAce",
+        "derpp": "pearl.methods.derpp:DerPlusPlus",
+        "lwf": "pearl.methods.lwf:Lwf",
+        "ewc": "pearl.methods.ewc:OnlineEwc",
     },
 )
 

@@ -1,0 +1,41 @@
+"""ER-ACE: experience replay with asymmetric cross-entropy (Caccia et al., ICLR 2022).
+
+New classes must not push old ones away: new images compete among their batch's classes alone, and only remembered
+images teach to tell old classes from new ones.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pearl.data.batches import Batch, Task
+from pearl.methods.er import Er
+
+
+class ErAce(Er):
+    """ER with two losses; nothing is shown again in the first task, as in Mammoth.
+
+    Options:
+        buffer_size: images kept; 200 and 500 are usual.
+        minibatch_size: images shown again in each step.
+        policy: which images are kept, see `Memory`.
+    """
+
+    phases = ("er_ace",)
+
+    def loss(self, task: Task, batch: Batch) -> Tensor:
+        """Cross-entropy of new images over their batch's classes, of remembered ones over all classes seen."""
+        logits = self(batch.x)
+        if task.id == 0:
+            return F.cross_entropy(logits, batch.y)
+        loss = F.cross_entropy(among(logits, batch.y), batch.y)
+        if (old := self.memory.draw(self.minibatch_size, task.view)) is not None:
+            loss = loss + F.cross_entropy(self(old.x), old.y)
+        return loss
+
+
+def among(logits: Tensor, labels: Tensor) -> Tensor:
+    """Logits (B, classes) with only the classes that are among the labels (B,); the others are -inf."""
+    absent = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+    absent[labels] = False
+    return logits.masked_fill(absent, -torch.inf)
