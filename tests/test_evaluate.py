@@ -1,6 +1,7 @@
 from contextlib import nullcontext
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,12 +9,15 @@ from sklearn.metrics import accuracy_score, confusion_matrix
 
 from conformance import config, learn, make_task
 from pearl.data.augment import View
-from pearl.evaluate import Evaluator, count
+from pearl.evaluate import Ensemble, Evaluator, count
 from pearl.evaluate import TestSet as Images
 from pearl.methods.base import Expert
 from pearl.methods.finetune import Finetune
 from pearl.methods.isolation import Isolation
+from pearl.methods.pearl import Pearl
 from pearl.nn.resnet import resnet18
+from pearl.nn.timm import timm_backbone
+from test_folding import taught
 
 
 def test_counts_of_a_worked_example():
@@ -97,3 +101,46 @@ def test_a_method_that_goes_on_learning_is_always_run_anew():
     first = kept.logits(method, images_of(1))[0]
     learn(method, range(1, 2))
     assert not torch.equal(kept.logits(method, images_of(2))[0][:, :2], first)
+
+
+def vit(tasks):
+    torch.manual_seed(0)
+    return taught(Pearl(timm_backbone("test_vit", 32), reference="given"), tasks)
+
+
+@pytest.mark.parametrize("make", [lambda: vit(3), lambda: taught(Pearl(resnet18(8, width=4)), 3)])
+@pytest.mark.parametrize("count", [1, 8, 70])
+@pytest.mark.parametrize("kept", [True, False])
+@torch.no_grad()
+def test_an_ensemble_is_the_method_whatever_way_it_takes(make, count, kept, monkeypatch):
+    method = make()
+    x = torch.randn(count, 3, 32, 32)
+    if not kept:
+        monkeypatch.setattr("pearl.evaluate.KEPT", 0)
+    plain = method(x)
+    for fast in (True, False):
+        method.fast = fast
+        ensemble = Ensemble(method)
+        for _ in range(2):
+            torch.testing.assert_close(ensemble(x), plain, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_few_images_take_one_pass_and_merge_nothing(monkeypatch):
+    method = vit(3)
+    ensemble, few = Ensemble(method), 66  # x 3 tasks x 5 tokens
+    monkeypatch.setattr(Pearl, "weights", None)
+    assert ensemble(torch.randn(few, 3, 32, 32)).shape == (few, 9)
+    with pytest.raises(TypeError):
+        ensemble(torch.randn(few + 1, 3, 32, 32))
+
+
+@torch.no_grad()
+def test_sub_networks_that_fit_are_merged_once(monkeypatch):
+    method, merged = taught(Pearl(resnet18(8, width=4)), 3), []
+    original = Pearl.weights
+    monkeypatch.setattr(Pearl, "weights", lambda self, t: merged.append(t) or original(self, t))
+    ensemble = Ensemble(method)
+    for _ in range(3):
+        ensemble(torch.randn(1, 3, 8, 8))
+    assert merged == [1, 2]  # task 0 is the reference

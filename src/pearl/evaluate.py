@@ -1,4 +1,4 @@
-"""One pass over the test images of all tasks seen: counts per class for class-IL and task-IL."""
+"""Logits of all sub-networks: of test sets, counted per class for class-IL and task-IL, and of single images."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -11,6 +11,8 @@ from torch import Tensor
 from pearl.data.augment import View
 from pearl.methods.base import Expert, Method
 from pearl.metrics import Stage
+
+KEPT = 2**30  # bytes of merged sub-networks that are kept between two questions
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,26 @@ class Evaluator:
         if expert.frozen:
             self._kept[expert.key, t] = logits
         return logits
+
+
+class Ensemble:
+    """All sub-networks of a method that has stopped learning, ready for images that come a few at a time.
+
+    To merge a sub-network takes longer than to ask it about one image; it is kept if all of them fit into memory.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self.method = method.eval()
+        self._at_once = method.at_once() if method.fast else None
+        size = sum(tensor.nbytes for tensor in method.backbone.parameters()) * len(method.heads)
+        self._kept = list(method.experts()) if size <= KEPT else None
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits (B, classes seen) of images (B, 3, H, W)."""
+        if self._at_once is not None and len(x) <= self._at_once[1]:
+            return self._at_once[0](x)
+        return torch.cat([expert.forward(x) for expert in self._kept or self.method.experts()], dim=1)
 
 
 def count(logits: Sequence[Tensor], labels: Sequence[Tensor], class_counts: Sequence[int]) -> Stage:

@@ -20,6 +20,7 @@ from pearl.data.augment import View
 from pearl.data.cache import read_all, read_image, upright_square
 from pearl.data.sources import class_folders
 from pearl.errors import ConfigError, DataError, RunError
+from pearl.evaluate import Ensemble
 from pearl.files import check_no_gap, finished
 from pearl.methods.base import Method
 from pearl.registry import nearest
@@ -118,6 +119,10 @@ class Model:
             place=lambda method: method.to(device=self.device).to(memory_format=layout),
         )
 
+    @cached_property
+    def _ensemble(self) -> Ensemble:
+        return Ensemble(self.method)
+
     def task_index(self, name: str) -> int:
         """The place of a task by its name.
 
@@ -176,7 +181,7 @@ class Model:
             if task is not None:
                 parts.append(method(x, task).cpu())
             else:
-                parts.append(torch.cat([expert.forward(x) for expert in method.experts()], dim=1).cpu())
+                parts.append(self._ensemble(x).cpu())
         return torch.cat(parts)
 
     def evaluate(self, data: str | Path) -> "Evaluation":

@@ -1,15 +1,20 @@
 """What a method is: a generator that yields stretches of training, and a forward pass over all classes seen."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from pearl.data.batches import Batch, Task
+from pearl.nn.folding import folded, norms_after_convs
 from pearl.nn.growing import TaskHeads
+
+Network = Callable[[Tensor], Tensor]  # images (B, 3, H, W) -> features (B, dim), or logits
 
 
 @dataclass
@@ -37,7 +42,7 @@ class Expert:
     """
 
     key: str
-    forward: Callable[[Tensor], Tensor]
+    forward: Network
     frozen: bool = False
 
 
@@ -52,6 +57,7 @@ class Method(nn.Module):
     rehearsal = False  # True: it keeps images of past tasks
     task_identity = False  # True: made for task-IL; its class-IL puts the heads' raw logits side by side
     phases: tuple[str, ...] = ()  # names of the phases that `learn` may yield
+    fast = True  # False: sub-networks are evaluated in the form that they are trained in; results are the same
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
@@ -75,6 +81,29 @@ class Method(nn.Module):
     def experts(self) -> Iterable[Expert]:
         """Sub-networks to evaluate one after the other, each made when it is its turn; by default the whole, once."""
         return [Expert("all", self.forward)]
+
+    def at_once(self) -> tuple[Network, int] | None:
+        """The logits of all experts from a single pass, and for how many images at a time this is the faster way.
+
+        None if there is no such form.
+        """
+        return None
+
+    def expert(self, t: int, network: Callable[[], Network]) -> Expert:
+        """A frozen expert of task t: its head on a network that is made when it is first asked, and once."""
+        made = cache(network)
+        return Expert(f"task {t}", lambda x: self.heads[t](made()(x)), frozen=True)
+
+    def evaluated(self, network: nn.Module, weights: Mapping[str, Tensor]) -> Network:
+        """A network of the backbone's structure with these weights, in its fastest form for evaluation."""
+        if self.fast and self._norms_to_fold:
+            return folded(network, weights, self._norms_to_fold)
+        fixed = {name: weight.detach() for name, weight in weights.items()}
+        return lambda x: functional_call(network, fixed, (x,))
+
+    @cached_property
+    def _norms_to_fold(self) -> dict[str, str]:
+        return norms_after_convs(self.backbone)
 
     def size(self) -> int:
         """Parameters of the model as it would be deployed; statistics such as running means do not count."""

@@ -39,7 +39,7 @@ class Isolation(Method):
 
     def experts(self) -> Sequence[Expert]:
         """One network per task."""
-        return [Expert(f"task {t}", partial(self.forward, task=t), frozen=True) for t in range(len(self.networks))]
+        return [self.expert(t, partial(self.evaluated, network, {})) for t, network in enumerate(self.networks)]
 
     def size(self) -> int:
         """Networks and heads; the starting point is kept for later tasks only."""

@@ -5,8 +5,8 @@ the rank of its low-rank update, train that update with the norm layers and a he
 """
 
 import copy
-from collections.abc import Callable, Iterator
-from functools import cache, partial
+from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -16,11 +16,12 @@ from torch.func import functional_call
 
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
-from pearl.methods.base import Expert, Method, Phase, own_loss
+from pearl.methods.base import Expert, Method, Network, Phase, own_loss
 from pearl.nn import lowrank
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Fold, Init, Target
 from pearl.nn.ranks import Choice, PaperRule, RankRule
+from pearl.nn.stacking import Updates, stack_updates, stackable, stacked, worthwhile
 from pearl.registry import RANK_RULES
 
 
@@ -150,7 +151,10 @@ class Pearl(Method):
                     continue
                 a, b = self.tensors[f"{t}.A.{target.label}"], self.tensors[f"{t}.B.{target.label}"]
                 scale = self._scale(a.shape[0])
-                changed[name] = target.add(weight, lowrank.from_matrix(scale * (b @ a), target.shape, self.fold))
+                if target.rows is None:
+                    changed[name] = lowrank.updated(weight, a, b, scale, self.fold)
+                else:
+                    changed[name] = target.add(weight, (scale * b) @ a)
                 if self.lora_bias and len(target.shape) == 2:
                     bias = _bias_of(target)
                     inner, outer = self.tensors[f"{t}.a.{target.label}"], self.tensors[f"{t}.b.{target.label}"]
@@ -172,13 +176,38 @@ class Pearl(Method):
     def experts(self) -> Iterator[Expert]:
         """One per task; its weights are merged once, when it is first asked."""
         for t in range(len(self.heads)):
-            yield Expert(f"task {t}", partial(self._expert, t, cache(partial(self._merged, t))), frozen=True)
+            yield self.expert(t, partial(self._merged, t))
 
-    def _merged(self, t: int) -> dict[str, Tensor]:
-        return {name: weight.detach() for name, weight in self.weights(t).items()} if t >= self.first_adapted else {}
+    def _merged(self, t: int) -> Network:
+        return self.evaluated(self.backbone, self.weights(t) if t >= self.first_adapted else {})
 
-    def _expert(self, t: int, merged: Callable[[], dict[str, Tensor]], x: Tensor) -> Tensor:
-        return self.heads[t](functional_call(self.backbone, merged(), (x,)))
+    def at_once(self) -> tuple[Network, int] | None:
+        """Of a ViT, all sub-networks in one batch; the updates are not merged at all. See `Method.at_once`."""
+        names = [target.parameter.removesuffix(".weight") for target in self.targets]
+        if self.norms or not stackable(self.backbone, names) or len(self.heads) <= self.first_adapted:
+            return None
+        updates: dict[str, list[Updates]] = {name: [] for name in names}
+        for name, target in zip(names, self.targets, strict=True):
+            updates[name].append(self._stacked(target))
+        network, tasks = stacked(self.backbone, updates), len(self.heads)
+
+        def logits(x: Tensor) -> Tensor:
+            features = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
+            return torch.cat([head(own) for head, own in zip(self.heads, features, strict=True)], dim=1)
+
+        return logits, worthwhile(self.backbone, tasks, self.device)
+
+    def _stacked(self, target: Target) -> Updates:
+        """The updates of all tasks to a linear target; none of those before the first adapted task."""
+        low_rank, label = [], target.label
+        for t in range(self.first_adapted, len(self.heads)):
+            a, b = self.tensors[f"{t}.A.{label}"], self.tensors[f"{t}.B.{label}"]
+            scale = self._scale(a.shape[0])
+            bias = b.new_zeros(b.shape[0])
+            if self.lora_bias:
+                bias = scale * (b @ self.tensors[f"{t}.a.{label}"] + self.tensors[f"{t}.b.{label}"])
+            low_rank.append((a, scale * b, bias))
+        return stack_updates(self.first_adapted, low_rank, target.rows[0] if target.rows else 0)
 
     def _check_biases(self) -> None:
         named = dict(self.backbone.named_parameters())

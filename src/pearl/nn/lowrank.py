@@ -178,6 +178,18 @@ def from_matrix(matrix: Tensor, shape: Sequence[int], fold: Fold) -> Tensor:
     return matrix.reshape(out, kh, into, kw).permute(0, 2, 1, 3)
 
 
+def updated(weight: Tensor, a: Tensor, b: Tensor, scale: float, fold: Fold) -> Tensor:
+    """weight + scale * B A as a weight; A (r, n), B (m, r)."""
+    if fold == "spatial" and weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last):
+        # memory holds (out, kh, kw, in): the product itself, once the columns of A are (kw, in) instead of (in, kw);
+        # one matrix product that nothing is copied for
+        out, into, kh, kw = weight.shape
+        columns = a.reshape(-1, into, kw).transpose(1, 2).reshape(-1, kw * into)
+        rows = weight.permute(0, 2, 3, 1).reshape(out * kh, kw * into)
+        return torch.addmm(rows, b, columns, alpha=scale).reshape(out, kh, kw, into).permute(0, 3, 1, 2)
+    return weight + from_matrix((scale * b) @ a, weight.shape, fold)
+
+
 def kaiming_factors(shape: tuple[int, int], rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """LoRA's start (Hu et al., 2022): A (rank, n) kaiming-uniform, B (m, rank) zero; on the device of `like`."""
     a = torch.empty(rank, shape[1])

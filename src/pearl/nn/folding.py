@@ -1,0 +1,64 @@
+"""Copies of a network that are only evaluated: other weights, and BatchNorm folded into the convolution before it."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+
+def norms_after_convs(net: nn.Module) -> dict[str, str]:
+    """Names of the BatchNorms that see nothing but a convolution which nothing else sees -> that convolution.
+
+    Read off the graph of `net`; empty where torch.fx cannot follow the network, which then runs as it is.
+    """
+    try:
+        nodes = fx.Tracer().trace(with_weights(net, {})).nodes
+    except Exception:  # torch.fx raises nearly anything on code that it cannot follow, from a library or a user
+        return {}
+    modules = dict(net.named_modules())
+    calls = [node.target for node in nodes if node.op == "call_module"]
+    found = {}
+    for node in nodes:
+        before = node.args[0] if node.args else None
+        if node.op != "call_module" or not isinstance(before, fx.Node) or before.op != "call_module":
+            continue
+        norm, conv = modules[str(node.target)], modules[str(before.target)]
+        pair = type(norm) is nn.BatchNorm2d and type(conv) is nn.Conv2d  # of subclasses, who knows what else they do
+        once = len(before.users) == 1 and calls.count(node.target) == calls.count(before.target) == 1
+        if pair and once and norm.track_running_stats and conv.padding_mode == "zeros":
+            found[str(node.target)] = str(before.target)
+    return found
+
+
+def with_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """A copy in evaluation mode that has `weights`, by name; all other tensors are those of `net`, not copies."""
+    named: dict[str, Tensor] = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    replaced = named | dict(weights)
+    # what deepcopy finds in its memo it does not copy
+    memo: dict[int, Any] = {id(old): _like(replaced[name], old) for name, old in named.items()}
+    return copy.deepcopy(net, memo).eval()
+
+
+@torch.no_grad()
+def folded(net: nn.Module, weights: Mapping[str, Tensor], norms: Mapping[str, str]) -> nn.Module:
+    """As `with_weights`, with BatchNorms folded into convolutions: `norms`, from `norms_after_convs(net)`.
+
+    What a norm does with its running statistics is w x + b per channel, and so is what is left of it: w in the
+    convolution's weight, b its bias. The copy does not follow later changes of these statistics.
+    """
+    network = with_weights(net, weights)
+    for name, before in norms.items():
+        norm: Any = network.get_submodule(name)
+        conv: Any = network.get_submodule(before)
+        statistics = norm.running_mean, norm.running_var, norm.eps
+        conv.weight, conv.bias = fuse_conv_bn_weights(conv.weight, conv.bias, *statistics, norm.weight, norm.bias)
+        network.set_submodule(name, nn.Identity())
+    return network.requires_grad_(False)
+
+
+def _like(tensor: Tensor, old: Tensor) -> Tensor:
+    """A frozen parameter in place of a parameter, a plain tensor in place of a buffer."""
+    return nn.Parameter(tensor.detach(), requires_grad=False) if isinstance(old, nn.Parameter) else tensor.detach()
