@@ -10,32 +10,32 @@ import timm
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "speed"))
-from ddp import follow, fork, learn, logits  # noqa: E402
+from ddp import follow, fork, learn, logits
 
-from pearl.data.batches import Batch  # noqa: E402
-from pearl.errors import Interrupted  # noqa: E402
-from pearl.methods.finetune import Finetune  # noqa: E402
-from pearl.methods.pearl import Pearl  # noqa: E402
-from pearl.nn.resnet import resnet18  # noqa: E402
-from pearl.ranks import Ranks  # noqa: E402
-from pearl.replay import Replay  # noqa: E402
+from pearl.data.batches import Batch
+from pearl.errors import Interrupted
+from pearl.methods.finetune import Finetune
+from pearl.methods.pearl import Pearl
+from pearl.nn.resnet import resnet18
+from pearl.ranks import Ranks
+from pearl.replay import Replay
 
 FP32 = {"engine": {"precision": "fp32"}}  # in bfloat16 these networks are far from themselves already
-SMALL = {**FP32, "images": {"size": 8}, "train": {"batch_size": 8, "epochs": 2, "optimizer": "sgd", "lr": 0.01}}
+SMALL = {**FP32, "images": {"size": 32}, "train": {"batch_size": 8, "epochs": 2, "optimizer": "sgd", "lr": 0.001}}
 
 
 def resnet(method):
-    """BatchNorm; of the last batch's three images one rank has a single one, of which layer4 sees 1 x 1 pixels."""
+    """BatchNorm; of the last batch's three images one rank has a single one."""
     torch.manual_seed(0)
-    learner = method(resnet18(8, width=4))
+    learner = method(resnet18(32, width=4))
     losses = learn(learner, range(2), 11, **SMALL)
-    return {"losses": losses, "state": learner.state_dict(), "logits": logits(learner, 8)}
+    return {"losses": losses, "state": learner.state_dict(), "logits": logits(learner)}
 
 
 def leftover():
     """Batches of two images for three ranks."""
     torch.manual_seed(0)
-    learner = Finetune(resnet18(8, width=4))
+    learner = Finetune(resnet18(32, width=4))
     losses = learn(learner, range(1), 6, **SMALL | {"train": {**SMALL["train"], "batch_size": 2}})
     return {"losses": losses, "state": learner.state_dict()}
 
