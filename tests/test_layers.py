@@ -14,10 +14,10 @@ import pearl
 
 # Every module has one place here; a name with a star is a folder. A module may import its own layer and those below.
 LAYERS = {
-    0: ("errors", "files", "paths", "version", "registry", "config", "metrics"),
+    0: ("errors", "files", "paths", "version", "launch", "registry", "config", "metrics"),
     1: ("checkpoint", "data", "data.*", "nn", "nn.*"),
     2: ("methods", "methods.*"),
-    3: ("engine", "evaluate", "replay", "saved"),
+    3: ("engine", "evaluate", "ranks", "replay", "saved"),
     4: ("session", "runs", "learning", "progress"),
     5: ("model", "plan", "doctor", "text", "predict", "plots", "export", "report", "tensorboard"),
     6: ("__init__", "__main__", "cli", "cli.*"),

@@ -1,6 +1,5 @@
 """The one training loop. A method yields phases; the engine trains each of them on Lightning Fabric."""
 
-import logging
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from pearl.config import ModelConfig, PhaseConfig
 from pearl.data.batches import Batch, Task, batch_bounds, fold
-from pearl.errors import ConfigError, TrainingError
+from pearl.errors import TrainingError
 from pearl.methods.base import Method, Phase
+from pearl.ranks import Ranks, make_fabric
 from pearl.replay import Progress, Replay, Scene
 
 
@@ -32,7 +31,7 @@ class Observer:
 
 
 class Engine:
-    """Trains phases with the recipe's settings on one device."""
+    """Trains phases with the recipe's settings, on one device or with the other `ranks`, each on its own."""
 
     def __init__(
         self,
@@ -41,13 +40,18 @@ class Engine:
         device: str = "auto",
         precision: Literal["auto", "fp32", "bf16"] | None = None,
         observer: Observer | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config = config
+        self.ranks = ranks or Ranks()
         self.observer = observer or Observer()
         self.precision = precision or config.engine.precision
         if self.precision == "auto":
-            self.precision = "bf16" if has_fast_bf16(_fabric(device).device) else "fp32"
-        self.fabric = _fabric(device, precision="bf16-mixed" if self.precision == "bf16" else "32-true")
+            self.precision = "bf16" if has_fast_bf16(make_fabric(device).device) else "fp32"
+        kind = "bf16-mixed" if self.precision == "bf16" else "32-true"
+        self.fabric = make_fabric(device, self.ranks.here, precision=kind)
+        if self.ranks.world > 1:
+            self.fabric.launch()
         self.memory_format = torch.channels_last if config.engine.channels_last else torch.contiguous_format
 
     def place(self, method: Method) -> Method:
@@ -82,7 +86,7 @@ class Engine:
         settings = self.config.train.phase(phase.name)
         phase.params = list(phase.params)
         optimizer = make_optimizer(settings, phase.params, self.fabric.device)
-        module, fabric_optimizer = self.fabric.setup(_Step(phase), optimizer)
+        module, fabric_optimizer = self.fabric.setup(_Step(phase, self.ranks), optimizer)
         method.train()
         if phase.extra is not None:
             phase.extra.train()
@@ -101,7 +105,7 @@ class Engine:
                 epoch, skip = divmod(progress.done, per_epoch)
                 seed = fold(self.config.seed, task.id, position, epoch)
                 if not skip:
-                    torch.manual_seed(seed)  # for dropout and whatever else a loss draws
+                    torch.manual_seed(self.ranks.own(seed))  # for dropout and whatever else a loss draws
                 for batch in task.batches(settings.batch_size, seed, skip=skip):
                     for group in optimizer.param_groups:
                         group["lr"] = learning_rate(settings, progress.done / planned)
@@ -117,7 +121,7 @@ class Engine:
                     fabric_optimizer.step()
                     if phase.after_step:
                         phase.after_step(batch)
-                    progress.losses.append(loss.detach())
+                    progress.losses.append(self.ranks.mean(loss.detach()))
                     progress.done += 1
                     self.observer.step(progress.done, steps)
                     if progress.done == steps:
@@ -177,18 +181,6 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _fabric(device: str, **options: Any) -> Fabric:
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device {device!r} cannot be used here; use auto, cpu or cuda")
-    # not Fabric's own choice: it prefers Apple's GPUs, which have no float64 for the rank rule
-    accelerator = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # the precision is told in environment.json
-    try:
-        return Fabric(accelerator=accelerator, devices=1, **options)
-    except RuntimeError as error:
-        raise ConfigError(f"device {device!r} cannot be used here ({error}); use auto or cpu") from None
-
-
 def has_fast_bf16(device: torch.device) -> bool:
     """Whether bfloat16 is faster than float32 here: on recent GPUs, and on CPUs that compute in it.
 
@@ -203,15 +195,24 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 class _Step(nn.Module):
-    """A phase as the module Fabric sets up: its parameters are the phase's, its forward is the phase's loss."""
+    """A phase as the module Fabric sets up: its parameters are the phase's, its forward is the phase's loss.
 
-    def __init__(self, phase: Phase) -> None:
+    With other ranks it is the loss on this one's share of the batch, weighted so that their mean is the batch's loss.
+    """
+
+    def __init__(self, phase: Phase, ranks: Ranks) -> None:
         super().__init__()
         self.params = nn.ParameterList(phase.params)
         self.loss = phase.loss
+        self.ranks = ranks
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.loss(Batch(*batch))
+        batch = Batch(*batch)
+        if self.ranks.world == 1:
+            return self.loss(batch)
+        mine, weight = self.ranks.share(batch)
+        with self.ranks.shared_statistics(weight):
+            return weight * self.loss(mine)
 
 
 def make_optimizer(

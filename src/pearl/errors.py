@@ -42,5 +42,9 @@ class RunError(PearlError):
     """A run directory that is damaged, foreign, of another configuration or of a newer version."""
 
 
+class Lost(RunError):
+    """Another process that trains the same run has ended. Its own words say why."""
+
+
 class Interrupted(PearlError):
     """The user asked to stop. What was learnt is stored; the command line ends with exit code 130."""

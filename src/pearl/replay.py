@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from pearl.checkpoint import changed, read_part, snapshot, write_part
 from pearl.errors import Interrupted, RunError
 from pearl.methods.base import Method, Phase
+from pearl.ranks import Ranks
 
 
 class Stop:
@@ -61,11 +62,19 @@ class Progress:
 class Replay:
     """Stores moments of one task at a time under `folder`: after a phase, on interruption, and every `minutes`.
 
-    With `folder` None it stores nothing, and an interruption loses the task.
+    With `folder` None it stores nothing, and an interruption loses the task. With several ranks the first one stores,
+    for all of them, and all go on from what it finds.
     """
 
-    def __init__(self, folder: Path | None = None, *, minutes: float = 10.0, stop: Stop | None = None) -> None:
-        self.folder, self.minutes, self.stop = folder, minutes, stop or Stop()
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        minutes: float = 10.0,
+        stop: Stop | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.folder, self.minutes, self.stop, self.ranks = folder, minutes, stop or Stop(), ranks or Ranks()
         self.start: dict[str, Tensor] = {}  # the state before the task
         self._stored_at = time.monotonic()
 
@@ -77,17 +86,17 @@ class Replay:
 
     def keep_only(self, task: int) -> None:
         """Remove what is stored of other tasks: a process may have died between completing one and clearing up."""
-        for place in self._moments(""):
+        for place in self._moments("") if self.ranks.first else []:
             if not place.name.startswith(f"{task:03d}-"):
                 shutil.rmtree(place, ignore_errors=True)
-        if self.folder:
+        if self.folder and self.ranks.first:
             with suppress(OSError):  # it is not there, or something is left in it
                 self.folder.rmdir()
 
     def end(self) -> None:
         """The task is complete."""
         self.start = {}
-        if self.folder:
+        if self.folder and self.ranks.first:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextmanager
@@ -100,8 +109,8 @@ class Replay:
             self.stop.waits = False
 
     def due(self) -> bool:
-        """Whether to store now. Asked after every step."""
-        return self.stop.requested or time.monotonic() - self._stored_at >= 60 * self.minutes
+        """Whether to store now. Asked after every step; what one rank needs, all do."""
+        return any(self.ranks.any(self.stop.requested, time.monotonic() - self._stored_at >= 60 * self.minutes))
 
     def store(self, at: tuple[int, int], scene: "Scene", progress: Progress, *, finished: bool) -> None:
         """Store the moment of a phase `at` (task, position).
@@ -110,28 +119,36 @@ class Replay:
             Interrupted: the user asked to stop; all is stored.
             RunError: it cannot be written.
         """
-        if self.folder:
+        (requested,) = self.ranks.any(self.stop.requested)
+        random = None if finished else self.ranks.gather(_random_state(scene.method.device))
+        if self.folder and self.ranks.first:
             prefix = "{:03d}-{:02d}-".format(*at)
             older = self._moments(prefix)
             place = self.folder / f"{prefix}{progress.done:08d}"
-            tensors = scene.state(self.start, progress, with_optimizer=not finished)
+            tensors = scene.state(self.start, progress, random)
             write_part(place, tensors, {"phase": scene.phase.name, "steps": progress.done})
             for other in older:
                 if other != place:
                     shutil.rmtree(other, ignore_errors=True)
-            self._stored_at = time.monotonic()
-        if self.stop.requested:
+        self.ranks.wait()  # none ends before it is on disk
+        self._stored_at = time.monotonic()
+        if requested:
             raise Interrupted(f"interrupted in phase {scene.phase.name} after {progress.done} steps")
 
     def restore(self, at: tuple[int, int], scene: "Scene") -> Progress:
         """Put the newest stored moment of a phase back, and say how far it was; from the start if there is none."""
-        for place in reversed(self._moments("{:03d}-{:02d}-".format(*at))):
-            try:
-                tensors, manifest = read_part(place)
-            except RunError:  # half-written or damaged: an older moment leads to the same bits
-                continue
-            return Progress(manifest["steps"], scene.put_back(self.start, tensors))
-        return Progress()
+        found = self._newest("{:03d}-{:02d}-".format(*at)) if self.ranks.first else None
+        place = self.ranks.same(found[0] if found else None)
+        if place is None:
+            return Progress()
+        _, tensors, manifest = found or (place, *read_part(place))
+        return Progress(manifest["steps"], scene.put_back(self.start, tensors, self.ranks.rank))
+
+    def _newest(self, prefix: str) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
+        for place in reversed(self._moments(prefix)):
+            with suppress(RunError):  # half-written or damaged: an older moment leads to the same bits
+                return place, *read_part(place)
+        return None
 
     def _moments(self, prefix: str) -> list[Path]:
         return sorted(self.folder.glob(f"{prefix or '[0-9]'}*")) if self.folder and self.folder.is_dir() else []
@@ -146,14 +163,18 @@ class Scene:
     params: list[nn.Parameter]
     optimizer: torch.optim.Optimizer
 
-    def state(self, start: Mapping[str, Tensor], progress: Progress, *, with_optimizer: bool) -> dict[str, Tensor]:
-        """As tensors by name: of the method, what differs from `start`."""
+    def state(
+        self, start: Mapping[str, Tensor], progress: Progress, random: list[dict[str, Tensor]] | None
+    ) -> dict[str, Tensor]:
+        """As tensors by name: of the method, what differs from `start`. With each rank's `random` state to go on with,
+        the optimizer's too.
+        """
         groups: dict[str, Mapping[str, Tensor]] = {
             "method": changed(start, snapshot(self.method.state_dict())),
             "extra": snapshot(self.phase.extra.state_dict()) if self.phase.extra else {},
             "loose": snapshot({str(i): p for i, p in self._loose().items()}),
         }
-        if with_optimizer:
+        if random is not None:
             groups["optimizer"] = snapshot(
                 {
                     f"{i}/{key}": torch.as_tensor(value)
@@ -162,12 +183,12 @@ class Scene:
                     if value is not None
                 }
             )
-            groups["random"] = _random_state(self.method.device)
+            groups |= {_random_name(rank): state for rank, state in enumerate(random)}
             if progress.losses:
                 groups["epoch"] = {"losses": torch.stack(progress.losses).float().cpu()}
         return {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}
 
-    def put_back(self, start: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    def put_back(self, start: Mapping[str, Tensor], tensors: Mapping[str, Tensor], rank: int) -> list[Tensor]:
         """The reverse of `state`, into the very tensors that are there; gives the epoch's losses so far."""
         groups: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
@@ -187,13 +208,17 @@ class Scene:
             if value.shape == parameter.shape:  # one number for every weight: in the weight's own layout
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
             self.optimizer.state[parameter][key] = value.to(parameter.device)
-        _set_random_state(groups.get("random", {}), self.method.device)
+        _set_random_state(groups.get(_random_name(rank), {}), self.method.device)
         return [*groups["epoch"]["losses"].to(self.method.device)] if "epoch" in groups else []
 
     def _loose(self) -> dict[int, nn.Parameter]:
         modules = [self.method, *([self.phase.extra] if self.phase.extra else [])]
         held = {id(p) for module in modules for p in module.parameters()}
         return {i: p for i, p in enumerate(self.params) if id(p) not in held}
+
+
+def _random_name(rank: int) -> str:
+    return f"random{rank or ''}"
 
 
 def _random_state(device: torch.device) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ from pearl.evaluate import Evaluator, TestSet
 from pearl.files import FORMAT, MANIFEST, check_no_gap, finished, read_json, write_json
 from pearl.methods.base import Method
 from pearl.paths import runs_root
+from pearl.ranks import Ranks
 from pearl.registry import SOURCES
 from pearl.saved import build_method, isolation_size, load_method, read_config
 from pearl.session import Session, session
@@ -147,6 +148,7 @@ def execute(
     *,
     path: Path | None = None,
     device: str = "auto",
+    devices: int = 1,
     show: Observer | None = None,
     minutes: float = 10.0,
     stop_after: int | None = None,
@@ -154,13 +156,15 @@ def execute(
     """Run a configuration to its end, from where its directory stands.
 
     `path` is the directory (default: by the configuration's id, below the runs folder); `minutes` between two stored
-    moments of training. `stop_after` ends it early, after so many tasks in all; the next call goes on.
+    moments of training. `stop_after` ends it early, after so many tasks in all; the next call goes on. With several
+    `devices` every process of them calls this, and the first one writes (see `ranks`).
 
     Raises:
         PearlError: anything a user can mend.
     """
+    ranks = Ranks.join(device, devices)
     run = Run(path or runs_root() / config.id, config)
-    show = show or Observer()
+    show = show if show and ranks.first else Observer()
     if (run.path / "config.yaml").is_file():
         before = Run.open(run.path).config
         if before.model_dump(exclude={"about", "expected"}) != config.model_dump(exclude={"about", "expected"}):
@@ -172,18 +176,19 @@ def execute(
     elif finished(run.path):
         raise RunError(f"{run.path}/config.yaml: missing, though tasks are there; restore it, or move them away")
     show.event("prepare", run=str(run.path), recipe=config.recipe, method=config.method["name"])
-    begun = run.path / "environment.json"
+    environment = run.path / "environment.json"
     # a run goes on in the precision it began with, on whatever machine
-    precision = read_json(begun)["precision"] if begun.is_file() else None
+    precision = read_json(environment)["precision"] if environment.is_file() else None
     try:
         # before the images are decoded: mistakes in it are cheaper to find
-        method = build_method(config, structure_only=(run.path / "reference" / MANIFEST).is_file())
-        prepared = prepare(config, show)
-        again = f"pearl resume {shlex.quote(str(run.path))}"
-        with session(
-            run.path, config, again=again, device=device, precision=precision, show=show, minutes=minutes
-        ) as work:
-            _Work(run, prepared, work).go(method, stop_after)
+        begun = (run.path / "reference" / MANIFEST).is_file()  # the last file of what a run starts with
+        with ranks.first_on_each_machine():
+            method = build_method(config, structure_only=begun)
+            prepared = prepare(config, show)
+        again = f"pearl resume {shlex.quote(str(run.path))}" + f" --devices {devices}" * (devices > 1)
+        how: dict[str, Any] = {"device": device, "precision": precision, "show": show, "minutes": minutes}
+        with session(run.path, config, again=again, ranks=ranks, **how) as work:
+            _Work(run, prepared, work).go(method, begun, stop_after)
     finally:
         show.close()
     return Run(run.path, run.config)
@@ -202,25 +207,27 @@ class _Work:
             autocast=work.engine.fabric.autocast,
         )
 
-    def go(self, method: Method, stop_after: int | None) -> None:
-        run, stream = self.run, self.prepared.stream
-        start = len(finished(run.path))
-        begun = (run.path / "reference" / MANIFEST).is_file()  # the last file of what a run starts with
+    def go(self, method: Method, begun: bool, stop_after: int | None) -> None:
+        run, stream, ranks = self.run, self.prepared.stream, self.session.ranks
+        start = ranks.same(len(finished(run.path)))
         method = self._restore(start) if begun else self._begin(method)
         self.session.log.event(
             "run", run=str(run.path), tasks=len(stream.tasks), done=start, classes=len(stream.classes)
         )
-        for stage in range(len(run.results["stages"]), start):  # learnt, but not evaluated before the end came
+        evaluated = len(run.results["stages"]) if ranks.first else start
+        for stage in range(evaluated, start):  # learnt, but not evaluated before the end came
             self._evaluate(self._restore(stage + 1), stage)
         for t in range(start, min(len(stream.tasks), stop_after or len(stream.tasks))):
             self.session.learn(method, self._task(method, t))
-            self._evaluate(method, t)
+            if ranks.first:
+                self._evaluate(method, t)
 
     def _begin(self, method: Method) -> Method:
         """Write what a run starts with."""
-        facts = self._data_facts()
-        write_json(self.run.path / "data.json", facts)
-        self.session.log.event("data", name=self.prepared.source.name, **facts)
+        if self.session.ranks.first:
+            facts = self._data_facts()
+            write_json(self.run.path / "data.json", facts)
+            self.session.log.event("data", name=self.prepared.source.name, **facts)
         return self.session.begin(method)
 
     def _restore(self, tasks: int) -> Method:
@@ -238,7 +245,8 @@ class _Work:
                 f"{self.run.path}: was begun with other data ({' and '.join(other)} differ from data.json); bring "
                 f"that data back, or move the directory away to begin anew"
             )
-        self.session.list_classes()
+        if self.session.ranks.first:
+            self.session.list_classes()
         return load_method(self.run.path, self.run.config, tasks, place=self.session.engine.place)
 
     def _data_facts(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""One process at work on one directory: its lock, its log, its signals, and how a task is learnt and stored."""
+"""One process at work on one directory: its lock, its log, its signals, and how a task is learnt and stored.
+
+Of several that train together all have a session, and the first one locks and writes.
+"""
 
 import json
 import os
@@ -8,7 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -21,9 +24,10 @@ from pearl.checkpoint import changed, snapshot, write_part
 from pearl.config import ModelConfig
 from pearl.data.batches import Task
 from pearl.engine import Engine, Observer
-from pearl.errors import Interrupted, RunError
+from pearl.errors import Interrupted, Lost, RunError
 from pearl.files import FORMAT, check_no_gap, finished, folder_name, task_folders, write_file, write_json
 from pearl.methods.base import Method
+from pearl.ranks import Ranks, lost
 from pearl.replay import Replay, Stop
 from pearl.saved import config_bytes, isolation_size, task_infos
 from pearl.version import __version__
@@ -41,26 +45,34 @@ def session(
     precision: Precision | None = None,
     show: Observer | None = None,
     minutes: float = 10.0,
+    ranks: Ranks | None = None,
 ) -> Iterator["Session"]:
     """A session that alone may write to `path`; `again` is the command that goes on after an interruption.
 
     Raises:
         RunError: another process is at work there, or the directory cannot be written to.
+        Lost: one of the other `ranks` has ended.
         Interrupted: the user asked to stop, with the words to go on.
     """
-    log = Log(path / "events.jsonl", show or Observer())
-    engine = Engine(config, device=device, precision=precision, observer=log)
+    ranks = ranks or Ranks()
+    log = Log(path / "events.jsonl", show or Observer()) if ranks.first else Observer()
+    engine = Engine(config, device=device, precision=precision, observer=log, ranks=ranks)
     stop = Stop()
-    with locked(path), stop.caught():
-        for leftover in path.rglob(".*.[0-9]*.tmp"):  # of a write that was killed
+    with locked(path) if ranks.first else nullcontext(), stop.caught():
+        for leftover in path.rglob(".*.[0-9]*.tmp") if ranks.first else []:  # of a write that was killed
             leftover.unlink(missing_ok=True)
         check_no_gap(path)
-        replay = Replay(path / "resume", minutes=minutes, stop=stop)
+        replay = Replay(path / "resume", minutes=minutes, stop=stop, ranks=ranks)
         replay.keep_only(len(finished(path)))
         try:
             yield Session(path, config, engine, log, replay)
+            ranks.wait()
         except Interrupted as error:
             raise Interrupted(f"{error}; all of it is stored; go on with: {again}") from None
+        except Exception as error:
+            if ranks.world == 1 or not lost(error):
+                raise
+            raise Lost("another process of this run has ended; what is stored is kept; run it again") from None
 
 
 @contextmanager
@@ -98,12 +110,15 @@ def locked(path: Path) -> Iterator[None]:
 class Session:
     """See `session`."""
 
-    def __init__(self, path: Path, config: ModelConfig, engine: Engine, log: "Log", replay: Replay) -> None:
+    def __init__(self, path: Path, config: ModelConfig, engine: Engine, log: Observer, replay: Replay) -> None:
         self.path, self.config, self.engine, self.log, self.replay = path, config, engine, log, replay
+        self.ranks = engine.ranks
 
     def begin(self, method: Method) -> Method:
         """Write what a directory starts with: configuration, environment, and the state before the first task."""
         method = self.engine.place(method)
+        if not self.ranks.first:
+            return method
         write_file(self.path / "config.yaml", config_bytes(self.config))
         write_json(self.path / "environment.json", environment(self.engine))
         write_part(self.path / "reference", snapshot(method.state_dict()), {"parameters": method.size()})
@@ -115,6 +130,9 @@ class Session:
         started = time.perf_counter()
         images = len(task)
         seconds = self.engine.learn(method, task, self.replay)
+        if not self.ranks.first:
+            self.replay.end()
+            return
         added = changed(self.replay.start, snapshot(method.state_dict()))
         for folder in task_folders(self.path).get(task.id, []):  # of an attempt that was killed
             shutil.rmtree(folder, ignore_errors=True)
@@ -139,6 +157,8 @@ class Session:
 
     def list_classes(self) -> None:
         """Write classes.json, the manifests' class names in order of arrival."""
+        if not self.ranks.first:
+            return
         tasks = [{"name": info.name, "classes": list(info.classes)} for info in task_infos(self.path)]
         write_json(self.path / "classes.json", {"format": FORMAT, "tasks": tasks})
 
@@ -181,6 +201,7 @@ def environment(engine: Engine) -> dict[str, Any]:
         "packages": {name: metadata.version(name) for name in packages},
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
         "precision": engine.precision,
+        "processes": engine.ranks.world,
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "commit": _commit(),

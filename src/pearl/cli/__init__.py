@@ -9,8 +9,9 @@ import typer
 
 STARTED = time.perf_counter()  # for `pearl predict --verbose`
 
+from pearl import launch  # noqa: E402
 from pearl.cli import doctor, evaluate, export, inspect, learn, list, predict, report, resume, run, show  # noqa: E402
-from pearl.errors import Interrupted, PearlError, printable  # noqa: E402
+from pearl.errors import Interrupted, Lost, PearlError, printable  # noqa: E402
 
 app = typer.Typer(
     name="pearl",
@@ -27,6 +28,7 @@ for verb in (run, resume, learn, predict, evaluate, inspect, export, report, lis
 
 def main() -> None:
     """Run the command line; what a user can mend is one line and exit code 2."""
+    watched = launch.enter()
     if isinstance(sys.stdout, TextIOWrapper):  # names of files and classes need not fit the terminal, nor be text
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, TextIOWrapper):
@@ -43,6 +45,8 @@ def main() -> None:
         print(f"pearl: {error}", file=sys.stderr)
         sys.exit(130)
     except PearlError as error:
+        if watched and isinstance(error, Lost):
+            sys.exit(launch.LOST)  # the one that watches knows more
         for line in str(error).splitlines():
             print(f"pearl: {printable(line)}", file=sys.stderr)
         sys.exit(2)

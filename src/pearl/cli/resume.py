@@ -1,14 +1,19 @@
 """pearl resume RUN"""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from pearl.errors import ConfigError
+from pearl.launch import place, start
+
 
 def command(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, or of a model.")],
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    devices: Annotated[int, typer.Option(help="Train a run on so many at once, a process each.")] = 1,
     store_every: Annotated[float, typer.Option(help="Minutes between two stored moments of training.")] = 10.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
@@ -17,6 +22,9 @@ def command(
     \b
     pearl resume runs/NAME
     """
+    here = place(devices)
+    if devices > 1 and here is None:
+        raise typer.Exit(start(devices, sys.argv[1:]))
     from pearl.config import RunConfig
     from pearl.learning import resume
     from pearl.progress import display
@@ -26,8 +34,12 @@ def command(
 
     config = read_config(directory)
     if isinstance(config, RunConfig):
-        run = execute(config, path=directory, device=device, show=display(quiet), minutes=store_every)
-        typer.echo(run_page(run))
+        show = display(quiet)
+        run = execute(config, path=directory, device=device, devices=devices, show=show, minutes=store_every)
+        if here is None or here.rank == 0:
+            typer.echo(run_page(run))
     else:
+        if devices > 1:
+            raise ConfigError(f"--devices {devices}: a model learns on one device; leave it out")
         resume(directory, device=device, show=display(quiet), minutes=store_every)
         typer.echo(f"learnt; the model is {directory}")

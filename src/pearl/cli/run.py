@@ -1,8 +1,11 @@
 """pearl run RECIPE [key=value ...]"""
 
+import sys
 from typing import Annotated
 
 import typer
+
+from pearl.launch import place, start
 
 
 def command(
@@ -19,6 +22,7 @@ def command(
         bool, typer.Option("--dry-run", help="Print settings, tasks, targets, parameters, memory; train nothing.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    devices: Annotated[int, typer.Option(help="Train on so many at once, a process each.")] = 1,
     store_every: Annotated[float, typer.Option(help="Minutes between two stored moments of training.")] = 10.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
@@ -28,6 +32,7 @@ def command(
     pearl run digits
     pearl run cifar100-5t-resnet18 seed=1 method=isolation
     pearl run cifar100-5t-resnet18 method.rank.name=fixed method.rank.r=8
+    pearl run cifar100-5t-deit_tiny --devices 4
     pearl run my_recipe.yaml train.phases.probe.epochs=5 --dry-run
     """
     from pearl.config import load_config
@@ -38,9 +43,13 @@ def command(
 
         typer.echo(plan(config, device=device))
         return
+    here = place(devices)
+    if devices > 1 and here is None:
+        raise typer.Exit(start(devices, sys.argv[1:]))
     from pearl.progress import display
     from pearl.runs import execute
     from pearl.text import run_page
 
-    run = execute(config, device=device, show=display(quiet), minutes=store_every)
-    typer.echo(run_page(run))
+    run = execute(config, device=device, devices=devices, show=display(quiet), minutes=store_every)
+    if here is None or here.rank == 0:
+        typer.echo(run_page(run))

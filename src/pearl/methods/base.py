@@ -21,8 +21,14 @@ Network = Callable[[Tensor], Tensor]  # images (B, 3, H, W) -> features (B, dim)
 class Phase:
     """One stretch of training. The engine owns the loop; the method owns what is learnt.
 
-    `name` finds the settings in the recipe (`train.phases.NAME`). `loss` maps a batch to a scalar. `extra` is a network
-    that is trained beside the method, such as PEARL's probe: what a later phase reads of it must survive a restart.
+    `name` finds the settings in the recipe (`train.phases.NAME`). `loss` maps a batch to a scalar, a mean over its
+    images. `extra` is a network that is trained beside the method, such as PEARL's probe: what a later phase reads of
+    it must survive a restart.
+
+    Several processes may learn together (see `ranks`); a method need not know. Each of them calls `loss` with its share
+    of a batch and its own random numbers; gradients and batch statistics are then those of the whole batch. The other
+    hooks, and what `learn` does between two phases, see the same in all of them: `after_step` the whole batch, and
+    random numbers equal until the phase begins. So what they keep stays equal. What `loss` keeps for itself does not.
     """
 
     name: str

@@ -1,0 +1,176 @@
+"""The processes of `--devices N`: started and watched here, or there already (torchrun, SLURM). No torch.
+
+The process that starts the others trains nothing: it cannot hang with them. It passes Ctrl-C and SIGTERM on, once, and
+when one of them dies it ends the others and says in one line which it was and why.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO
+
+from pearl.errors import ConfigError
+
+LOST = 75  # exit code of a process that ends because another one has
+GRACE = 15.0  # seconds that the others have to end by themselves, once one has failed
+_WATCHED = "PEARL_WATCHED"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of the processes this is."""
+
+    rank: int
+    world: int  # processes in all
+    local_world: int  # processes on this machine
+    slurm: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """How many machines there are."""
+        return self.world // self.local_world
+
+
+def place(devices: int) -> Place | None:
+    """Where this process stands among those that were started to train together; None if it is alone.
+
+    With one device a process is alone, unless torchrun started one on each of several machines.
+
+    Raises:
+        ConfigError: another number of processes was started here than there are to be devices.
+    """
+    if devices < 1:
+        raise ConfigError(f"--devices {devices}: give 1 or more")
+    env = os.environ
+    if {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= env.keys():
+        here = Place(int(env["RANK"]), int(env["WORLD_SIZE"]), int(env["LOCAL_WORLD_SIZE"]))
+        if devices == here.world == 1 or (devices == 1 and here.local_world > 1):
+            return None
+    elif devices > 1 and int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        world = int(env["SLURM_STEP_NUM_TASKS"])
+        here = Place(int(env["SLURM_PROCID"]), world, world // int(env.get("SLURM_STEP_NUM_NODES", 1)), slurm=True)
+    else:
+        return None
+    if here.local_world != devices:
+        raise ConfigError(
+            f"--devices {devices}: {here.local_world} processes were started on this machine; start one for each "
+            f"device, or give --devices {here.local_world}"
+        )
+    return here
+
+
+def start(devices: int, arguments: Sequence[str]) -> int:
+    """Run pearl with these arguments in one process per device, and wait; the exit code of them all."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": devices, "LOCAL_WORLD_SIZE": devices}
+    command = [sys.executable, "-m", "pearl", *arguments]
+    processes: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        said = [open(os.path.join(folder, str(rank)), "w+b") for rank in range(devices)]  # noqa: SIM115, PTH118, PTH123
+
+        def forward(number: int, _: object) -> None:
+            for process in processes:
+                process.send_signal(number)
+
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(kind, forward) for kind in kinds]
+        try:
+            for rank in range(devices):
+                own = {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+                out = said[rank] if rank else None  # the first alone speaks to the user
+                # their own process group: Ctrl-C in a terminal reaches them through `forward` alone
+                # their end of stdin is closed when this process is no more, see `enter`
+                processes.append(
+                    subprocess.Popen(
+                        command,
+                        env={**os.environ, **own, _WATCHED: "1"},
+                        stdin=subprocess.PIPE,
+                        stdout=out,
+                        stderr=out,
+                        process_group=0,
+                    )
+                )
+            codes = _wait(processes)
+        finally:
+            for process in processes:
+                process.kill()
+            for kind, handler in zip(kinds, before, strict=True):
+                signal.signal(kind, handler)
+        code, words = _verdict(codes, said)
+        for file in said:
+            file.close()
+    if words:
+        print(words, file=sys.stderr)
+    return code
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
+    """Exit codes by rank, in the order in which they ended."""
+    codes: dict[int, int] = {}
+    deadline = float("inf")
+    while len(codes) < len(processes):
+        time.sleep(0.05)
+        for rank, process in enumerate(processes):
+            if rank not in codes and (code := process.poll()) is not None:
+                codes[rank] = code
+                if code:
+                    deadline = min(deadline, time.monotonic() + GRACE)
+        if time.monotonic() > deadline:
+            for rank, process in enumerate(processes):
+                if rank not in codes:
+                    process.kill()
+                    process.wait()
+                    codes[rank] = LOST
+    return codes
+
+
+def _verdict(codes: Mapping[int, int], said: Sequence[IO[bytes]]) -> tuple[int, str]:
+    """The exit code, and what is left to say beside what the first process has said itself."""
+    failed = {rank: code for rank, code in codes.items() if code}
+    if not failed:
+        return 0, ""
+    causes = {rank: code for rank, code in failed.items() if code != LOST} or failed
+    if 0 in causes and causes[0] > 0 and causes[0] != LOST:
+        return causes[0], ""
+    rank, code = next(iter(causes.items()))
+    name = f"process {rank + 1} of {len(codes)}"
+    if code < 0:
+        kind = signal.Signals(-code).name
+        return 128 - code, f"pearl: {name} was killed ({kind}); what is stored is kept, the same command goes on"
+    if code == LOST:
+        return code, "pearl: the processes lost each other; what is stored is kept, the same command goes on"
+    said[rank].seek(0)
+    lines = said[rank].read().decode(errors="replace").rstrip().splitlines() or [f"ended with exit code {code}"]
+    if lines[-1].startswith("pearl: "):
+        return code, f"pearl: {name}: {lines[-1].removeprefix('pearl: ')}"
+    return code, "\n".join([*lines, f"pearl: {name}: {lines[-1]}"])
+
+
+def enter() -> bool:
+    """Begin as what this process is; whether `start` started it, to which it can leave the last words.
+
+    If so it stops when that one is gone, as on SIGTERM, so all is stored.
+    """
+    if os.environ.keys() & {"RANK", "SLURM_PROCID"}:  # before torch is there: warnings of its C++ parts from each rank
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if os.environ.pop(_WATCHED, None) is None:
+        return False
+
+    def wait() -> None:
+        with suppress(OSError):
+            while os.read(0, 1):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return True

@@ -1,0 +1,102 @@
+"""What test_ddp.py looks at, made by forks of one process that has imported everything: python two_ranks.py OUT"""
+
+import copy
+import pickle
+import sys
+import tempfile
+from pathlib import Path
+
+import timm
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "speed"))
+from ddp import follow, fork, learn, logits
+
+from pearl.data.batches import Batch
+from pearl.errors import Interrupted
+from pearl.methods.finetune import Finetune
+from pearl.methods.pearl import Pearl
+from pearl.nn.resnet import resnet18
+from pearl.ranks import Ranks
+from pearl.replay import Replay
+
+FP32 = {"engine": {"precision": "fp32"}}  # in bfloat16 these networks are far from themselves already
+SMALL = {**FP32, "images": {"size": 32}, "train": {"batch_size": 8, "epochs": 2, "optimizer": "sgd", "lr": 0.001}}
+
+
+def resnet(method):
+    """BatchNorm; of the last batch's three images one rank has a single one."""
+    torch.manual_seed(0)
+    learner = method(resnet18(32, width=4))
+    losses = learn(learner, range(2), 11, **SMALL)
+    return {"losses": losses, "state": learner.state_dict(), "logits": logits(learner)}
+
+
+def leftover():
+    """Batches of two images for three ranks."""
+    torch.manual_seed(0)
+    learner = Finetune(resnet18(32, width=4))
+    losses = learn(learner, range(1), 6, **SMALL | {"train": {**SMALL["train"], "batch_size": 2}})
+    return {"losses": losses, "state": learner.state_dict()}
+
+
+def dropout(folder=None, every=0):
+    """A ViT with dropout and a parameter that no loss reaches; stopped on the second rank every so many steps."""
+    torch.manual_seed(0)
+    net = timm.create_model("test_vit", img_size=32, num_classes=0, proj_drop_rate=0.3)
+    net.dim, net.pretrained = net.num_features, True
+    net.unused = torch.nn.Parameter(torch.ones(3))
+    train = {"batch_size": 8, "epochs": 2, "weight_decay": 0.1}
+    cuts = 0
+    while True:
+        learner = Pearl(copy.deepcopy(net))
+        try:
+            replay = (lambda ranks: Cut(folder, ranks, every)) if folder else None
+            learn(learner, range(1), 20, train=train, replay=replay, **FP32)
+            return {"state": learner.state_dict(), "cuts": cuts}
+        except Interrupted:
+            cuts += 1
+
+
+class Cut(Replay):
+    """The last rank alone is asked to stop."""
+
+    def __init__(self, folder, ranks, every):
+        super().__init__(Path(folder), ranks=ranks)
+        self.left = every
+
+    def due(self):
+        self.left -= 1
+        self.stop.requested = self.left <= 0 and self.ranks.rank == self.ranks.world - 1
+        return super().due()
+
+
+def draws():
+    ranks = Ranks.join("cpu", 2)
+    torch.manual_seed(ranks.own(7))
+    batch = Batch(torch.arange(5), torch.arange(5), torch.arange(5))
+    return {
+        "draw": torch.rand(1).item(),
+        "share": ranks.share(batch)[0].rows.tolist(),
+        "any": ranks.any(ranks.rank == 1, False),
+        "same": ranks.same(f"of {ranks.rank}"),
+        "gather": ranks.gather(ranks.rank),
+    }
+
+
+def main(out):
+    found = {"draws": fork(2, draws), "leftover": fork(3, leftover), "leftover one": fork(1, leftover)}
+    for name in ("pearl", "finetune"):
+        found[name] = fork(2, follow, name, "test_vit", 7, 9)
+        found[f"{name} one"] = fork(1, follow, name, "test_vit", 7, 9)
+    for method in (Pearl, Finetune):
+        found[f"resnet {method.__name__}"] = fork(2, resnet, method)
+        found[f"resnet {method.__name__} one"] = fork(1, resnet, method)
+    found["dropout"] = fork(2, dropout)
+    with tempfile.TemporaryDirectory() as folder:
+        found["dropout cut"] = fork(2, dropout, folder, 4)
+    Path(out).write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
