@@ -190,6 +190,10 @@ METHODS = Registry(
         "isolation": "pearl.methods.isolation:Isolation",
         "finetune": "pearl.methods.finetune:Finetune",
         "joint": "pearl.methods.joint:Joint",
+        "seqlora": "pearl.methods.seqlora:SeqLora",
+        "inflora": "pearl.methods.inflora:InfLoRA",
+        "l2p": "pearl.methods.l2p:L2P",
+        "coda_prompt": "pearl.methods.coda_prompt:CodaPrompt",
     },
 )
 
