@@ -23,7 +23,7 @@ _KINDS = "PKA"  # of a component: prompt, key, attention; named as in the paper
 
 
 class CodaPrompt(PromptMethod):
-    """Components of prompts, some more at each task.
+    """A frozen ViT and components of prompts, weighted for each image; a task adds some and freezes them.
 
     Defaults are the authors' for ImageNet-R: 100 components over 10 tasks, 8 tokens each (4 keys, 4 values) in the
     first 5 blocks, no penalty since new components start orthogonal to all others; Adam 1e-3, cosine, 50 epochs.

@@ -21,7 +21,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class L2P(PromptMethod):
-    """A pool of prompts shared by all tasks.
+    """A frozen ViT and a pool of prompts for all tasks; each image takes those whose keys it is near to.
 
     Defaults are those of LAMDA-PILOT: 10 prompts of 5 tokens, 5 of them at a time, keys drawn to the queries with
     weight 0.1; Adam 1.875e-3 for 10 epochs. The paper's penalty on prompts that were chosen often is left out, as in
