@@ -1,20 +1,24 @@
 import pytest
+import timm
 import torch
 
 from conformance import SIZE, checks
+from pearl.methods.coda_prompt import CodaPrompt
 from pearl.methods.derpp import DerPlusPlus
 from pearl.methods.er import Er
 from pearl.methods.er_ace import ErAce
 from pearl.methods.ewc import OnlineEwc
 from pearl.methods.finetune import Finetune
+from pearl.methods.inflora import InfLoRA
 from pearl.methods.isolation import Isolation
 from pearl.methods.joint import Joint
+from pearl.methods.l2p import L2P
 from pearl.methods.lwf import Lwf
 from pearl.methods.pearl import Pearl
+from pearl.methods.seqlora import SeqLora
 from pearl.nn.bsconv import bsc
 from pearl.nn.ranks import EnergyRule, FixedRule
 from pearl.nn.resnet import resnet18
-from pearl.nn.timm import timm_backbone
 
 
 def resnet():
@@ -29,8 +33,9 @@ def separable():
 
 def vit():
     torch.manual_seed(1)
-    net = timm_backbone("test_vit", 16)
-    net.pretrained = True
+    shape = {"img_size": SIZE, "patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2}
+    net = timm.create_model("test_vit", num_classes=0, **shape)
+    net.dim, net.pretrained = 16, True
     return net
 
 
@@ -51,6 +56,12 @@ METHODS = {
     "pearl, energy rule, view": lambda: Pearl(resnet(), rank=EnergyRule(keep=0.8), fold="view"),
     "pearl, fixed rank, unfold": lambda: Pearl(resnet(), rank=FixedRule(r=2), fold="unfold"),
     "pearl, from the SVD": lambda: Pearl(resnet(), init="svd"),
+    "seqlora": lambda: SeqLora(vit()),
+    "seqlora on a ResNet": lambda: SeqLora(resnet()),
+    "seqlora on BSC, given weights": lambda: SeqLora(separable(), rank=2, reference="given"),
+    "inflora": lambda: InfLoRA(vit(), rank=2, energy=0.9, tasks=3),
+    "l2p": lambda: L2P(vit(), pool=4, length=2, top_k=2),
+    "coda-prompt": lambda: CodaPrompt(vit(), per_task=2, length=4, blocks=2, ortho=0.1),
 }
 
 

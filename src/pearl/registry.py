@@ -195,6 +195,10 @@ METHODS = Registry(
         "derpp": "pearl.methods.derpp:DerPlusPlus",
         "lwf": "pearl.methods.lwf:Lwf",
         "ewc": "pearl.methods.ewc:OnlineEwc",
+        "seqlora": "pearl.methods.seqlora:SeqLora",
+        "inflora": "pearl.methods.inflora:InfLoRA",
+        "l2p": "pearl.methods.l2p:L2P",
+        "coda_prompt": "pearl.methods.coda_prompt:CodaPrompt",
     },
 )
 

@@ -47,6 +47,15 @@ class TaskTensors(nn.Module):
         start = prefix.replace(".", "/") + "/"
         return {k.removeprefix(start).replace("/", "."): v for k, v in self._tensors().items() if k.startswith(start)}
 
+    def in_order(self, prefix: str = "") -> list[nn.Parameter]:
+        """The parameters whose names start so, by name.
+
+        To train what an earlier task made: a file gives its tensors in any order, and an optimizer's stored state
+        belongs to positions.
+        """
+        start = prefix.replace(".", "/")
+        return [parameter for name, parameter in sorted(self.named_parameters()) if name.startswith(start)]
+
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         for key, value in state_dict.items():
             name = key.removeprefix(prefix)

@@ -1,0 +1,107 @@
+"""SeqLoRA: one low-rank update, trained on all tasks in turn. The baseline of InfLoRA (Liang and Li, CVPR 2024)."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pearl.data.batches import Task
+from pearl.methods.base import Method, Phase, own_loss
+from pearl.nn import lowrank
+from pearl.nn.growing import TaskTensors
+from pearl.nn.lowrank import Fold
+
+
+class SeqLora(Method):
+    """One network: reference weights and one update that each task trains further; a head per task.
+
+    Defaults are those of InfLoRA's comparison: rank 10 on keys and values, B A without a factor; Adam 5e-4, cosine, 50
+    epochs, batch 128. On a convolutional network, depthwise filters and norm layers are trained further as they are.
+    With one task it is PEARL with a fixed rank and no probe; PEARL's alpha = 2r is `scale: 2`.
+
+    Options:
+        targets: layers to adapt, see `lowrank.select_targets`; `auto` is keys and values where there is attention.
+        rank: rank of the update.
+        scale: the update is scale * B A.
+        fold: 2-D view of a convolution, see `lowrank.to_matrix`.
+        reference: as PEARL's: `given` - the backbone comes with weights; `first_task` - task 1 trains it; `auto` - the
+            first if it was pretrained.
+    """
+
+    phases = ("reference", "seqlora")
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        targets: str | list[str] = "auto",
+        rank: Annotated[int, Field(ge=1)] = 10,
+        scale: Annotated[float, Field(gt=0)] = 1.0,
+        fold: Fold = "spatial",
+        reference: Literal["auto", "given", "first_task"] = "auto",
+    ) -> None:
+        super().__init__(backbone)
+        if targets == "auto" and lowrank.has_attention(backbone):
+            targets = ["key", "value"]
+        self.targets = lowrank.select_targets(backbone, targets)
+        self.low_rank = [target for target in self.targets if not target.dense]
+        self.further = [target.parameter for target in self.targets if target.dense] + lowrank.task_norms(backbone)[0]
+        self.rank, self.scale, self.fold = rank, scale, fold
+        if reference == "auto":
+            reference = "given" if backbone.pretrained else "first_task"
+        self.first_adapted = 0 if reference == "given" else 1
+        self.update = TaskTensors()  # "A.target", "B.target"
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Train the update and the new head; earlier heads stay as they are."""
+        self.requires_grad_(False)
+        head = self.heads.grow(len(task.classes)).to(self.device)
+        if task.id < self.first_adapted:
+            self.backbone.requires_grad_(True)
+            params = [*self.backbone.parameters(), *head.parameters()]
+            yield Phase("reference", params, own_loss(self.backbone, head, task))
+            self.requires_grad_(False)
+            return
+
+        if not len(self.update):
+            self.start_update()
+        params = [*self.update.in_order(), *map(self.backbone.get_parameter, self.further), *head.parameters()]
+        for parameter in params:
+            parameter.requires_grad_(True)
+        yield Phase("seqlora", params, own_loss(self.features, head, task))
+        self.requires_grad_(False)
+
+    def start_update(self) -> None:
+        """B A is zero at the start."""
+        for target in self.low_rank:
+            rows, columns = lowrank.matrix_shape(target.shape, self.fold)
+            rank, like = min(self.rank, rows, columns), self.backbone.get_parameter(target.parameter)
+            a, b = lowrank.kaiming_factors((rows, columns), rank, like)
+            self.update.add(f"A.{target.label}", a)
+            self.update.add(f"B.{target.label}", b)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The adapted weights, by the backbone's own names."""
+        changed: dict[str, Tensor] = {}
+        with torch.autocast(self.device.type, enabled=False):  # updates are merged in float32, then cast once
+            for target in self.low_rank if len(self.update) else ():
+                weight = changed.get(target.parameter, self.backbone.get_parameter(target.parameter))
+                product = self.scale * (self.update[f"B.{target.label}"] @ self.update[f"A.{target.label}"])
+                changed[target.parameter] = target.add(weight, lowrank.from_matrix(product, target.shape, self.fold))
+        return changed
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features (B, dim) with the update."""
+        return functional_call(self.backbone, self.weights(), (x,))
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """See `Method.forward`."""
+        logits = self.heads(self.features(x))
+        return logits if task is None else logits[:, self.heads.columns(task)]
+
+    def size(self) -> int:
+        """Backbone and heads: the update is part of the weights it is added to."""
+        return sum(p.numel() for module in (self.backbone, self.heads) for p in module.parameters())

@@ -1,0 +1,125 @@
+"""A plain ViT of timm with something put into it: prompt tokens, prefixes, adapters, scales and shifts.
+
+Functions over timm's own module: no weight is copied and no layer wrapped; with nothing put in, the result is timm's.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pearl.errors import ConfigError
+
+Prefix = tuple[Tensor, Tensor]  # keys and values (B or 1, length, dim), beside those a block makes of its tokens
+Adapter = Callable[[Tensor, Tensor], Tensor]  # (tokens before a block's MLP, tokens after it) -> what is added to these
+
+
+def require_plain(net: nn.Module) -> None:
+    """Refuse what is not timm's own ViT with its own blocks and attention.
+
+    Raises:
+        ConfigError: nothing can be put into this network.
+    """
+    from timm.models.vision_transformer import (
+        Attention,
+        Block,
+        VisionTransformer,
+    )  # late: reading recipes needs no timm
+
+    def refuse(what: str) -> ConfigError:
+        return ConfigError(f"this method needs a plain ViT, such as backbone=timm/vit_base_patch16_224; here is {what}")
+
+    if not isinstance(net, VisionTransformer) or type(net).forward_features is not VisionTransformer.forward_features:
+        raise refuse(f"a {type(net).__name__}")
+    for part, plain in [(b, Block) for b in net.blocks] + [
+        (b.attn, Attention) for b in net.blocks if hasattr(b, "attn")
+    ]:
+        if type(part) is not plain:
+            raise refuse(f"one with {type(part).__name__}")
+
+
+def features(
+    net: Any,
+    x: Tensor,
+    *,
+    prompts: Tensor | None = None,
+    prefixes: Mapping[int, Prefix] | None = None,
+    adapters: Mapping[int, Adapter] | None = None,
+) -> Tensor:
+    """Features (B, dim) as the network pools its own tokens; prompts take part in attention, not in pooling."""
+    return pool(net, tokens(net, x, prompts=prompts, prefixes=prefixes, adapters=adapters)[0])
+
+
+def tokens(
+    net: Any,
+    x: Tensor,
+    *,
+    prompts: Tensor | None = None,
+    prefixes: Mapping[int, Prefix] | None = None,
+    adapters: Mapping[int, Adapter] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The last tokens, normalised: the network's own (B, n, dim), and those of the prompts (B, length, dim).
+
+    `prompts` (B or 1, length, dim) stand between the class tokens and the patches, without a position. `prefixes` and
+    `adapters` are by the number of the block.
+    """
+    x = net.norm_pre(net.patch_drop(net._pos_embed(net.patch_embed(x))))
+    start = stop = net.num_prefix_tokens  # class, distillation and register tokens
+    if prompts is not None:
+        stop += prompts.shape[1]
+        x = torch.cat([x[:, :start], prompts.to(x.dtype).expand(len(x), -1, -1), x[:, start:]], dim=1)
+    for i, block in enumerate(net.blocks):
+        x = _block(block, x, (prefixes or {}).get(i), (adapters or {}).get(i))
+    x = net.norm(x)
+    return torch.cat([x[:, :start], x[:, stop:]], dim=1), x[:, start:stop]
+
+
+def pool(net: Any, own: Tensor) -> Tensor:
+    """The network's own last tokens (B, n, dim) -> features (B, dim)."""
+    return net.forward_head(own, pre_logits=True)
+
+
+def _block(block: Any, x: Tensor, prefix: Prefix | None, adapter: Adapter | None) -> Tensor:
+    if prefix is None and adapter is None:
+        return block(x)
+    seen = block.norm1(x)
+    attended = block.attn(seen) if prefix is None else _attention(block.attn, seen, *prefix)
+    x = x + block.drop_path1(block.ls1(attended))
+    after = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+    return after if adapter is None else after + adapter(x, after)
+
+
+def _attention(attn: Any, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention over a block's tokens and a prefix, whose keys and values are given as they are."""
+
+    def heads(part: Tensor) -> Tensor:
+        return part.unflatten(2, (attn.num_heads, -1)).transpose(1, 2)  # (B, heads, tokens, head dim)
+
+    q, k, v = (heads(part) for part in attn.qkv(x).chunk(3, dim=2))
+    q, k = attn.q_norm(q), attn.k_norm(k)
+    before_k, before_v = (heads(part.to(k.dtype).expand(len(x), -1, -1)) for part in (keys, values))
+    k, v = torch.cat([before_k, k], dim=2), torch.cat([before_v, v], dim=2)
+    dropout = attn.attn_drop.p if attn.training else 0.0
+    out = attn.norm(F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).flatten(2))
+    if getattr(attn, "gate", None) is not None:
+        out = out * attn.gate(x).sigmoid()
+    return attn.proj_drop(attn.proj(out))
+
+
+def scale_shift(net: nn.Module, scales: Mapping[str, Tensor], shifts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights with which each named layer gives scale * output + shift; for `functional_call`.
+
+    Scales and shifts (out,) by the layer's name: a linear layer, a convolution or a norm layer with a bias. What SSF
+    (Lian et al., NeurIPS 2022) puts after a layer is thus in its weights, at no cost at test time.
+    """
+    changed = {}
+    for layer, scale in scales.items():
+        module: Any = net.get_submodule(layer)
+        if module.bias is None:
+            raise ConfigError(f"{layer} has no bias that could hold a shift; use a backbone whose layers have one")
+        weight = module.weight
+        changed[f"{layer}.weight"] = weight * scale.reshape(-1, *(1,) * (weight.ndim - 1))
+        changed[f"{layer}.bias"] = module.bias * scale + shifts[layer]
+    return changed
