@@ -594,6 +594,11 @@ def test_any_change_gives_another_id() -> None:
     assert len(set(ids)) == len(CHANGES) + 3
 
 
+def test_settings_of_another_method_leave_the_id() -> None:
+    assert load("train.phases.joint.epochs=6").id == load().id
+    assert load("train.phases.joint.epochs=6", "method=joint").id != load("method=joint").id
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -145,10 +145,17 @@ class RunConfig(ModelConfig):
     expected: dict[str, Expected] = {}
 
     @property
+    def decides(self) -> dict[str, Any]:
+        """Everything that decides the result; settings of other methods' phases do not."""
+        values = self.model_dump(mode="json", exclude={"about", "expected"})
+        own = METHODS.load(self.method["name"]).phases  # type: ignore[attr-defined]
+        values["train"]["phases"] = {name: phase for name, phase in values["train"]["phases"].items() if name in own}
+        return values
+
+    @property
     def id(self) -> str:
         """Name of the run directory: readable, and unique to everything that decides the result."""
-        decides = self.model_dump(mode="json", exclude={"about", "expected"})
-        digest = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(json.dumps(self.decides, sort_keys=True).encode()).hexdigest()[:8]
         smoke = "-smoke" if self.smoke else ""
         return f"{self.recipe}-{self.method['name']}-seed{self.seed}{smoke}-{digest}"
 

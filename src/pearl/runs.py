@@ -167,7 +167,7 @@ def execute(
     show = show if show and ranks.first else Observer()
     if (run.path / "config.yaml").is_file():
         before = Run.open(run.path).config
-        if before.model_dump(exclude={"about", "expected"}) != config.model_dump(exclude={"about", "expected"}):
+        if before.decides != config.decides:
             raise RunError(f"{run.path}: holds another configuration; move it away, or choose another PEARL_RUNS")
         check_no_gap(run.path)
         if run.done:
