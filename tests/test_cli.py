@@ -10,6 +10,7 @@ import pytest
 import pearl.cli
 from layouts import cifar100_npz, image_folder
 from pearl.config import recipe_names
+from pearl.registry import METHODS
 
 TINY = ["backbone.width=4", "train.epochs=1", "engine.max_steps=1", "stream.per_class=4", "stream.test_per_class=2"]
 
@@ -63,7 +64,7 @@ def test_dry_run_tells_and_trains_nothing(cli):
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("methods", {"pearl", "isolation", "finetune", "joint"}),
+        ("methods", set(METHODS.names())),
         ("backbones", {"resnet18", "bsc", "timm/*"}),
         ("data", {"digits", "cifar100", "tinyimagenet", "imagenet_r", "folder", "npz"}),
         ("recipes", set(recipe_names())),

@@ -190,6 +190,11 @@ METHODS = Registry(
         "isolation": "pearl.methods.isolation:Isolation",
         "finetune": "pearl.methods.finetune:Finetune",
         "joint": "pearl.methods.joint:Joint",
+        "pnn": "pearl.methods.pnn:Progressive",
+        "packnet": "pearl.methods.packnet:PackNet",
+        "ncm": "pearl.methods.ncm:NearestMean",
+        "fetril": "pearl.methods.fetril:FeTril",
+        "fecam": "pearl.methods.fecam:FeCam",
     },
 )
 
