@@ -8,13 +8,18 @@ from pearl.methods.derpp import DerPlusPlus
 from pearl.methods.er import Er
 from pearl.methods.er_ace import ErAce
 from pearl.methods.ewc import OnlineEwc
+from pearl.methods.fecam import FeCam
+from pearl.methods.fetril import FeTril
 from pearl.methods.finetune import Finetune
 from pearl.methods.inflora import InfLoRA
 from pearl.methods.isolation import Isolation
 from pearl.methods.joint import Joint
 from pearl.methods.l2p import L2P
 from pearl.methods.lwf import Lwf
+from pearl.methods.ncm import NearestMean
+from pearl.methods.packnet import PackNet
 from pearl.methods.pearl import Pearl
+from pearl.methods.pnn import Progressive
 from pearl.methods.seqlora import SeqLora
 from pearl.nn.bsconv import bsc
 from pearl.nn.ranks import EnergyRule, FixedRule
@@ -62,6 +67,14 @@ METHODS = {
     "inflora": lambda: InfLoRA(vit(), rank=2, energy=0.9, tasks=3),
     "l2p": lambda: L2P(vit(), pool=4, length=2, top_k=2),
     "coda-prompt": lambda: CodaPrompt(vit(), per_task=2, length=4, blocks=2, ortho=0.1),
+    "pnn": lambda: Progressive(resnet()),
+    "packnet": lambda: PackNet(resnet()),
+    "packnet on BSC": lambda: PackNet(separable(), prune=0.5),
+    "ncm": lambda: NearestMean(resnet()),
+    "ncm with given weights": lambda: NearestMean(resnet(), extractor="given", distance="cosine"),
+    "fetril": lambda: FeTril(resnet()),
+    "fetril with given weights": lambda: FeTril(resnet(), extractor="given"),
+    "fecam": lambda: FeCam(resnet()),
 }
 
 

@@ -199,6 +199,11 @@ METHODS = Registry(
         "inflora": "pearl.methods.inflora:InfLoRA",
         "l2p": "pearl.methods.l2p:L2P",
         "coda_prompt": "pearl.methods.coda_prompt:CodaPrompt",
+        "pnn": "pearl.methods.pnn:Progressive",
+        "packnet": "pearl.methods.packnet:PackNet",
+        "ncm": "pearl.methods.ncm:NearestMean",
+        "fetril": "pearl.methods.fetril:FeTril",
+        "fecam": "pearl.methods.fecam:FeCam",
     },
 )
 

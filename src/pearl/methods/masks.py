@@ -1,0 +1,73 @@
+"""Who owns which weight: methods that give every task its own weights of one network."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pearl.nn.growing import TaskTensors
+
+FREE = torch.iinfo(torch.int16).max
+
+
+def weight_names(backbone: nn.Module) -> list[str]:
+    """The weights of all convolutions and linear layers; biases, norm layers and embeddings are not among them."""
+    return [f"{name}.weight" for name, m in backbone.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+
+
+class Owners(TaskTensors):
+    """The task that owns each weight, as an integer in the weight's own shape; `FREE` where none does.
+
+    Task t computes with the weights whose owner <= t.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__(buffers=True)
+        self.names = list(weights)
+        for name, weight in weights.items():
+            self.add(name, torch.full_like(weight, FREE, dtype=torch.int16))
+
+    def claim(self, task: int) -> None:
+        """Give a task all weights that are free."""
+        for name in self.names:
+            self[name][self[name] == FREE] = task
+
+    def mask(self, name: str, task: int) -> Tensor:
+        """Which weights of a layer a task uses: its own and those of earlier tasks."""
+        return self[name] <= task
+
+    def masked(self, weights: Mapping[str, Tensor], task: int) -> dict[str, Tensor]:
+        """The weights as a task computes with them: 0 where they are not its to use."""
+        return {name: weights[name] * self.mask(name, task) for name in self.names}
+
+    @torch.no_grad()
+    def prune(self, weights: Mapping[str, Tensor], task: int, share: float) -> None:
+        """Of each layer, set a task's smallest weights to 0 and free them: exactly round(share * its weights)."""
+        for name in self.names:
+            owner, weight = self[name], weights[name]
+            own = (owner == task).nonzero(as_tuple=True)
+            order = weight[own].abs().argsort(stable=True)[: round(share * len(own[0]))]
+            smallest = tuple(index[order] for index in own)
+            weight[smallest], owner[smallest] = 0.0, FREE
+
+    def held(self, weights: Mapping[str, nn.Parameter], task: int) -> dict[str, Any]:
+        """The hooks of a phase that keep all but a task's weights as they are now.
+
+        After the backward pass, others' gradients are kept out of momentum and norms; after a step, weight decay of
+        others is undone.
+        """
+        others = {name: self[name] != task for name in self.names}
+        now = {name: weights[name].detach().clone() for name in self.names}
+
+        def after_backward() -> None:
+            for name, other in others.items():
+                if (gradient := weights[name].grad) is not None:
+                    gradient.masked_fill_(other, 0.0)
+
+        @torch.no_grad()
+        def after_step(*_: object) -> None:
+            for name, other in others.items():
+                weights[name].copy_(torch.where(other, now[name], weights[name]))
+
+        return {"after_backward": after_backward, "after_step": after_step}

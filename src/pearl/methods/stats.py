@@ -1,0 +1,58 @@
+"""Class statistics: how many features a class has, their mean and covariance, from batches in any order and size."""
+
+import torch
+from torch import Tensor, nn
+
+from pearl.nn.growing import TaskTensors
+
+
+class ClassStatistics(nn.Module):
+    """Count, mean and (if `covariance`) scatter of each class, in float64, as buffers of each task.
+
+    Batches are merged pairwise (Chan, Golub & LeVeque, 1983): no sum of squares, so nothing cancels. A task's buffers
+    never change after it, and a fresh object takes them from the file.
+    """
+
+    def __init__(self, dim: int, *, covariance: bool = False) -> None:
+        super().__init__()
+        self.dim, self.keeps_scatter = dim, covariance
+        self.tensors = TaskTensors(buffers=True)  # "t.count" (k,), "t.mean" (k, dim), "t.scatter" (k, dim, dim)
+
+    def grow(self, classes: int, device: torch.device) -> None:
+        """Make room for the classes of a new task."""
+        shapes = {"count": (classes,), "mean": (classes, self.dim), "scatter": (classes, self.dim, self.dim)}
+        t = len(self)
+        for name in ("count", "mean", "scatter")[: 3 if self.keeps_scatter else 2]:
+            self.tensors.add(f"{t}.{name}", torch.zeros(shapes[name], dtype=torch.float64, device=device))
+
+    def __len__(self) -> int:
+        """Number of tasks."""
+        return len(self.tensors) // (3 if self.keeps_scatter else 2)
+
+    @torch.no_grad()
+    def update(self, features: Tensor, labels: Tensor) -> None:
+        """Add features (B, dim) of the newest task; labels (B,) count from 0 within it."""
+        t, features = len(self) - 1, features.double()
+        count, mean = self.tensors[f"{t}.count"], self.tensors[f"{t}.mean"]
+        for c in labels.unique().tolist():
+            own = features[labels == c]
+            total, moved = count[c] + len(own), own.mean(0) - mean[c]
+            if self.keeps_scatter:
+                centred = own - own.mean(0)
+                between = torch.outer(moved, moved) * (count[c] * len(own) / total)
+                self.tensors[f"{t}.scatter"][c] += centred.T @ centred + between
+            mean[c] += moved * (len(own) / total)
+            count[c] = total
+
+    def means(self, task: int | None = None) -> Tensor:
+        """Means (classes, dim) of all tasks in order of arrival, or of one."""
+        return torch.cat([self.tensors[f"{t}.mean"] for t in (range(len(self)) if task is None else [task])])
+
+    def covariances(self, task: int) -> Tensor:
+        """Covariances (k, dim, dim) of a task's classes, divided by count - 1; zero for a class with one feature."""
+        return self.tensors[f"{task}.scatter"] / (self.tensors[f"{task}.count"] - 1).clamp(min=1)[:, None, None]
+
+    def columns(self, task: int) -> slice:
+        """Where a task's classes stand among all."""
+        sizes = [len(self.tensors[f"{t}.count"]) for t in range(task + 1)]
+        return slice(sum(sizes[:-1]), sum(sizes))
