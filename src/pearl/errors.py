@@ -46,5 +46,5 @@ class Lost(RunError):
     """Another process that trains the same run has ended. Its own words say why."""
 
 
-class Interrupted(PearlError):
-    """The user asked to stop. What was learnt is stored; the command line ends with exit code 130."""
+class Interrupted(KeyboardInterrupt):
+    """The user asked to stop; what was learnt is stored. No error: who goes on after errors must not go on after it."""
