@@ -46,5 +46,8 @@ class Lost(RunError):
     """Another process that trains the same run has ended. Its own words say why."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """The user asked to stop; what was learnt is stored. No error: who goes on after errors must not go on after it."""
+class Interrupted(BaseException):
+    """The user asked to stop; what was learnt is stored. No error: who goes on after errors must not go on after it.
+
+    No KeyboardInterrupt either, which the command line's library answers by itself.
+    """

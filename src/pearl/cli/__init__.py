@@ -60,6 +60,8 @@ def main() -> None:
             f"pearl: {printable(str(error.filename))}: {error.strerror}; give another one, or mend it", file=sys.stderr
         )
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("pearl: interrupted; finished tasks are kept, the same command goes on after them", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == 130:  # what typer makes of Ctrl-C outside of training, without a word
+            print("pearl: interrupted; finished tasks are kept, the same command goes on after them", file=sys.stderr)
+            sys.exit(130)
+        raise
