@@ -171,7 +171,7 @@ def test_offline_says_where_to_put_the_data(cli, monkeypatch):
     monkeypatch.setattr(utils, "_urlretrieve", refused)
     assert "put the official cifar-100-python.tar.gz" in cli("run", "cifar100-5t-resnet18", code=2)
     assert "put tiny-imagenet-200.zip into" in cli("run", "tinyimagenet-5t-bsc", code=2)
-    assert "put imagenet-r.tar into" in cli("run", "imagenet_r-5t-vit", code=2)
+    assert "put imagenet-r.tar into" in cli("run", "imagenet_r-5t-vit", "backbone.pretrained=false", code=2)
 
 
 def test_show_of_nothing(cli):

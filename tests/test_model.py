@@ -186,7 +186,7 @@ def test_an_interrupted_first_task_goes_on(shop, tmp_path):
     with pytest.raises(Interrupted) as caught:
         learn(path, shop / "first", overrides=SETTINGS, show=StopAt("reference", 3))
     assert str(caught.value).endswith(f"""pearl resume '{tmp_path}/a model; of '"'"'mine'"'"''""")
-    with pytest.raises(RunError, match="no task is finished yet"):
+    with pytest.raises(RunError, match="no task is finished; go on with"):
         pearl.load(path)
     resume(path)
     assert weights_of(path) == weights_of(shop / "one")

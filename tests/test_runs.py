@@ -182,7 +182,7 @@ def test_tampered_weights_are_named(tmp_path):
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
     file.write_bytes(data)
-    with pytest.raises(RunError, match=r"001-task2/weights\.safetensors: checksum differs .* delete the folder"):
+    with pytest.raises(RunError, match=r"001-task2/weights\.safetensors: checksum differs .* remove classes\.json"):
         execute(small("engine.max_steps=1"))
 
 

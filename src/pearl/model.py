@@ -3,6 +3,7 @@
 A run directory is one too: `pearl run` and `pearl learn` write the same files.
 """
 
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,7 +91,7 @@ class Model:
         if tasks is None or not 1 <= tasks <= there:  # up to a gap a directory can be used, if one says so
             check_no_gap(path)
         if not there:
-            raise RunError(f"{path}: no task is finished; go on with: pearl resume {path}")
+            raise RunError(f"{path}: no task is finished; go on with: pearl resume {shlex.quote(str(path))}")
         if tasks is not None and not 1 <= tasks <= there:
             raise RunError(f"{path}: {there} tasks are finished, not {tasks}; ask for 1 to {there}")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
