@@ -189,8 +189,10 @@ VITS = [
 @torch.no_grad()
 def test_a_stack_of_sub_networks_is_each_of_them(options: dict, count: int) -> None:
     method, x = taught(Pearl(net("test_vit"), **options)), images("test_vit", count)
-    at_once = method.at_once()
-    assert at_once is not None
+    found = method.at_once()
+    assert found is not None
+    at_once, images_at_a_time = found
+    assert images_at_a_time == 1000 // (3 * 5)
     same(at_once(x), both(method, x)[1])
     same(at_once(x), method(x))  # and the hooks are on the copy alone
 

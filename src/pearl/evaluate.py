@@ -12,7 +12,6 @@ from pearl.data.augment import View
 from pearl.methods.base import Expert, Method
 from pearl.metrics import Stage
 
-FEW = 8  # images that go through all sub-networks in one pass, where the method has such a form
 KEPT = 2**30  # bytes of merged sub-networks that are kept between two questions
 
 
@@ -81,8 +80,8 @@ class Ensemble:
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (B, classes seen) of images (B, 3, H, W)."""
-        if self._at_once is not None and len(x) <= FEW:
-            return self._at_once(x)
+        if self._at_once is not None and len(x) <= self._at_once[1]:
+            return self._at_once[0](x)
         return torch.cat([expert.forward(x) for expert in self._kept or self.method.experts()], dim=1)
 
 

@@ -79,8 +79,11 @@ class Method(nn.Module):
         """Sub-networks to evaluate one after the other, each made when it is its turn; by default the whole, once."""
         return [Expert("all", self.forward)]
 
-    def at_once(self) -> Network | None:
-        """The logits of all experts from a single pass; None if there is no such form. For few images at a time."""
+    def at_once(self) -> tuple[Network, int] | None:
+        """The logits of all experts from a single pass, and for how many images at a time this is the faster way.
+
+        None if there is no such form.
+        """
         return None
 
     def expert(self, t: int, network: Callable[[], Network]) -> Expert:

@@ -21,7 +21,7 @@ from pearl.nn import lowrank
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Fold, Init, Target
 from pearl.nn.ranks import Choice, PaperRule, RankRule
-from pearl.nn.stacking import Updates, stack_updates, stackable, stacked
+from pearl.nn.stacking import Updates, stack_updates, stackable, stacked, worthwhile
 from pearl.registry import RANK_RULES
 
 
@@ -181,7 +181,7 @@ class Pearl(Method):
     def _merged(self, t: int) -> Network:
         return self.evaluated(self.backbone, self.weights(t) if t >= self.first_adapted else {})
 
-    def at_once(self) -> Network | None:
+    def at_once(self) -> tuple[Network, int] | None:
         """Of a ViT, all sub-networks in one batch; the updates are not merged at all. See `Method.at_once`."""
         names = [target.parameter.removesuffix(".weight") for target in self.targets]
         if self.norms or not stackable(self.backbone, names) or len(self.heads) <= self.first_adapted:
@@ -195,7 +195,7 @@ class Pearl(Method):
             features = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
             return torch.cat([head(own) for head, own in zip(self.heads, features, strict=True)], dim=1)
 
-        return logits
+        return logits, worthwhile(self.backbone, tasks, self.device)
 
     def _stacked(self, target: Target) -> Updates:
         """The updates of all tasks to a linear target; none of those before the first adapted task."""

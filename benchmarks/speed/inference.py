@@ -1,0 +1,108 @@
+"""All sub-networks of PEARL against as many plain forward passes of the same network.
+
+    python benchmarks/speed/inference.py                                test sets, then few images; on a CPU, minutes
+    python benchmarks/speed/inference.py --part few --nets resnet18 timm/vit_base_patch16_224 --tasks 20 --device cuda
+
+The peer runs the same network, precision and layout on the same images. Goals: test sets, merging included, at most
+0.97 of it for a ResNet-18 and 1.02 for a ViT; on a GPU, 20 sub-networks on one image within 2 of ONE plain pass, which
+is 0.1 of 20.
+"""
+
+import argparse
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from timing import Row, ratios, show
+from torch import Tensor, nn
+
+from pearl.evaluate import Ensemble
+from pearl.methods.pearl import Pearl
+from pearl.nn.lowrank import matrix_shape
+from pearl.nn.ranks import Choice
+from pearl.nn.resnet import resnet18
+from pearl.nn.timm import timm_backbone
+
+
+def learnt(name: str, size: int, tasks: int, device: str, channels_last: bool, width: int) -> Pearl:
+    """A method as after so many tasks, with an eighth of every rank."""
+    torch.manual_seed(0)
+    net: nn.Module = resnet18(size, width=width) if name == "resnet18" else timm_backbone(name[5:], size)
+    method = Pearl(net, reference="given").to(device)
+    if channels_last:
+        method.to(memory_format=torch.channels_last)
+    shapes = {target.label: min(matrix_shape(target.shape, "spatial")) for target in method.targets}
+    choices = {label: Choice(max(1, full // 8), full, 0.1) for label, full in shapes.items()}
+    for t in range(tasks):
+        method.heads.grow(10).to(device)
+        method.start_updates(t, net, choices)
+    return method.requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def sub_networks(
+    method: Pearl, x: Tensor, ours: dict[str, Callable[[], object]], cast: AbstractContextManager[object], repeats: int
+) -> Row:
+    tasks = len(method.heads)
+    work = ours | {"plain passes": lambda: [method.heads[t](method.backbone(x)) for t in range(tasks)]}
+    with cast:
+        return {"tasks": tasks, "batch": len(x)} | ratios(work, repeats, x.device.type)
+
+
+def test_sets(method: Pearl, x: Tensor, cast: AbstractContextManager[object], repeats: int) -> Row:
+    """One batch of a test set through all sub-networks, merging included: a whole test set merges as little."""
+
+    def evaluate(fast: bool) -> None:
+        method.fast = fast
+        for expert in method.experts():
+            expert.forward(x)
+
+    ours = {"ours": lambda: evaluate(True), "not folded": lambda: evaluate(False)}
+    return sub_networks(method, x, ours, cast, repeats)
+
+
+def few_images(method: Pearl, x: Tensor, repeats: int) -> Row:
+    """What `Model.predict` does, and what it would do if it merged for every question."""
+    method.fast = True
+    ensemble = Ensemble(method)
+    ours = {"ours": lambda: ensemble(x), "merged each time": lambda: [e.forward(x) for e in method.experts()]}
+    return sub_networks(method, x, ours, nullcontext(), repeats)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=["test", "few"], nargs="+", default=["test", "few"])
+    parser.add_argument("--nets", nargs="+", default=["resnet18", "timm/deit_tiny_patch16_224"])
+    parser.add_argument("--width", type=int, default=64, help="of the ResNet-18")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[32, 224], help="of the images, a net each")
+    parser.add_argument("--tasks", type=int, default=5)
+    parser.add_argument("--batch", type=int, nargs="+", default=[256, 64], help="of test sets, a net each")
+    parser.add_argument("--few", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--bf16", action="store_true", help="test sets in bfloat16 autocast; answers are in float32")
+    parser.add_argument("--out", type=Path, help="a JSON file to write")
+    options = parser.parse_args()
+    rows: list[Row] = []
+    for name, size, batch in zip(options.nets, options.sizes, options.batch, strict=True):
+        last = name == "resnet18"
+        method = learnt(name, size, options.tasks, options.device, last, options.width)
+
+        def images(count: int, size: int = size, last: bool = last) -> Tensor:
+            x = torch.randn(count, 3, size, size, device=options.device)
+            return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+        label = {"net": name, "size": size}
+        if "test" in options.part:
+            cast = torch.autocast(options.device, torch.bfloat16, enabled=options.bf16)
+            rows.append(label | {"part": "test sets"} | test_sets(method, images(batch), cast, options.repeats))
+        if "few" in options.part:
+            rows += [
+                label | {"part": "few images"} | few_images(method, images(n), options.repeats) for n in options.few
+            ]
+    show("sub-networks: [median, lowest, highest] of the peer's time", rows, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Functions timed in turns, so that whatever else the machine does disturbs all of them alike."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Row = dict[str, Any]
+
+
+def ratios(work: Mapping[str, Callable[[], object]], repeats: int, device: str = "cpu") -> Row:
+    """Median milliseconds of each, and what each takes of the time of the last, the peer: median, lowest, highest.
+
+    On one CPU thread it is the process's own time that counts, which other programs hardly touch.
+    """
+    clock = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    for turn in range(repeats + 1):
+        for name, function in work.items():
+            wait()
+            start = clock()
+            function()
+            wait()
+            if turn:  # the first warms up
+                seconds[name].append(clock() - start)
+    *ours, peer = work
+    found: Row = {"milliseconds": {name: round(statistics.median(times) * 1e3, 3) for name, times in seconds.items()}}
+    for name in ours:
+        each = [mine / its for mine, its in zip(seconds[name], seconds[peer], strict=True)]
+        found[f"{name} / {peer}"] = [round(value, 3) for value in (statistics.median(each), min(each), max(each))]
+    return found
+
+
+def show(title: str, rows: list[Row], out: Path | None) -> None:
+    """Print rows, and write them as JSON with the machine they are of."""
+    print(title)
+    for row in rows:
+        print("  " + "  ".join(f"{key}: {value}" for key, value in row.items()), flush=True)
+    if out is not None:
+        cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "gpu": cuda}
+        out.write_text(json.dumps({"title": title, "machine": machine, "rows": rows}, indent=1) + "\n")
