@@ -604,6 +604,7 @@ def test_a_wrong_model_is_one_line(what, message, own_model, cli):
     match what:
         case "no task":
             shutil.rmtree(own_model / "tasks")
+            (own_model / "classes.json").unlink()
         case "a task is lost":
             manifest.unlink()
         case "half a manifest":
