@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench clean
 
 demo: $(VENV)/installed  ## install, then learn scikit-learn's digits as 5 tasks of 2 classes
 	$(BIN)/pearl run digits
@@ -15,6 +15,12 @@ lint: $(VENV)/installed-lint  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(VENV)/installed-test  ## speed against peers on this machine; JSON under docs/results/speed
+	mkdir -p docs/results/speed
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/ranks.py --out docs/results/speed/ranks.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/inference.py --out docs/results/speed/inference.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/training.py --out docs/results/speed/training.json
 
 clean:  ## remove the environment and caches; runs and data stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,22 +1,27 @@
 """Training speed: the engine against a bare PyTorch loop, and against what a user would write.
 
-python benchmarks/speed/training.py [--json FILE]
+    python benchmarks/speed/training.py
+    python benchmarks/speed/training.py --nets bsc --repeats 9 --out training.json
+
+Batches of 32. The bare loop has the same network, precision and layout, and one batch that is ready: what the engine
+takes above it is augmentation and everything else. The usual loop is torchvision transforms on Pillow images in a
+DataLoader, float32, contiguous, and a loss read at every step.
 """
 
 import argparse
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import Ratio, compare, write
+from timing import Row, ratios, show
 from torch import nn
 
 from pearl.config import check_config
 from pearl.data.augment import View
-from pearl.data.batches import Batch, Task
-from pearl.engine import Engine, Observer, make_optimizer
+from pearl.data.batches import Task
+from pearl.engine import Engine, make_optimizer
 from pearl.methods.base import Phase
 from pearl.methods.pearl import Pearl
 from pearl.nn.ranks import FixedRule
@@ -51,72 +56,49 @@ def make_task(settings, index: int = 1) -> Task:
     return Task(index, "task", tuple(map(str, range(10))), 10 * index, images, labels, view, torch.device("cpu"))
 
 
-class Clock(Observer):
-    """Seconds from step to step."""
-
-    def __init__(self) -> None:
-        self.at: list[float] = []
-
-    def step(self, done: int, total: int) -> None:
-        self.at.append(time.perf_counter())
-
-    def take(self) -> list[float]:
-        durations = [b - a for a, b in zip(self.at, self.at[1:], strict=False)]
-        self.at = []
-        return durations
-
-
-def overhead() -> list[Ratio]:
+def overhead(backbone: str, repeats: int) -> list[Row]:
     """Each phase by the engine, against the same loss, optimizer and network on a batch that is ready."""
-    results = []
-    for backbone, size in NETWORKS.items():
-        settings = config(backbone, size)
-        clock = Clock()
-        engine = Engine(settings, device="cpu", observer=clock)
-        network = BACKBONES.build(settings.backbone, size)
-        method = engine.place(Pearl(network, rank=FixedRule(r=8), init="svd", reference="first_task"))
-        for task in (make_task(settings, 0), make_task(settings, 1)):
-            for phase in method.learn(task):
-                phase.params = list(phase.params)
-                name = f"{backbone.removeprefix('timm/').split('_patch')[0]}, {phase.name}"
-                results.append(overhead_of(name, engine, clock, method, task, phase))
-    return results
+    size, rows = NETWORKS[backbone], []
+    settings = config(backbone, size)
+    engine = Engine(settings, device="cpu")
+    network = BACKBONES.build(settings.backbone, size)
+    method = engine.place(Pearl(network, rank=FixedRule(r=8), init="svd", reference="first_task"))  # with a probe
+    for task in (make_task(settings, 0), make_task(settings, 1)):
+        for phase in method.learn(task):  # handed out untrained: speed does not depend on what was learnt
+            phase.params = list(phase.params)
+            work = {"engine": ours(engine, method, task, phase), "bare loop": bare(engine, task, phase)}
+            facts = {"network": backbone, "phase": phase.name, "precision": engine.precision}
+            rows.append({**facts, **ratios(work, repeats), "goal": 1.03})
+    return rows
 
 
-def overhead_of(name: str, engine: Engine, clock: Clock, method: Pearl, task: Task, phase: Phase) -> Ratio:
-    def ours() -> list[float]:
-        engine.train(method, task, phase, 0, Replay())
-        return clock.take()
-
-    def peer() -> list[float]:
-        return bare_loop(phase, engine, next(task.batches(BATCH, 0)))
-
-    return compare(name, ours, peer, peer_is="bare loop", goal=1.03)
+def ours(engine: Engine, method: Pearl, task: Task, phase: Phase) -> Callable[[], None]:
+    return lambda: engine.train(method, task, phase, 0, Replay())
 
 
-def bare_loop(phase: Phase, engine: Engine, batch: Batch) -> list[float]:
+def bare(engine: Engine, task: Task, phase: Phase) -> Callable[[], None]:
     """Forward, backward, step, and nothing else."""
-    optimizer = make_optimizer(engine.config.train, list(phase.params), torch.device("cpu"))
-    durations = []
-    for _ in range(STEPS):
-        started = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        with engine.fabric.autocast():
-            loss = phase.loss(batch)
-        loss.backward()
-        optimizer.step()
-        durations.append(time.perf_counter() - started)
-    return durations[1:]
+    batch = next(task.batches(BATCH, 0))
+
+    def loop() -> None:
+        optimizer = make_optimizer(engine.config.train, list(phase.params), torch.device("cpu"))
+        for _ in range(STEPS):
+            optimizer.zero_grad(set_to_none=True)
+            with engine.fabric.autocast():
+                loss = phase.loss(batch)
+            loss.backward()
+            optimizer.step()
+
+    return loop
 
 
-def usual() -> list[Ratio]:
-    """ResNet-18 on 32x32 by the engine, against torchvision transforms on PIL images, a DataLoader, float32."""
+def usual(repeats: int) -> Row:
+    """ResNet-18 on 32x32 by the engine, against what a user would write."""
     from torch.utils.data import DataLoader, Dataset
     from torchvision import transforms
 
     settings = config("resnet18", 32)
-    clock = Clock()
-    engine = Engine(settings, device="cpu", observer=clock)
+    engine = Engine(settings, device="cpu")
     method = engine.place(Pearl(BACKBONES.build(settings.backbone, 32), reference="first_task"))
     task = make_task(settings, 0)
     raw, labels = task.images.numpy(), task.labels
@@ -136,38 +118,31 @@ def usual() -> list[Ratio]:
             return self.view(raw[row]), int(labels[row])
 
     torch.manual_seed(0)
-    plain = nn.Sequential(BACKBONES.build(settings.backbone, 32), nn.Linear(512, 10))
+    plain = nn.Sequential(BACKBONES.build(settings.backbone, 32), nn.Linear(512, 10)).train()
     optimizer = torch.optim.Adam(plain.parameters(), 1e-3)
 
-    def ours() -> list[float]:
-        engine.train(method, task, phase, 0, Replay())
-        return clock.take()
-
-    def peer() -> list[float]:
-        plain.train()
-        durations, started = [], time.perf_counter()
-        for x, y in DataLoader(Images(), BATCH, shuffle=True, num_workers=0):
+    def loop() -> None:
+        for x, y in DataLoader(Images(), BATCH, shuffle=True):
             optimizer.zero_grad()
             loss = F.cross_entropy(plain(x), y)
             loss.backward()
             optimizer.step()
             _ = loss.item()  # as progress bars do
-            durations.append(time.perf_counter() - started)
-            started = time.perf_counter()
-        return durations[1:]
 
-    facts = {"precision": engine.precision}
-    result = compare("resnet18, 32x32, batch 32", ours, peer, peer_is="DataLoader loop, float32", goal=0.5, **facts)
-    return [result]
+    work = {"engine": ours(engine, method, task, phase), "usual loop": loop}
+    return {"network": "resnet18", "precision": engine.precision, **ratios(work, repeats), "goal": 0.5}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--nets", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    results = [*usual(), *overhead()]
-    if options.json:
-        write(results, options.json)
+    rows = [usual(options.repeats)] if "resnet18" in options.nets else []
+    for network in options.nets:
+        rows += overhead(network, options.repeats)
+    show("training", rows, options.out)
 
 
 if __name__ == "__main__":
