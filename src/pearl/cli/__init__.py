@@ -61,7 +61,8 @@ def main() -> None:
         )
         sys.exit(2)
     except SystemExit as ended:
-        if ended.code == 130:  # what typer makes of Ctrl-C outside of training, without a word
+        # what typer makes of Ctrl-C outside of training, without a word
+        if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
             print("pearl: interrupted; finished tasks are kept, the same command goes on after them", file=sys.stderr)
             sys.exit(130)
         raise

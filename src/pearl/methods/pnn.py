@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
-from pearl.methods.base import Phase, own_loss
+from pearl.methods.base import Expert, Phase, own_loss
 from pearl.methods.isolation import Isolation
 from pearl.nn import lowrank
 from pearl.nn.growing import TaskTensors
@@ -125,6 +125,10 @@ class Progressive(Isolation):
         if task is not None:
             return self.heads[task](self.features(x, task))
         return torch.cat([self.heads[t](z) for t, z in enumerate(self.columns(x, len(self.heads)))], dim=1)
+
+    def experts(self) -> Sequence[Expert]:
+        """A column with all that it hears; by itself it would be another network."""
+        return [Expert(f"task {t}", partial(self.forward, task=t), frozen=True) for t in range(len(self.heads))]
 
 
 def _channels(activation: Tensor) -> int:
