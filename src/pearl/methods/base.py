@@ -79,9 +79,13 @@ class Method(nn.Module):
         """Learn one task: yield its phases; each has been trained when the generator goes on."""
         raise NotImplementedError
 
+    def features(self, x: Tensor) -> Tensor:
+        """Features (B, dim) of the one network that all heads share; by default the backbone's."""
+        return self.backbone(x)
+
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """Logits (B, classes seen) in order of arrival; with `task`, those of that task's classes alone."""
-        logits = self.heads(self.backbone(x))
+        logits = self.heads(self.features(x))
         return logits if task is None else logits[:, self.heads.columns(task)]
 
     def experts(self) -> Iterable[Expert]:

@@ -32,10 +32,9 @@ class Joint(Method):
         """Cross-entropy over all classes seen so far."""
         return F.cross_entropy(self(batch.x), batch.y)
 
-    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """See `Method.forward`."""
-        logits = self.heads(self.network(x))
-        return logits if task is None else logits[:, self.heads.columns(task)]
+    def features(self, x: Tensor) -> Tensor:
+        """Features (B, dim) of the network that is trained, not of the starting one."""
+        return self.network(x)
 
     def size(self) -> int:
         """Network and heads; the starting point is kept for later stages only."""

@@ -93,7 +93,7 @@ class Pearl(Method):
         if self.init == "kaiming":
             head.reset_parameters()
         params = [*new, *head.parameters()]
-        yield Phase("adapt", params, own_loss(partial(self.features, t=task.id), head, task))
+        yield Phase("adapt", params, own_loss(partial(self.task_features, t=task.id), head, task))
         self.requires_grad_(False)
 
     def choose_ranks(self, probe: nn.Module) -> dict[str, Choice]:
@@ -162,7 +162,7 @@ class Pearl(Method):
                     changed[bias] = target.add(old, scale * (b @ inner + outer))
         return changed
 
-    def features(self, x: Tensor, t: int) -> Tensor:
+    def task_features(self, x: Tensor, t: int) -> Tensor:
         """Features (B, dim) of task t's sub-network."""
         if t < self.first_adapted:
             return self.backbone(x)
@@ -171,7 +171,7 @@ class Pearl(Method):
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """Every sub-network's raw logits side by side; with `task`, that sub-network's alone."""
         tasks = range(len(self.heads)) if task is None else [task]
-        return torch.cat([self.heads[t](self.features(x, t)) for t in tasks], dim=1)
+        return torch.cat([self.heads[t](self.task_features(x, t)) for t in tasks], dim=1)
 
     def experts(self) -> Iterator[Expert]:
         """One per task; its weights are merged once, when it is first asked."""

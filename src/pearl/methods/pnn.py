@@ -64,7 +64,7 @@ class Progressive(Isolation):
         adapters = self._grow_adapters(task) if task.id else []
         network, head = self._grow(), self.heads.grow(len(task.classes)).to(self.device)
         params = [*network.parameters(), *adapters, *head.parameters()]
-        yield Phase("pnn", params, own_loss(partial(self.features, t=task.id), head, task))
+        yield Phase("pnn", params, own_loss(partial(self.task_features, t=task.id), head, task))
 
     def _grow_adapters(self, task: Task) -> list[nn.Parameter]:
         """V starts like any layer, alpha as a small random number."""
@@ -93,7 +93,7 @@ class Progressive(Isolation):
             heard.append(activations)
         return features
 
-    def features(self, x: Tensor, t: int) -> Tensor:
+    def task_features(self, x: Tensor, t: int) -> Tensor:
         """Features (B, dim) of column t, which hears all earlier ones."""
         return self.columns(x, t + 1)[t]
 
@@ -123,7 +123,7 @@ class Progressive(Isolation):
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """See `Method.forward`. Without `task`, every column runs once."""
         if task is not None:
-            return self.heads[task](self.features(x, task))
+            return self.heads[task](self.task_features(x, task))
         return torch.cat([self.heads[t](z) for t, z in enumerate(self.columns(x, len(self.heads)))], dim=1)
 
     def experts(self) -> Sequence[Expert]:

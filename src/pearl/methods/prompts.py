@@ -37,11 +37,6 @@ class PromptMethod(Method):
         """Features (B, dim) of the prompted ViT."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """See `Method.forward`."""
-        logits = self.heads(self.features(x))
-        return logits if task is None else logits[:, self.heads.columns(task)]
-
 
 class PromptPool(nn.Module):
     """Prompts (size, length, dim) with a key each; an image takes those whose keys are nearest to its query."""

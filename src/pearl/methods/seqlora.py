@@ -97,11 +97,6 @@ class SeqLora(Method):
         """Features (B, dim) with the update."""
         return functional_call(self.backbone, self.weights(), (x,))
 
-    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """See `Method.forward`."""
-        logits = self.heads(self.features(x))
-        return logits if task is None else logits[:, self.heads.columns(task)]
-
     def size(self) -> int:
         """Backbone and heads: the update is part of the weights it is added to."""
         return sum(p.numel() for module in (self.backbone, self.heads) for p in module.parameters())
