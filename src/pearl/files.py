@@ -30,7 +30,7 @@ def write_file(path: Path, data: bytes, *, mend: str = "set PEARL_RUNS to anothe
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise RunError(
             f"{path}: cannot be written ({error.strerror}); free space or permissions there, or {mend}, then run the "
@@ -46,10 +46,11 @@ def _make_folder(path: Path) -> None:
     if not path.is_dir():
         _make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """See the names in a folder onto the disk."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

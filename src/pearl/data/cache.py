@@ -27,6 +27,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pearl.data.sources import Split, image_formats, reason
 from pearl.errors import DataError
+from pearl.files import sync_folder
 from pearl.paths import data_root
 
 FORMAT = 1  # of the folder and of the pixels in it: raise it when either changes
@@ -274,7 +275,7 @@ def _build(
     with (place / "meta.json").open("wb") as out:
         out.write(json.dumps(_meta(key, len(files), size, sha256.hexdigest())).encode())
         _sync(out)
-    _sync_folder(place)
+    sync_folder(place)
 
 
 def _publish(aside: Path, target: Path, key: str, count: int, size: int) -> np.ndarray:
@@ -283,7 +284,7 @@ def _publish(aside: Path, target: Path, key: str, count: int, size: int) -> np.n
     while True:
         try:
             aside.rename(target)
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
             return images
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
@@ -300,11 +301,3 @@ def _publish(aside: Path, target: Path, key: str, count: int, size: int) -> np.n
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(place: Path) -> None:
-    handle = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
