@@ -98,7 +98,8 @@ def _learn(
     settings = config.model_dump(mode="json")
     try:
         # before the images are decoded: mistakes in it are cheaper to find
-        method = build_method(config, structure_only=done > 0 or known.get("config") == settings)
+        written = done > 0 or (known.get("config") == settings and (path / "reference" / MANIFEST).is_file())
+        method = build_method(config, structure_only=written)
         if method.oracle:
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         Engine(config, device=device)
@@ -118,7 +119,7 @@ def _learn(
                 f"anew with `pearl learn`"
             )
         # what a first task that was cut off began with is there already, whatever became of a file of weights
-        begun = done > 0 or (same and (path / "reference" / MANIFEST).is_file())
+        begun = written and (done > 0 or same)
         precision = known.get("precision") if same else None  # another machine may prefer another one, not in mid-task
         if source:
             copy_model(source, path)
@@ -134,7 +135,7 @@ def _learn(
             if begun:
                 method = load_method(path, config, done, place=work.engine.place)
             else:
-                method = work.begin(build_method(config))
+                method = work.begin(build_method(config) if written else method)
             first = sum(len(info.classes) for info in task_infos(path))
             view = View(config.images, channels_last=config.engine.channels_last)
             labels = first + own_labels
