@@ -1,4 +1,5 @@
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,3 +18,15 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's data or runs."""
     monkeypatch.setenv("PEARL_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("PEARL_RUNS", str(tmp_path / "runs"))
+
+
+@pytest.fixture
+def one(shop: Path, tmp_path: Path) -> Path:
+    """A copy of the model that a test file's own `shop` holds, as it was after its first task."""
+    return Path(shutil.copytree(shop / "one", tmp_path / "one"))
+
+
+@pytest.fixture
+def two(shop: Path, tmp_path: Path) -> Path:
+    """A copy of that model with both its tasks."""
+    return Path(shutil.copytree(shop / "model", tmp_path / "two"))

@@ -41,18 +41,6 @@ def shop(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def one(shop, tmp_path):
-    """A copy of the model as it was after its first task."""
-    return Path(shutil.copytree(shop / "one", tmp_path / "one"))
-
-
-@pytest.fixture
-def two(shop, tmp_path):
-    """A copy of the model."""
-    return Path(shutil.copytree(shop / "model", tmp_path / "two"))
-
-
 @pytest.fixture(scope="module")
 def model(shop):
     return pearl.load(shop / "model", device="cpu")

@@ -48,18 +48,6 @@ def shop(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def one(shop, tmp_path):
-    """A copy of the model as it was after its first task."""
-    return Path(shutil.copytree(shop / "one", tmp_path / "one"))
-
-
-@pytest.fixture
-def two(shop, tmp_path):
-    """A copy of the model."""
-    return Path(shutil.copytree(shop / "model", tmp_path / "two"))
-
-
 def call(*arguments, **how):
     """`pearl` as another process."""
     command = [sys.executable, "-m", "pearl", *map(str, arguments)]
