@@ -13,13 +13,20 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
+import torch
+
+import pearl
 from pearl.config import load_config, recipe_names
 from pearl.errors import PearlError, RunError
+from pearl.evaluate import Ensemble
 from pearl.progress import display
+from pearl.registry import BACKBONES
 from pearl.runs import Run, execute
+from speed.timing import ratios
 
 RECIPES = ["cpu-cifar20-resnet18", "cpu-cifar100-deit_tiny", "cpu-grocery-deit_tiny"]
 METHODS = {
@@ -29,6 +36,8 @@ METHODS = {
     "finetune": ["method=finetune"],
     "joint": ["method=joint"],
     "joint, 6 epochs": ["method=joint", "train.phases.joint.epochs=6"],
+    **{name: [f"method={name}"] for name in ("er", "er_ace", "derpp", "lwf", "ewc", "pnn", "packnet", "ncm")},
+    **{name: [f"method={name}"] for name in ("fetril", "fecam", "seqlora", "inflora", "l2p", "coda_prompt")},
 }
 COLUMNS = {
     "class_il.final": "class-IL A_T",
@@ -39,13 +48,14 @@ COLUMNS = {
     "parameters_million": "parameters (M)",
     "growth": "of isolation",
 }
+ROUND = dict.fromkeys(COLUMNS, 2) | {"mean_rank": 1, "training_seconds": 0, "inference_cost": 1}  # digits printed
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=recipe_names(), metavar="RECIPE")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all that the network is fit for")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--only-table", action="store_true", help="write the .md from the .json, run nothing")
     options = parser.parse_args(arguments)
@@ -58,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
                     raise RunError(f"there is no {recipe}.json in docs/results; run it without --only-table first")
                 write_table(recipe, rows)
                 continue
-            for method in options.methods:
+            for method in options.methods or fit_for(recipe):
                 for seed in options.seeds:
                     run = execute(load_config(recipe, [*METHODS[method], f"seed={seed}"]), show=display())
                     write(recipe, row(method, run, command))
@@ -66,6 +76,26 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{recipe}: {'; '.join(str(error).splitlines())}", file=sys.stderr)
             failed = 2
     return failed
+
+
+def fit_for(recipe: str) -> list[str]:
+    """The methods that can learn on a recipe's network."""
+    on_vit = load_config(recipe).backbone["name"].startswith("timm/")
+    return [method for method in METHODS if on_vit or method not in {"inflora", "l2p", "coda_prompt"}]
+
+
+@torch.no_grad()
+def inference_cost(run: Run, batch: int = 32) -> float:
+    """Time of all logits of a batch of images, in forward passes of the recipe's network; float32, median of 5."""
+    model, config = pearl.load(run.path), run.config
+    size = config.images.size
+    shape = {key: value for key, value in config.backbone.items() if key not in ("pretrained", "weights")}
+    plain = BACKBONES.build(shape, size).eval()
+    x = torch.randn(batch, 3, size, size)
+    if config.engine.channels_last:
+        plain, x = plain.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    work = {"method": partial(Ensemble(model.method), x), "plain": partial(plain, x)}
+    return ratios(work, 5)["method / plain"][0]
 
 
 def row(method: str, run: Run, command: str) -> dict:
@@ -78,6 +108,7 @@ def row(method: str, run: Run, command: str) -> dict:
         "mean_rank": run.mean_rank,
         "training_seconds": round(sum(sum(m["seconds"].values()) for m in run.manifests)),
         "evaluation_seconds": round(sum(stage["evaluation_seconds"] for stage in run.results["stages"])),
+        "inference_cost": inference_cost(run),
         "run": run.path.name,
         "command": command,
         "environment": environment,
@@ -105,12 +136,14 @@ def write_table(recipe: str, rows: list[dict]) -> None:
     for r in rows:
         methods.setdefault(r["method"], []).append(r)
         made.setdefault(facts(r), []).append(f"{r['method']} seed {r['seed']}")
-    digits = dict.fromkeys(COLUMNS, 2) | {"mean_rank": 1, "training_seconds": 0}
-    head = ["method", "n", *COLUMNS.values(), "mean rank", "training (s)"]
-    lines = [f"# {recipe}", "", "Mean ± standard deviation over n seeds; accuracies in percent.", ""]
+    head = ["method", "n", *COLUMNS.values(), "mean rank", "training (s)", "inference"]
+    measures = (
+        "Mean ± standard deviation over n seeds; accuracies in percent; inference in plain passes of the network."
+    )
+    lines = [f"# {recipe}", "", measures, ""]
     lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for method, of in methods.items():
-        cells = [cell([r[key] for r in of], places) for key, places in digits.items()]
+        cells = [cell([r.get(key) for r in of], places) for key, places in ROUND.items()]
         lines.append(f"| {' | '.join([method, str(len(of)), *cells])} |")
     lines += ["", *(f"- {', '.join(names)}: {how}" for how, names in made.items())]
     (RESULTS / f"{recipe}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -118,7 +151,7 @@ def write_table(recipe: str, rows: list[dict]) -> None:
 
 def cell(values: list[float | None], places: int) -> str:
     """Mean ± sample standard deviation; of a single value itself alone."""
-    if None in values:  # a method without ranks
+    if None in values:  # a method without ranks, a row older than the column
         return "-"
     spread = f" ± {stdev(values):.{places}f}" if len(values) > 1 else ""
     return f"{mean(values):.{places}f}{spread}"
