@@ -137,9 +137,7 @@ def write_table(recipe: str, rows: list[dict]) -> None:
         methods.setdefault(r["method"], []).append(r)
         made.setdefault(facts(r), []).append(f"{r['method']} seed {r['seed']}")
     head = ["method", "n", *COLUMNS.values(), "mean rank", "training (s)", "inference"]
-    measures = (
-        "Mean ± standard deviation over n seeds; accuracies in percent; inference in plain passes of the network."
-    )
+    measures = "Mean ± standard deviation over n seeds; accuracies in percent; inference in plain passes of the net."
     lines = [f"# {recipe}", "", measures, ""]
     lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for method, of in methods.items():
