@@ -17,7 +17,7 @@ LAYERS = {
     0: ("errors", "files", "paths", "version", "launch", "registry", "config", "metrics"),
     1: ("checkpoint", "data", "data.*", "nn", "nn.*"),
     2: ("methods", "methods.*"),
-    3: ("engine", "evaluate", "ranks", "replay", "saved"),
+    3: ("engine", "evaluate", "graphs", "ranks", "replay", "saved"),
     4: ("session", "runs", "learning", "progress"),
     5: ("model", "plan", "doctor", "text", "predict", "plots", "export", "report", "tensorboard"),
     6: ("__init__", "__main__", "cli", "cli.*"),

@@ -109,6 +109,7 @@ class EngineConfig(_Section):
     channels_last: bool = True
     eval_batch_size: Annotated[int, Field(ge=1)] = 256
     max_steps: Annotated[int, Field(ge=1)] | None = None  # per phase; --smoke sets 1
+    cuda_graphs: bool = False  # replay training steps on a GPU; the arithmetic, and so a run's name, stays the same
 
 
 class Expected(_Section):
@@ -148,6 +149,7 @@ class RunConfig(ModelConfig):
     def decides(self) -> dict[str, Any]:
         """Everything that decides the result; settings of other methods' phases do not."""
         values = self.model_dump(mode="json", exclude={"about", "expected"})
+        del values["engine"]["cuda_graphs"]
         own = METHODS.load(self.method["name"]).phases  # type: ignore[attr-defined]
         values["train"]["phases"] = {name: phase for name, phase in values["train"]["phases"].items() if name in own}
         return values

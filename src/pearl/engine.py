@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pearl.config import ModelConfig, PhaseConfig
 from pearl.data.batches import Batch, Task, batch_bounds, fold
 from pearl.errors import TrainingError
+from pearl.graphs import GraphedStep, Recorder
 from pearl.methods.base import Method, Phase
 from pearl.ranks import Ranks, make_fabric
 from pearl.replay import Progress, Replay, Scene
@@ -52,6 +53,8 @@ class Engine:
         self.fabric = make_fabric(device, self.ranks.here, precision=kind)
         if self.ranks.world > 1:
             self.fabric.launch()
+        graphs = config.engine.cuda_graphs and self.fabric.device.type == "cuda" and self.ranks.world == 1
+        self.recorder: Callable[[], Recorder] | None = Recorder if graphs else None
         self.memory_format = torch.channels_last if config.engine.channels_last else torch.contiguous_format
 
     def place(self, method: Method) -> Method:
@@ -85,7 +88,8 @@ class Engine:
         """Train one phase. Randomness depends on seed, task, position of the phase, and epoch alone."""
         settings = self.config.train.phase(phase.name)
         phase.params = list(phase.params)
-        optimizer = make_optimizer(settings, phase.params, self.fabric.device)
+        graphed = phase.steady and self.recorder is not None
+        optimizer = make_optimizer(settings, phase.params, self.fabric.device, graphed=graphed)
         module, fabric_optimizer = self.fabric.setup(_Step(phase, self.ranks), optimizer)
         method.train()
         if phase.extra is not None:
@@ -95,6 +99,19 @@ class Engine:
         steps = min(planned, self.config.engine.max_steps or planned)
         trained = sum(p.numel() for p in phase.params)
 
+        def step(batch: Batch) -> Tensor:
+            optimizer.zero_grad(set_to_none=True)
+            loss = module(batch)
+            self.fabric.backward(loss)
+            if phase.after_backward:
+                phase.after_backward()
+            if settings.clip is not None:
+                self.fabric.clip_gradients(module, fabric_optimizer, max_norm=settings.clip, error_if_nonfinite=False)
+            fabric_optimizer.step()
+            return self.ranks.mean(loss.detach())
+
+        if graphed:
+            step = GraphedStep(step, self.recorder())
         at, scene = (task.id, position), Scene(method, phase, phase.params, optimizer)
         progress = replay.restore(at, scene)
         begun = {"images": len(task), "trained": trained, "done": progress.done}
@@ -107,21 +124,10 @@ class Engine:
                 if not skip:
                     torch.manual_seed(self.ranks.own(seed))  # for dropout and whatever else a loss draws
                 for batch in task.batches(settings.batch_size, seed, skip=skip):
-                    for group in optimizer.param_groups:
-                        group["lr"] = learning_rate(settings, progress.done / planned)
-                    optimizer.zero_grad(set_to_none=True)
-                    loss = module(batch)
-                    self.fabric.backward(loss)
-                    if phase.after_backward:
-                        phase.after_backward()
-                    if settings.clip is not None:
-                        self.fabric.clip_gradients(
-                            module, fabric_optimizer, max_norm=settings.clip, error_if_nonfinite=False
-                        )
-                    fabric_optimizer.step()
+                    set_rate(optimizer, learning_rate(settings, progress.done / planned))
+                    progress.losses.append(step(batch))
                     if phase.after_step:
                         phase.after_step(batch)
-                    progress.losses.append(self.ranks.mean(loss.detach()))
                     progress.done += 1
                     self.observer.step(progress.done, steps)
                     if progress.done == steps:
@@ -216,18 +222,30 @@ class _Step(nn.Module):
 
 
 def make_optimizer(
-    settings: PhaseConfig, params: Iterable[nn.Parameter], device: torch.device
+    settings: PhaseConfig, params: Iterable[nn.Parameter], device: torch.device, *, graphed: bool = False
 ) -> torch.optim.Optimizer:
-    """The optimizer of a phase; fused kernels where the device has them."""
+    """The optimizer of a phase; fused kernels where the device has them.
+
+    One whose steps are `graphed` keeps what changes from step to step, the rate and Adam's count, on the device.
+    """
     common: Mapping[str, Any] = {
-        "lr": settings.lr,
+        "lr": torch.tensor(settings.lr, device=device) if graphed else settings.lr,
         "weight_decay": settings.weight_decay,
         "fused": device.type in {"cuda", "cpu"},
     }
     if settings.optimizer == "sgd":
         return torch.optim.SGD(params, momentum=settings.momentum, **common)
     kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-    return kind(params, betas=settings.betas, **common)
+    return kind(params, betas=settings.betas, capturable=graphed and device.type == "cuda", **common)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate; one that is a tensor stays where it is."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def learning_rate(settings: PhaseConfig, progress: float) -> float:

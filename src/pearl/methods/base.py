@@ -23,7 +23,9 @@ class Phase:
 
     `name` finds the settings in the recipe (`train.phases.NAME`). `loss` maps a batch to a scalar, a mean over its
     images. `extra` is a network that is trained beside the method, such as PEARL's probe: what a later phase reads of
-    it must survive a restart.
+    it must survive a restart. `steady`: for batches of one size, `loss` and `after_backward` always do the same on the
+    device and nothing on the host, so that a step can be recorded and replayed (see `graphs`): no reading of tensors,
+    no choices, no random numbers but the device's.
 
     Several processes may learn together (see `ranks`); a method need not know. Each of them calls `loss` with its share
     of a batch and its own random numbers; gradients and batch statistics are then those of the whole batch. The other
@@ -35,6 +37,7 @@ class Phase:
     params: Iterable[nn.Parameter]
     loss: Callable[[Batch], Tensor]
     extra: nn.Module | None = None
+    steady: bool = False
     after_backward: Callable[[], None] | None = None  # masks, gradient projections
     after_step: Callable[[Batch], None] | None = None  # memories, moving averages
 

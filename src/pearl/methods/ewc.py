@@ -42,7 +42,7 @@ class OnlineEwc(Method):
     def learn(self, task: Task) -> Iterator[Phase]:
         """Train everything on the new task, then measure what mattered."""
         self.heads.grow(len(task.classes)).to(self.device)
-        yield Phase("ewc", self.parameters(), self.loss)
+        yield Phase("ewc", self.parameters(), self.loss, steady=True)
         self.anchor.move(dict(self.named_parameters()), self.fisher(task), self.gamma)
 
     def loss(self, batch: Batch) -> Tensor:

@@ -17,7 +17,7 @@ class Finetune(Method):
     def learn(self, task: Task) -> Iterator[Phase]:
         """Train everything on the new task."""
         self.heads.grow(len(task.classes)).to(self.device)
-        yield Phase("finetune", self.parameters(), self.loss)
+        yield Phase("finetune", self.parameters(), self.loss, steady=True)
 
     def loss(self, batch: Batch) -> Tensor:
         """Cross-entropy over all classes seen so far."""

@@ -46,7 +46,7 @@ class FrozenExtractor(Method):
         head = head or nn.Linear(self.heads.dim, len(task.classes)).to(self.device)
         self.backbone.requires_grad_(True)
         params = [*self.backbone.parameters(), *head.requires_grad_(True).parameters()]
-        yield Phase("extractor", params, own_loss(self.backbone, head, task), extra=head)
+        yield Phase("extractor", params, own_loss(self.backbone, head, task), extra=head, steady=True)
         self.requires_grad_(False)
 
     @torch.no_grad()

@@ -74,7 +74,7 @@ class InfLoRA(Method):
             start = torch.zeros(target.shape[0], self.rank, device=self.device)
             self.trained.add(f"{task.id}.{target.label}", start)
         params = [*self.trained.in_order(f"{task.id}."), *head.parameters()]
-        yield Phase("inflora", params, own_loss(self.features, head, task))
+        yield Phase("inflora", params, own_loss(self.features, head, task), steady=True)
         self.requires_grad_(False)
         for layer, inputs in self.inputs(task).items():
             self.memory.remember(layer, inputs, self.share(task.id))

@@ -25,7 +25,8 @@ class Isolation(Method):
         """Train a fresh copy and its head; all earlier ones stay as they are."""
         self.requires_grad_(False)
         network, head = self._grow(), self.heads.grow(len(task.classes)).to(self.device)
-        yield Phase("isolation", [*network.parameters(), *head.parameters()], own_loss(network, head, task))
+        params = [*network.parameters(), *head.parameters()]
+        yield Phase("isolation", params, own_loss(network, head, task), steady=True)
 
     def _grow(self) -> nn.Module:
         network = copy.deepcopy(self.backbone).requires_grad_(True)

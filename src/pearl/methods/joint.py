@@ -26,7 +26,7 @@ class Joint(Method):
         self.network.load_state_dict(self.backbone.state_dict())
         for head in self.heads:
             head.reset_parameters()
-        yield Phase("joint", [*self.network.parameters(), *self.heads.parameters()], self.loss)
+        yield Phase("joint", [*self.network.parameters(), *self.heads.parameters()], self.loss, steady=True)
 
     def loss(self, batch: Batch) -> Tensor:
         """Cross-entropy over all classes seen so far."""

@@ -41,7 +41,8 @@ class Lwf(Method):
         """Train everything on the new task, taught by the network as it was."""
         teacher = frozen(self) if task.id and self.kd_lambda else None
         self.heads.grow(len(task.classes)).to(self.device)
-        yield Phase("lwf" if task.id else "lwf_first", self.parameters(), partial(self.loss, task, teacher))
+        name, loss = "lwf" if task.id else "lwf_first", partial(self.loss, task, teacher)
+        yield Phase(name, self.parameters(), loss, steady=True)
 
     def loss(self, task: Task, teacher: Method | None, batch: Batch) -> Tensor:
         """The first classes have no teacher."""

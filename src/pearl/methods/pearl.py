@@ -78,7 +78,7 @@ class Pearl(Method):
         if task.id < self.first_adapted:
             self.backbone.requires_grad_(True)
             params = [*self.backbone.parameters(), *head.parameters()]
-            yield Phase("reference", params, own_loss(self.backbone, head, task))
+            yield Phase("reference", params, own_loss(self.backbone, head, task), steady=True)
             self.requires_grad_(False)
             return
 
@@ -86,14 +86,14 @@ class Pearl(Method):
         if self.rank.needs_probe or self.init != "kaiming":
             probe = copy.deepcopy(self.backbone).requires_grad_(True)
             params = [*probe.parameters(), *head.parameters()]
-            yield Phase("probe", params, own_loss(probe, head, task), extra=probe)
+            yield Phase("probe", params, own_loss(probe, head, task), extra=probe, steady=True)
 
         new = self.start_updates(task.id, probe, self.choose_ranks(probe))
         del probe  # a whole network, not needed any more
         if self.init == "kaiming":
             head.reset_parameters()
         params = [*new, *head.parameters()]
-        yield Phase("adapt", params, own_loss(partial(self.task_features, t=task.id), head, task))
+        yield Phase("adapt", params, own_loss(partial(self.task_features, t=task.id), head, task), steady=True)
         self.requires_grad_(False)
 
     def choose_ranks(self, probe: nn.Module) -> dict[str, Choice]:

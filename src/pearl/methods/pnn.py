@@ -64,7 +64,7 @@ class Progressive(Isolation):
         adapters = self._grow_adapters(task) if task.id else []
         network, head = self._grow(), self.heads.grow(len(task.classes)).to(self.device)
         params = [*network.parameters(), *adapters, *head.parameters()]
-        yield Phase("pnn", params, own_loss(partial(self.task_features, t=task.id), head, task))
+        yield Phase("pnn", params, own_loss(partial(self.task_features, t=task.id), head, task), steady=True)
 
     def _grow_adapters(self, task: Task) -> list[nn.Parameter]:
         """V starts like any layer, alpha as a small random number."""

@@ -62,7 +62,7 @@ class SeqLora(Method):
         if task.id < self.first_adapted:
             self.backbone.requires_grad_(True)
             params = [*self.backbone.parameters(), *head.parameters()]
-            yield Phase("reference", params, own_loss(self.backbone, head, task))
+            yield Phase("reference", params, own_loss(self.backbone, head, task), steady=True)
             self.requires_grad_(False)
             return
 
@@ -71,7 +71,7 @@ class SeqLora(Method):
         params = [*self.update.in_order(), *map(self.backbone.get_parameter, self.further), *head.parameters()]
         for parameter in params:
             parameter.requires_grad_(True)
-        yield Phase("seqlora", params, own_loss(self.features, head, task))
+        yield Phase("seqlora", params, own_loss(self.features, head, task), steady=True)
         self.requires_grad_(False)
 
     def start_update(self) -> None:
