@@ -8,7 +8,7 @@ from torch import nn
 
 from pearl.config import load_config
 from pearl.errors import ConfigError
-from pearl.plan import _activation_bytes, plan
+from pearl.plan import activation_bytes, plan
 
 SMALL = ["backbone.width=4", "stream.per_class=20", "stream.test_per_class=10", "stream.tasks=[4,3,3]"]
 
@@ -73,6 +73,6 @@ def test_activations_are_those_kept_for_the_backward_pass():
             return self.two(torch.sigmoid(self.one(x.flatten(1))))
 
     net = Net().requires_grad_(False)
-    assert _activation_bytes(net, 2, "fp32") == 4 * (12 + 5)  # input of each layer; sigmoid keeps its output
-    assert _activation_bytes(net, 2, "bf16") == 2 * (12 + 5)
+    assert activation_bytes(net, 2, "fp32") == 4 * (12 + 5)  # input of each layer; sigmoid keeps its output
+    assert activation_bytes(net, 2, "bf16") == 2 * (12 + 5)
     assert not any(p.requires_grad for p in net.parameters())

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,7 @@ from pearl.data.batches import Batch, Task, batch_bounds, fold
 from pearl.errors import TrainingError
 from pearl.graphs import GraphedStep, Recorder
 from pearl.methods.base import Method, Phase
+from pearl.nn.grouped import GroupedInFloat32
 from pearl.ranks import Ranks, make_fabric
 from pearl.replay import Progress, Replay, Scene
 
@@ -53,8 +54,10 @@ class Engine:
         self.fabric = make_fabric(device, self.ranks.here, precision=kind)
         if self.ranks.world > 1:
             self.fabric.launch()
+        slow = self.fabric.device.type == "cpu" and self.precision == "bf16"
+        self.kernels: Callable[[], AbstractContextManager[object]] = GroupedInFloat32 if slow else nullcontext
         graphs = config.engine.cuda_graphs and self.fabric.device.type == "cuda" and self.ranks.world == 1
-        self.recorder: Callable[[], Recorder] | None = Recorder if graphs else None
+        self.recorder: type[Recorder] | None = Recorder if graphs else None
         self.memory_format = torch.channels_last if config.engine.channels_last else torch.contiguous_format
 
     def place(self, method: Method) -> Method:
@@ -88,7 +91,7 @@ class Engine:
         """Train one phase. Randomness depends on seed, task, position of the phase, and epoch alone."""
         settings = self.config.train.phase(phase.name)
         phase.params = list(phase.params)
-        graphed = phase.steady and self.recorder is not None
+        graphed = bool(phase.steady and self.recorder)
         optimizer = make_optimizer(settings, phase.params, self.fabric.device, graphed=graphed)
         module, fabric_optimizer = self.fabric.setup(_Step(phase, self.ranks), optimizer)
         method.train()
@@ -101,7 +104,8 @@ class Engine:
 
         def step(batch: Batch) -> Tensor:
             optimizer.zero_grad(set_to_none=True)
-            loss = module(batch)
+            with self.kernels():
+                loss = module(batch)
             self.fabric.backward(loss)
             if phase.after_backward:
                 phase.after_backward()
@@ -110,7 +114,7 @@ class Engine:
             fabric_optimizer.step()
             return self.ranks.mean(loss.detach())
 
-        if graphed:
+        if graphed and self.recorder:
             step = GraphedStep(step, self.recorder())
         at, scene = (task.id, position), Scene(method, phase, phase.params, optimizer)
         progress = replay.restore(at, scene)

@@ -57,7 +57,7 @@ def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine
     data = images * prepared.train.pixels[0].nbytes
     weights = 4 * sum(p.numel() for p in method.parameters())
     backbone = sum(p.numel() for p in method.backbone.parameters())
-    per_image = _activation_bytes(method.backbone, config.images.size, engine.precision)
+    per_image = activation_bytes(method.backbone, config.images.size, engine.precision)
     needs = []
     for phase in method.phases:
         settings = config.train.phase(phase)
@@ -76,7 +76,7 @@ def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine
     ]
 
 
-def _activation_bytes(backbone: nn.Module, size: int, precision: str) -> int:
+def activation_bytes(backbone: nn.Module, size: int, precision: str) -> int:
     """Bytes that a forward pass keeps for the backward pass, for each image."""
 
     def kept(images: int) -> int:

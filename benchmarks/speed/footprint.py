@@ -1,0 +1,136 @@
+"""What a user waits for before the first step, the memory of each phase, and the bytes that a task leaves.
+
+    python benchmarks/speed/footprint.py
+
+Memory is the process's peak above what it held before the phase, against what training needs by count: gradients and
+Adam's two moments of what trains, 12 bytes a parameter, a weight's merged copy and its gradient where updates are
+merged, 8 bytes, and the activations that autograd keeps. Bytes are those of a task's folder against its tensors.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from timing import Row, show
+from training import BATCH, NETWORKS, config, make_task
+
+from pearl.checkpoint import changed, snapshot, write_part
+from pearl.engine import Engine
+from pearl.methods.pearl import Pearl
+from pearl.nn.ranks import FixedRule
+from pearl.plan import activation_bytes
+from pearl.registry import BACKBONES
+from pearl.replay import Replay
+
+FIRST_STEP = """
+import sys, time
+import pearl.cli, pearl.progress
+from pearl.engine import Observer
+
+class Watch(Observer):
+    def event(self, kind, **facts):
+        if kind == "phase":
+            self.training = True
+
+    def step(self, done, total):
+        if getattr(self, "training", False):  # steps of decoding come before
+            print(time.time())
+            raise SystemExit
+
+pearl.progress.display = lambda quiet: Watch()
+sys.argv = ["pearl", "run", "digits"]
+pearl.cli.main()
+"""
+
+
+def start_up(repeats: int) -> list[Row]:
+    """Seconds from the start of a process: to the end of `pearl --help`, to the end of the first step of digits."""
+    pearl = Path(sys.executable).with_name("pearl")
+
+    def help_() -> float:
+        started = time.time()
+        subprocess.run([pearl, "--help"], check=True, capture_output=True)
+        return time.time() - started
+
+    def first_step() -> float:
+        with tempfile.TemporaryDirectory() as runs:
+            started = time.time()
+            out = subprocess.run(
+                [sys.executable, "-c", FIRST_STEP],
+                check=True,
+                capture_output=True,
+                text=True,
+                env=os.environ | {"PEARL_RUNS": runs},
+            )
+            return float(out.stdout.split()[-1]) - started
+
+    def seconds(what: Callable[[], float]) -> float:
+        what()  # files are read from disk the first time
+        return round(median(what() for _ in range(repeats)), 2)
+
+    return [
+        {"start-up": "pearl --help", "seconds": seconds(help_), "goal": 0.5},
+        {"start-up": "pearl run digits, to the first step", "seconds": seconds(first_step)},
+    ]
+
+
+def peak_above(work: Callable[[], object]) -> int:
+    """Bytes of memory at the peak of `work` above those before it; Linux counts them."""
+    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+    def read(key: str) -> int:
+        return 1024 * next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(key))
+
+    work()  # what libraries keep is allocated by the first steps
+    clear.write_text("5")
+    before = read("VmRSS:")
+    work()
+    return read("VmHWM:") - before
+
+
+def memory(backbone: str) -> list[Row]:
+    """Peak memory of each phase, measured and counted; and the bytes of a task's folder."""
+    size, rows = NETWORKS[backbone], []
+    settings = config(backbone, size)
+    engine = Engine(settings, device="cpu")
+    method = engine.place(Pearl(BACKBONES.build(settings.backbone, size), rank=FixedRule(r=8), init="svd"))
+    kept = BATCH * activation_bytes(method.backbone, size, engine.precision)
+    merged = sum(method.backbone.get_parameter(target.parameter).numel() for target in method.targets)
+    for task in (make_task(settings, 0), make_task(settings, 1)):
+        before = snapshot(method.state_dict())
+        for phase in method.learn(task):
+            phase.params = list(phase.params)
+            peak = peak_above(lambda task=task, phase=phase: engine.train(method, task, phase, 0, Replay()))
+            counted = 12 * sum(p.numel() for p in phase.params) + kept + (8 * merged if phase.name == "adapt" else 0)
+            facts = {"network": backbone, "phase": phase.name, "precision": engine.precision, "batch": BATCH}
+            facts |= {"peak (MB)": round(peak / 1e6), "counted (MB)": round(counted / 1e6)}
+            rows.append(facts | {"peak / counted": round(peak / counted, 2)})
+    new = changed(before, snapshot(method.state_dict()))
+    with tempfile.TemporaryDirectory() as folder:
+        write_part(Path(folder) / "task", new, {})
+        written = sum(file.stat().st_size for file in (Path(folder) / "task").iterdir())
+    tensors = sum(tensor.nbytes for tensor in new.values())
+    rows.append({"network": backbone, "bytes of task 2": written, "written / tensors": round(written / tensors, 3)})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="a JSON file to write")
+    options = parser.parse_args()
+    rows = start_up(options.repeats)
+    for network in options.nets:
+        rows += memory(network)
+    show("start-up, memory, bytes", rows, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Grouped convolutions that a CPU is slow at in bfloat16, in float32 instead."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class GroupedInFloat32(TorchFunctionMode):
+    """While active, grouped convolutions with strides or several filters a group leave autocast.
+
+    oneDNN has no fast bfloat16 kernel for their gradients: with AVX-512 BF16 a depthwise 3x3 of 512 channels, stride 2,
+    takes 125 ms forward and backward, in float32 9 ms (docs/performance.md). Depthwise ones with stride 1 are fast.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Compute as asked, but for such a convolution."""
+        if func is torch.conv2d and len(args) == 7:  # as nn.Conv2d calls it
+            x, weight, bias, stride, padding, dilation, groups = args
+            slow = groups > 1 and (max(stride) > 1 or len(weight) > groups)
+            if slow and torch.is_autocast_enabled(x.device.type):
+                return _in_float32(x, weight, bias, (stride, padding, dilation, groups))
+        return func(*args, **(kwargs or {}))
+
+
+def _in_float32(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...]) -> Tensor:
+    kind = x.device.type
+    with torch.autocast(kind, enabled=False):
+        result = torch.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), *how)
+    return result.to(torch.get_autocast_dtype(kind))  # as the other kernel gives it, for what follows
