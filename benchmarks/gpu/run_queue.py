@@ -1,13 +1,18 @@
 """Run a queue of the paper's recipes on a GPU within a time limit, and write what came of it as JSON.
 
     python benchmarks/gpu/run_queue.py --out OUT --minutes 9 [--recipes cifar100-5t-resnet18 ...] [--folds spatial view]
+    python benchmarks/gpu/run_queue.py --out OUT --speed --recipes        speed alone: training, sub-networks, ranks
 
 Runs are resumable: what does not fit into one call goes on in the next, if $PEARL_RUNS outlives it. Each row of
-OUT/gpu.json has the figures, the paper's beside them, ranks, seconds, versions and the device.
+OUT/gpu.json has the figures, the paper's beside them, ranks, seconds, versions and the device. The speed tests are
+those of benchmarks/speed, each with a JSON of its own; they come first. `--graphs` replays training steps as CUDA
+graphs; look at what `--speed` says of them before.
 """
 
 import argparse
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -51,18 +56,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--recipes", nargs="+", default=["cifar100-5t-resnet18", "cifar100-5t-bsc"])
+    parser.add_argument("--speed", action="store_true", help="first the speed tests")
+    parser.add_argument("--graphs", action="store_true", help="train with engine.cuda_graphs=true")
+    parser.add_argument("--recipes", nargs="*", default=["cifar100-5t-resnet18", "cifar100-5t-bsc"])
     parser.add_argument("--folds", nargs="+", default=["spatial", "view"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--smoke", action="store_true", help="one step per phase, to try the queue itself")
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.speed:
+        speed_tests(options.out, deadline)
     rows: list[dict] = []
     for seed in options.seeds:
         for recipe in options.recipes:
             for fold in options.folds:
-                overrides = [f"seed={seed}", f"method.fold={fold}"]
+                overrides = [f"seed={seed}", f"method.fold={fold}", f"engine.cuda_graphs={options.graphs}"]
                 try:
                     config = load_config(recipe, overrides, smoke=options.smoke)
                     if torch.cuda.is_available():
@@ -75,6 +84,24 @@ def main() -> None:
                 (options.out / "gpu.json").write_text(json.dumps(rows, indent=1) + "\n")
                 if time.monotonic() > deadline:
                     return
+
+
+SPEED = {
+    "training": ["--nets", "resnet18", "bsc", "--steps", "100", "--repeats", "3"],
+    "inference": ["--nets", "resnet18", "timm/vit_base_patch16_224", "--tasks", "20", "--batch", "256", "64"],
+    "ranks": [],
+}
+
+
+def speed_tests(out: Path, deadline: float) -> None:
+    """Each in a process of its own, which ends when the time is up; one that fails leaves its words in the output."""
+    folder = Path(__file__).parents[1] / "speed"
+    for name, options in SPEED.items():
+        command = [sys.executable, str(folder / f"{name}.py"), "--device", "cuda", "--out", str(out / f"{name}.json")]
+        try:
+            subprocess.run([*command, *options], timeout=max(1.0, deadline - time.monotonic()), check=False)
+        except subprocess.TimeoutExpired:
+            print(f"{name}: out of time", flush=True)
 
 
 def row(run: Run, overrides: list[str]) -> dict:

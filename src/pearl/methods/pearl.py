@@ -5,7 +5,7 @@ the rank of its low-rank update, train that update with the norm layers and a he
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,7 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Expert, Method, Network, Phase, own_loss
 from pearl.nn import lowrank
+from pearl.nn.beside import Beside, fits_beside, with_beside
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Fold, Init, Target
 from pearl.nn.ranks import Choice, PaperRule, RankRule
@@ -93,7 +94,7 @@ class Pearl(Method):
         if self.init == "kaiming":
             head.reset_parameters()
         params = [*new, *head.parameters()]
-        yield Phase("adapt", params, own_loss(partial(self.task_features, t=task.id), head, task), steady=True)
+        yield Phase("adapt", params, own_loss(self._in_training(task.id), head, task), steady=True)
         self.requires_grad_(False)
 
     def choose_ranks(self, probe: nn.Module) -> dict[str, Choice]:
@@ -139,11 +140,13 @@ class Pearl(Method):
 
     # ---------------------------------------------------------------------------------------------- sub-networks
 
-    def weights(self, t: int) -> dict[str, Tensor]:
+    def weights(self, t: int, without: Collection[Target] = ()) -> dict[str, Tensor]:
         """What task t's sub-network has different from the reference, by the backbone's own names."""
         changed = {**self.tensors.group(f"{t}.norm"), **self.statistics.group(f"{t}.norm")}
         with torch.autocast(self.device.type, enabled=False):  # updates are merged in float32, then cast once
             for target in self.targets:
+                if target in without:
+                    continue
                 name = target.parameter
                 weight = changed.get(name, self.backbone.get_parameter(name))
                 if target.dense:
@@ -167,6 +170,20 @@ class Pearl(Method):
         if t < self.first_adapted:
             return self.backbone(x)
         return functional_call(self.backbone, self.weights(t), (x,))
+
+    def _in_training(self, t: int) -> Network:
+        """Task t's sub-network as it is trained: the same function, thin updates of convolutions not merged."""
+        thin: dict[Target, Beside] = {}
+        for target in self.targets if self.fast else ():
+            layer = target.parameter.removesuffix(".weight")
+            if not target.dense:
+                a, b = self.tensors[f"{t}.A.{target.label}"], self.tensors[f"{t}.B.{target.label}"]
+                if fits_beside(self.backbone.get_submodule(layer), len(a), self.fold):
+                    thin[target] = Beside(layer, a, b, self._scale(len(a)), self.fold)
+        if not thin:
+            return partial(self.task_features, t=t)
+        network = with_beside(self.backbone, thin.values())
+        return lambda x: functional_call(network, self.weights(t, without=thin), (x,))
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """Every sub-network's raw logits side by side; with `task`, that sub-network's alone."""
