@@ -16,11 +16,11 @@ lint: $(VENV)/installed-lint  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/installed-test  ## speed against peers on this machine; JSON under docs/results/speed
+bench: $(VENV)/installed-test  ## speed against peers on this machine; JSON under docs/results/speed, tables from it
 	mkdir -p docs/results/speed
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/ranks.py --out docs/results/speed/ranks.json
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/inference.py --out docs/results/speed/inference.json
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/training.py --out docs/results/speed/training.json
+	for part in ranks inference training footprint scale; do \
+	  OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/$$part.py --out docs/results/speed/$$part.json || exit 1; done
+	$(BIN)/python benchmarks/speed/table.py
 
 clean:  ## remove the environment and caches; runs and data stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

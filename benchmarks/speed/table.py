@@ -1,0 +1,117 @@
+"""The tables of speed in README.md (what has a goal) and docs/performance.md (all), from what `make bench` has found.
+
+python benchmarks/speed/table.py
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "docs" / "results" / "speed"
+README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+START, END = "<!-- speed: written by benchmarks/speed/table.py -->\n", "<!-- end of speed -->"
+STEPS = (5 + 12) * 38  # of probe and adapt in a task of the recipe cpu-cifar20-resnet18
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    """What one benchmark found."""
+    return json.loads((RESULTS / f"{name}.json").read_text())["rows"]
+
+
+def spread(values: list[float]) -> str:
+    """Median, lowest and highest."""
+    middle, low, high = (f"{value:.2f}" for value in values)
+    return f"{middle} ({low} to {high})"
+
+
+def training() -> Iterator[tuple[str, str, str]]:
+    """The engine against two loops, and updates trained beside their layers."""
+    for row in rows("training"):
+        net = row["network"].removeprefix("timm/")
+        if "engine / usual loop" in row:
+            yield f"training, {net}: engine / DataLoader loop", spread(row["engine / usual loop"]), "0.5"
+        elif "rank" in row:
+            yield (
+                f"adapt at rank {row['rank']}, {net}: as trained / merged",
+                spread(row["as trained / updates merged"]),
+                "",
+            )
+        else:
+            yield f"{row['phase']}, {net}: engine / bare loop", spread(row["engine / bare loop"]), "1.03"
+
+
+def ranks() -> Iterator[tuple[str, str, str]]:
+    """Choosing ranks against an SVD, and against training."""
+    for row in rows("ranks"):
+        if row["layers"] == "all layers":
+            yield f"choosing ranks, {row['net']}: ours / float64 SVD", spread(row["ours / svd64"]), "0.25"
+    step = {
+        row["phase"]: row["milliseconds"]["engine"] / 6
+        for row in rows("training")
+        if row["network"] == "resnet18" and "phase" in row and "rank" not in row
+    }
+    task = STEPS * (step["probe"] + step["adapt"]) / 2
+    share = rows("ranks")[0]["milliseconds"]["ours"] / task
+    yield f"choosing ranks / training a task of {STEPS} steps, ResNet-18", f"{share:.2%}", "1 %"
+
+
+def inference() -> Iterator[tuple[str, str, str]]:
+    """All sub-networks against as many plain passes."""
+    for row in rows("inference"):
+        net, many = row["net"].removeprefix("timm/"), row["part"] == "test sets"
+        goal = ("0.97" if net == "resnet18" else "1.02") if many else ""
+        what = f"{row['part']} of {row['batch']}" if many else f"{row['batch']} image{'s' * (row['batch'] > 1)}"
+        yield (
+            f"{row['tasks']} sub-networks, {net}, {what}: ours / plain passes",
+            spread(row["ours / plain passes"]),
+            goal,
+        )
+
+
+def footprint() -> Iterator[tuple[str, str, str]]:
+    """Waiting, memory, bytes."""
+    for row in rows("footprint"):
+        if "start-up" in row:
+            yield (
+                f"`{row['start-up'].partition(',')[0]}`{row['start-up'].partition(',')[2]} (s)",
+                f"{row['seconds']}",
+                f"{row.get('goal', '')}",
+            )
+        elif "peak / counted" in row:
+            measured = f"{row['peak (MB)']} / {row['counted (MB)']} = {row['peak / counted']}"
+            yield (
+                f"peak memory, {row['phase']}, {row['network'].removeprefix('timm/')}: measured / counted (MB)",
+                measured,
+                "",
+            )
+        else:
+            yield (
+                f"bytes of a task on disk / its tensors, {row['network'].removeprefix('timm/')}",
+                f"{row['written / tensors']}",
+                "",
+            )
+
+
+def scale() -> Iterator[tuple[str, str, str]]:
+    """A hundred tasks."""
+    (row,) = rows("scale")
+    tasks = row.pop("tasks")
+    for what, value in row.items():
+        yield f"{tasks} tasks: {what}", f"{value}", ""
+
+
+def main() -> None:
+    """Write the tables between their marks."""
+    found = [line for part in (training, ranks, inference, footprint, scale) for line in part()]
+    machine = json.loads((RESULTS / "training.json").read_text())["machine"]
+    how = f"Medians (lowest to highest) in turns with the peer; torch {machine['torch']}, threads: {machine['threads']}."
+    for file, lines in ((README, [line for line in found if line[2]]), (PERFORMANCE, found)):
+        table = ["| | measured | goal |", "|---|---|---|", *(f"| {' | '.join(line)} |" for line in lines), "", how]
+        before, _, rest = file.read_text(encoding="utf-8").partition(START)
+        file.write_text(before + START + "\n".join(table) + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
