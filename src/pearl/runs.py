@@ -9,7 +9,6 @@ RUN/results.json        counts per stage, task and class; every metric is derive
 RUN/events.jsonl        one line per phase and epoch    RUN/resume/     moments of the task that is being learnt
 """
 
-import shlex
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,7 +33,7 @@ from pearl.methods.base import Method
 from pearl.paths import runs_root
 from pearl.ranks import Ranks
 from pearl.registry import SOURCES
-from pearl.saved import build_method, isolation_size, load_method, read_config
+from pearl.saved import build_method, isolation_size, load_method, read_config, resume_command
 from pearl.session import Session, session
 
 
@@ -185,7 +184,7 @@ def execute(
         with ranks.first_on_each_machine():
             method = build_method(config, structure_only=begun)
             prepared = prepare(config, show)
-        again = f"pearl resume {shlex.quote(str(run.path))}" + f" --devices {devices}" * (devices > 1)
+        again = resume_command(run.path, config) + f" --devices {devices}" * (devices > 1)
         how: dict[str, Any] = {"device": device, "precision": precision, "show": show, "minutes": minutes}
         with session(run.path, config, again=again, ranks=ranks, **how) as work:
             _Work(run, prepared, work).go(method, begun, stop_after)
