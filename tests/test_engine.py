@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from conformance import Watch, config, logits, make_task
 from pearl.config import PhaseConfig
+from pearl.conformance import Watch, config, logits, make_task
 from pearl.data.batches import fold
 from pearl.engine import Engine, Observer, learning_rate, make_optimizer
 from pearl.errors import ConfigError, TrainingError

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from scipy import stats
 from torch import nn
 
-from conformance import CLASSES, SIZE, config, learn, logits, make_task, reload
 from pearl.config import ImagesConfig
+from pearl.conformance import CLASSES, SIZE, config, learn, logits, make_task, reload
 from pearl.data.augment import View
 from pearl.data.batches import Batch, Task
 from pearl.engine import Engine
