@@ -26,13 +26,13 @@ from pearl.data.cache import Images, decode_rows
 from pearl.data.sources import Source
 from pearl.data.stream import Stream, make_stream
 from pearl.engine import Observer, is_out_of_memory
-from pearl.errors import DataError, RunError, TrainingError
+from pearl.errors import ConfigError, DataError, RunError, TrainingError
 from pearl.evaluate import Evaluator, TestSet
 from pearl.files import FORMAT, MANIFEST, check_no_gap, finished, read_json, write_json
 from pearl.methods.base import Method
 from pearl.paths import runs_root
 from pearl.ranks import Ranks
-from pearl.registry import SOURCES
+from pearl.registry import METHODS, SOURCES
 from pearl.saved import build_method, isolation_size, load_method, read_config, resume_command
 from pearl.session import Session, session
 
@@ -161,7 +161,12 @@ def execute(
     Raises:
         PearlError: anything a user can mend.
     """
-    ranks = Ranks.join(device, devices)
+    ranks, method_name = Ranks.join(device, devices), config.method["name"]
+    if ranks.world > 1 and METHODS.load(method_name).rehearsal:  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"--devices {devices}: method={method_name} keeps images, which each process would draw for itself; leave "
+            f"--devices out"
+        )
     run = Run(path or runs_root() / config.id, config)
     show = show if show and ranks.first else Observer()
     if (run.path / "config.yaml").is_file():
