@@ -30,7 +30,7 @@ from pearl.config import RunConfig, check_config
 from pearl.data.augment import View
 from pearl.data.batches import Task
 from pearl.engine import Engine
-from pearl.errors import Interrupted
+from pearl.errors import Interrupted, TrainingError
 from pearl.evaluate import count
 from pearl.methods.base import Method, Phase
 from pearl.nn.resnet import resnet18
@@ -339,6 +339,14 @@ def shows_tasks_of_one_class(make: Make) -> None:
 def shows_classes_of_one_image(make: Make) -> None:
     """No class has a variance."""
     _learns(make, CLASSES, per_class=1)
+
+
+def shows_tasks_of_one_image(make: Make) -> None:
+    """It learns, or one line says that BatchNorm cannot."""
+    try:
+        _learns(make, 1, per_class=1)
+    except TrainingError as error:
+        hold("BatchNorm cannot train on a single image" in str(error), str(error))
 
 
 def shows_a_last_batch_of_one(make: Make) -> None:
