@@ -38,6 +38,7 @@ ZOO = {
     "er": lambda: Er(small_resnet(), buffer_size=20, minibatch_size=8),
     "er, balanced": lambda: Er(small_resnet(), buffer_size=19, minibatch_size=8, policy="balanced"),
     "er_ace": lambda: ErAce(small_resnet(), buffer_size=20, minibatch_size=8),
+    "er_ace, cosine": lambda: ErAce(small_resnet(), buffer_size=20, minibatch_size=8, head="cosine"),
     "derpp": lambda: DerPlusPlus(small_resnet(), buffer_size=20, minibatch_size=8),
     "lwf": lambda: Lwf(small_resnet()),
     "ewc": lambda: OnlineEwc(small_resnet()),
