@@ -127,8 +127,10 @@ class Registry:
         if name not in self._files:
             module = _run_file(file, source, f"pearl_file_{name.partition('@')[2]}")
             if not hasattr(module, attribute):
-                known = [key for key, value in vars(module).items() if inspect.isclass(value)]
-                raise ConfigError(f"{file}: has no class {attribute!r}; {nearest(attribute, known)}")
+                classes = (value for value in vars(module).values() if inspect.isclass(value))
+                known = [value.__name__ for value in classes if value.__module__ == module.__name__]
+                hint = nearest(attribute, known) if known else "it defines none"
+                raise ConfigError(f"{file}: has no class {attribute!r}; {hint}")
             self._files[name] = Code(self._checked(getattr(module, attribute), f"{file}: {attribute}"), source)
         return name
 
