@@ -64,7 +64,7 @@ def test_its_commands_run(folder, monkeypatch, capsys):
 
 def test_its_test_passes(folder):
     _, *arguments = shlex.split(blocks("sh")[-1])
-    few = ["-q", "-p", "no:cacheprovider", "-k", "strict_reload or one_image or only_the_phase"]
+    few = ["-q", "-p", "no:cacheprovider", "-k", "strict_reload or classes_of_one or only_the_phase"]
     done = subprocess.run([sys.executable, *arguments, *few], capture_output=True, text=True)
     assert "3 passed" in done.stdout, done.stdout
 
