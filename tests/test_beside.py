@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from conformance import SIZE, config, logits, make_task
+from pearl.conformance import SIZE, config, logits, make_task
 from pearl.engine import Engine
 from pearl.methods.pearl import Pearl
 from pearl.nn.beside import THIN, Beside, fits_beside, with_beside

@@ -5,11 +5,12 @@ import pytest
 import torch
 from torch import nn
 
-from conformance import Watch, config, logits, make_task
+from pearl.checkpoint import read_part, write_part
 from pearl.config import PhaseConfig
+from pearl.conformance import Cut, Watch, config, logits, make_task
 from pearl.data.batches import fold
 from pearl.engine import Engine, Observer, learning_rate, make_optimizer
-from pearl.errors import ConfigError, TrainingError
+from pearl.errors import ConfigError, Interrupted, TrainingError
 from pearl.methods.base import Method, Phase
 from pearl.methods.finetune import Finetune
 from pearl.methods.isolation import Isolation
@@ -17,6 +18,7 @@ from pearl.methods.joint import Joint
 from pearl.methods.pearl import Pearl
 from pearl.nn.ranks import FixedRule
 from pearl.nn.resnet import resnet18
+from pearl.replay import Replay
 
 
 def net():
@@ -227,3 +229,45 @@ def test_one_task_makes_all_baselines_equal():
 def test_optimizers_are_fused_on_the_cpu():
     optimizer = make_optimizer(PhaseConfig(), [nn.Parameter(torch.zeros(2))], torch.device("cpu"))
     assert optimizer.param_groups[0]["fused"]
+
+
+@pytest.mark.parametrize(
+    "harm", ["none", "shape", "index", "no index", "weight", "other network", "no network", "phase"]
+)
+def test_a_moment_that_does_not_fit_is_passed_over(harm, tmp_path):
+    """As a damaged one is: PEARL's probe begins anew, and ends with the same bits."""
+
+    def make():
+        torch.manual_seed(1)
+        return Pearl(net(), reference="given")
+
+    engine, whole, cut = Engine(config(), device="cpu"), make(), make()
+    engine.learn(whole, make_task(0))
+    with pytest.raises(Interrupted):
+        engine.learn(cut, make_task(0), Cut(tmp_path, 3))
+    place = sorted(tmp_path.iterdir())[-1]
+    tensors, manifest = read_part(place)
+    kept = {key: manifest[key] for key in ("phase", "steps")}
+    average = next(name for name in tensors if name.endswith("exp_avg") and tensors[name].ndim == 4)
+    weight = next(name for name in tensors if name.startswith("method/heads.blocks"))
+    if harm == "shape":
+        tensors[average] = tensors[average].flatten(1).contiguous()
+    elif harm == "index":
+        tensors["optimizer/999/step"] = torch.tensor(3.0)
+    elif harm == "no index":
+        tensors["optimizer/x/step"] = torch.tensor(3.0)
+    elif harm == "weight":
+        tensors[weight] = torch.zeros(5)
+    elif harm == "other network":
+        tensors["extra/conv1.weight"] = torch.zeros(2, 2)
+    elif harm == "no network":
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("extra/")}
+    elif harm == "phase":
+        kept["phase"] = "elsewhere"
+    write_part(place, tensors, kept)
+    again, told = make(), []
+    engine.observer.event = lambda kind, **facts: told.append(facts.get("done"))
+    engine.learn(again, make_task(0), Replay(tmp_path))
+    assert told[0] == (3 if harm == "none" else 0)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name

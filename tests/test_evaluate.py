@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix
 
-from conformance import config, learn, make_task
+from pearl.conformance import config, learn, make_task
 from pearl.data.augment import View
 from pearl.evaluate import Ensemble, Evaluator, count
 from pearl.evaluate import TestSet as Images

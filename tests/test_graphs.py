@@ -2,17 +2,23 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from conformance import config, logits, make_task
 from pearl import graphs
 from pearl.config import PhaseConfig
+from pearl.conformance import (
+    Operations,
+    config,
+    logits,
+    make_task,
+    shows_steady_phases_do_the_same_for_every_batch,
+    small_resnet,
+)
 from pearl.engine import Engine, Observer, make_optimizer, set_rate
 from pearl.graphs import WARM_UP, GraphedStep
 from pearl.methods.finetune import Finetune
 from pearl.methods.pearl import Pearl
 from pearl.nn.ranks import FixedRule
-from test_conformance import METHODS, resnet
+from zoo import ZOO
 
 
 class Rerun:
@@ -52,7 +58,7 @@ def rerun(monkeypatch):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-@pytest.mark.parametrize("make", [lambda: Finetune(resnet()), lambda: Pearl(resnet(), rank=FixedRule(r=2))])
+@pytest.mark.parametrize("make", [lambda: Finetune(small_resnet()), lambda: Pearl(small_resnet(), rank=FixedRule(r=2))])
 def test_a_replayed_step_learns_what_a_plain_one_does(make, optimizer, rerun, monkeypatch):
     """24 images in batches of 7: three of a size and a smaller one an epoch; the rate falls at every step."""
     train = {"epochs": 4, "batch_size": 7, "optimizer": optimizer, "lr": 0.01, "schedule": "cosine", "clip": 1.0}
@@ -106,63 +112,28 @@ def test_the_option_does_not_change_a_result_s_name():
 def test_phases_that_are_not_steady_are_not_recorded(rerun):
     engine = Engine(config(), device="cpu")
     engine.recorder = rerun
-    method = METHODS["er"]()
+    method = ZOO["er"]()
     engine.learn(method, make_task(0))
     assert rerun.recorded == rerun.ran == 0
-
-
-class Operations(TorchDispatchMode):
-    """All that is asked of the device, with shapes and numbers; reading a tensor is an error."""
-
-    READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2")
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        if name in self.READS:
-            raise AssertionError(f"{name} waits for the device")
-        flat = torch.utils._pytree.tree_leaves((args, kwargs or {}))
-        self.found.append((str(func), *(tuple(x.shape) if isinstance(x, torch.Tensor) else repr(x) for x in flat)))
-        return func(*args, **(kwargs or {}))
-
-
-class Listen(Engine):
-    """An engine that lists the operations of two losses of each steady phase, forward and backward."""
-
-    def train(self, method, task, phase, position, replay):
-        super().train(method, task, phase, position, replay)
-        if phase.steady:
-            batches = [batch for batch in task.batches(8, 0) if len(batch.x) == 8][:2]
-            lists = []
-            for batch in batches:
-                with Operations() as operations:
-                    phase.loss(batch).backward()
-                    if phase.after_backward:
-                        phase.after_backward()
-                lists.append(operations.found)
-                for parameter in phase.params:
-                    parameter.grad = None
-            assert lists[0] == lists[1]
-            self.heard.append(phase.name)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_steady_phases_do_the_same_for_every_batch(name):
-    engine = Listen(config(train={"epochs": 1, "batch_size": 8}), device="cpu")
-    engine.heard = []
-    method = METHODS[name]()
-    for t in range(2):
-        engine.learn(method, make_task(t, all_so_far=method.oracle))
-    if not engine.heard:
-        pytest.skip("no steady phase")
 
 
 def test_what_reads_the_device_is_found():
     with pytest.raises(AssertionError, match="waits for the device"), Operations():
         torch.ones(2).sum().item()
+
+
+def test_a_phase_that_is_not_steady_is_found():
+    class Drawn(Finetune):
+        """Goes through every other batch twice."""
+
+        count = 0
+
+        def loss(self, batch):
+            self.count += 1
+            return sum(super(Drawn, self).loss(batch) for _ in range(1 + self.count % 2))
+
+    with pytest.raises(AssertionError, match="phase finetune is not steady"):
+        shows_steady_phases_do_the_same_for_every_batch(lambda: Drawn(small_resnet()))
 
 
 def test_a_step_of_another_size_is_not_replayed():

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from conformance import SIZE, config, make_task
+from pearl.conformance import SIZE, config, make_task
 from pearl.engine import Engine
 from pearl.methods.finetune import Finetune
 from pearl.nn.bsconv import bsc

@@ -7,10 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from scipy import stats
+from sklearn.metrics.pairwise import cosine_similarity
 from torch import nn
 
-from conformance import CLASSES, SIZE, config, learn, logits, make_task, reload
 from pearl.config import ImagesConfig
+from pearl.conformance import CLASSES, SIZE, config, learn, logits, make_task, reload
 from pearl.data.augment import View
 from pearl.data.batches import Batch, Task
 from pearl.engine import Engine
@@ -26,6 +27,7 @@ from pearl.methods.lwf import Lwf
 from pearl.methods.memory import Memory, Shown
 from pearl.methods.penalty import Anchor
 from pearl.methods.teacher import Average, distillation, frozen
+from pearl.nn.growing import CosineHeads, TaskHeads
 from pearl.nn.resnet import resnet18
 from pearl.registry import METHODS
 
@@ -613,3 +615,66 @@ def test_defaults_are_the_authors():
     assert METHODS.resolve("derpp", "method") == {"name": "derpp", "alpha": 0.1, "beta": 0.5, **common}
     assert METHODS.resolve("lwf", "method") == {"name": "lwf", "kd_lambda": 10.0, "temperature": 2.0}
     assert METHODS.resolve("ewc", "method") == {"name": "ewc", "e_lambda": 10.0, "gamma": 1.0}
+
+
+# ---------------------------------------------------------------------------------------------------- the cosine head
+
+
+def test_cosine_logits_are_scaled_cosines_of_sklearn():
+    torch.manual_seed(0)
+    heads = CosineHeads(6, scale=7.0)
+    for classes in (2, 1, 3):
+        heads.grow(classes)
+    features = 100 * torch.randn(5, 6)
+    weights = torch.cat([block.weight for block in heads]).detach()
+    wanted = 7.0 * cosine_similarity(features, weights)
+    torch.testing.assert_close(heads(features).detach(), torch.as_tensor(wanted), rtol=0, atol=1e-5)
+    assert heads.sizes() == [2, 1, 3] and heads.columns(2) == slice(3, 6)
+    torch.testing.assert_close(heads(0.01 * features), heads(features))  # lengths do not count
+    with torch.no_grad():
+        heads[1].weight.mul_(50)
+    torch.testing.assert_close(heads(features).detach(), torch.as_tensor(wanted), rtol=0, atol=1e-5)
+    assert torch.equal(heads(torch.zeros(1, 6)), torch.zeros(1, 6))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(heads(features).detach(), torch.as_tensor(wanted), rtol=0, atol=1e-5)
+
+
+def test_cosine_gradients_against_finite_differences():
+    torch.manual_seed(0)
+    heads = CosineHeads(4, learnable=True)
+    heads.grow(3)
+    features = torch.randn(2, 4)
+    heads(features)[0, 1].backward()
+    (weight, scale), step = (heads[0].weight, heads.scale), 1e-2
+    for parameter, at in ((weight, (1, 2)), (scale, ())):
+        values = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter[at] += sign * step
+                values.append(float(heads(features)[0, 1]))
+                parameter[at] -= sign * step
+        assert float(parameter.grad[at]) == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-3, abs=1e-3)
+    assert float(weight.grad[0].abs().sum()) == 0
+
+
+def test_a_learnt_scale_is_loaded_with_the_heads():
+    heads = CosineHeads(4, learnable=True)
+    heads.grow(2)
+    heads.grow(3)
+    with torch.no_grad():
+        heads.scale.fill_(3.5)
+    fresh = CosineHeads(4, learnable=True)
+    fresh.load_state_dict(heads.state_dict(), strict=True)
+    x = torch.randn(3, 4)
+    assert torch.equal(fresh(x), heads(x)) and fresh.scale.item() == 3.5
+    assert "scale" not in CosineHeads(4).state_dict()
+    with pytest.raises(RuntimeError, match=r"blocks\.0\.bias"):
+        TaskHeads(4).load_state_dict(heads.state_dict(), strict=True)
+
+
+def test_er_ace_with_a_cosine_head_bounds_its_logits():
+    method = ErAce(net(), buffer_size=8, head="cosine")
+    learn(method, range(2))
+    assert logits(method).abs().max() <= 10 + 1e-5
+    assert not any("bias" in name for name, _ in method.heads.named_parameters())
+    assert type(ErAce(net()).heads) is TaskHeads

@@ -16,8 +16,21 @@ from sklearn.linear_model import Ridge
 from sklearn.neighbors import NearestCentroid
 from torch import nn
 
-from conformance import CLASSES, SIZE, Cut, checks, config, images, learn, logits, make_task, reload
 from pearl.config import load_config
+from pearl.conformance import (
+    CLASSES,
+    SIZE,
+    Cut,
+    config,
+    images,
+    learn,
+    logits,
+    make_task,
+    reload,
+    shows_experts_equal_forward,
+    shows_resume_inside_a_task_bit_exact,
+    shows_strict_reload,
+)
 from pearl.engine import Engine
 from pearl.errors import ConfigError, Interrupted
 from pearl.export import Learnt, export
@@ -578,9 +591,11 @@ ON_VIT = {
 
 
 @pytest.mark.parametrize("method", ON_VIT)
-@pytest.mark.parametrize("name", ["strict_reload", "experts_equal_forward", "resume_inside_a_task_bit_exact"])
-def test_on_a_transformer(method, name):
-    dict(checks())[name](ON_VIT[method])
+@pytest.mark.parametrize(
+    "check", [shows_strict_reload, shows_experts_equal_forward, shows_resume_inside_a_task_bit_exact]
+)
+def test_on_a_transformer(method, check):
+    check(ON_VIT[method])
 
 
 ON_RESNET = {

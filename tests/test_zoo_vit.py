@@ -10,7 +10,7 @@ from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import nn
 from torch.func import functional_call
 
-from conformance import SIZE, config, images, make_task
+from pearl.conformance import SIZE, config, images, make_task
 from pearl.engine import Engine
 from pearl.errors import ConfigError
 from pearl.methods.coda_prompt import CodaPrompt, orthonormal

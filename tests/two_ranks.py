@@ -1,6 +1,7 @@
 """What test_ddp.py looks at, made by forks of one process that has imported everything: python two_ranks.py OUT"""
 
 import copy
+import os
 import pickle
 import sys
 import tempfile
@@ -12,13 +13,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "speed"))
 from ddp import follow, fork, learn, logits
 
+from pearl import conformance
 from pearl.data.batches import Batch
+from pearl.engine import Engine
 from pearl.errors import Interrupted
 from pearl.methods.finetune import Finetune
 from pearl.methods.pearl import Pearl
 from pearl.nn.resnet import resnet18
 from pearl.ranks import Ranks
 from pearl.replay import Replay
+from zoo import ZOO
 
 FP32 = {"engine": {"precision": "fp32"}}  # in bfloat16 these networks are far from themselves already
 SMALL = {**FP32, "images": {"size": 32}, "train": {"batch_size": 8, "epochs": 2, "optimizer": "sgd", "lr": 0.001}}
@@ -84,6 +88,19 @@ def draws():
     }
 
 
+def zoo():
+    """All methods that keep no images: state and logits after two tasks of 15 images, in batches of 8 and 7."""
+    settings = conformance.config(train={"batch_size": 8, "epochs": 1, "optimizer": "sgd", "lr": 0.001})
+    engine = Engine(settings, device="cpu", ranks=Ranks.join("cpu", int(os.environ["WORLD_SIZE"])))
+    found = {}
+    for name, make in ZOO.items():
+        method = engine.place(make())
+        if not method.rehearsal and not method.oracle:
+            conformance.learn(method, range(2), engine, per_class=7, extra=1)
+            found[name] = {"state": method.state_dict(), "logits": conformance.logits(method)}
+    return found
+
+
 def main(out):
     found = {"draws": fork(2, draws), "leftover": fork(3, leftover), "leftover one": fork(1, leftover)}
     for name in ("pearl", "finetune"):
@@ -92,6 +109,7 @@ def main(out):
     for method in (Pearl, Finetune):
         found[f"resnet {method.__name__}"] = fork(2, resnet, method)
         found[f"resnet {method.__name__} one"] = fork(1, resnet, method)
+    found["zoo"], found["zoo one"] = fork(2, zoo), fork(1, zoo)
     found["dropout"] = fork(2, dropout)
     with tempfile.TemporaryDirectory() as folder:
         found["dropout cut"] = fork(2, dropout, folder, 4)

@@ -106,7 +106,7 @@ def main() -> None:
     """Write the tables between their marks."""
     found = [line for part in (training, ranks, inference, footprint, scale) for line in part()]
     machine = json.loads((RESULTS / "training.json").read_text())["machine"]
-    how = f"Medians (lowest to highest) in turns with the peer; torch {machine['torch']}, threads: {machine['threads']}."
+    how = f"Medians (lowest to highest) in turns; torch {machine['torch']}, threads: {machine['threads']}."
     for file, lines in ((README, [line for line in found if line[2]]), (PERFORMANCE, found)):
         table = ["| | measured | goal |", "|---|---|---|", *(f"| {' | '.join(line)} |" for line in lines), "", how]
         before, _, rest = file.read_text(encoding="utf-8").partition(START)

@@ -89,12 +89,14 @@ def learn(
     return Model.open(model, device=device)
 
 
-def load(model: str | Path, *, tasks: int | None = None, device: str = "auto") -> "Model":
+def load(model: str | Path, *, tasks: int | None = None, device: str = "auto", method: str | None = None) -> "Model":
     """The model in the directory of a model or run, as it was after its first `tasks` tasks (all if not given).
+
+    `method` ("path/to/file.py:Class") names the file of a method that did not come with pearl; without it none runs.
 
     Raises:
         PearlError: no such model, or files missing or damaged.
     """
     from pearl.model import Model
 
-    return Model.open(model, tasks=tasks, device=device)
+    return Model.open(model, tasks=tasks, device=device, method=method)

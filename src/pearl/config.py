@@ -3,8 +3,10 @@
 import functools
 import hashlib
 import json
+import re
 import typing
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
 from pearl.errors import ConfigError
-from pearl.registry import BACKBONES, METHODS, SOURCES, nearest, problems_of
+from pearl.registry import BACKBONES, METHODS, SOURCES, nearest, problems_of, readable
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -150,7 +152,7 @@ class RunConfig(ModelConfig):
         """Everything that decides the result; settings of other methods' phases do not."""
         values = self.model_dump(mode="json", exclude={"about", "expected"})
         del values["engine"]["cuda_graphs"]
-        own = METHODS.load(self.method["name"]).phases  # type: ignore[attr-defined]
+        own = phase_names(self.method["name"])
         values["train"]["phases"] = {name: phase for name, phase in values["train"]["phases"].items() if name in own}
         return values
 
@@ -159,7 +161,8 @@ class RunConfig(ModelConfig):
         """Name of the run directory: readable, and unique to everything that decides the result."""
         digest = hashlib.sha256(json.dumps(self.decides, sort_keys=True).encode()).hexdigest()[:8]
         smoke = "-smoke" if self.smoke else ""
-        return f"{self.recipe}-{self.method['name']}-seed{self.seed}{smoke}-{digest}"
+        method = re.sub(r"[^A-Za-z0-9_.-]+", "-", readable(self.method["name"]))
+        return f"{self.recipe}-{method}-seed{self.seed}{smoke}-{digest}"
 
 
 Config = TypeVar("Config", bound=ModelConfig)
@@ -279,10 +282,31 @@ def raw_config(recipe: str | Path, overrides: Sequence[str] = (), *, smoke: bool
 
 
 def change(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """A recipe with overrides. What the paper reports stays beside it only if it is still the paper's experiment."""
+    """A recipe with a user's overrides, which may name a method's file.
+
+    What the paper reports stays beside it only if it is still the paper's experiment.
+    """
+    overrides = admit(overrides)
     if overrides.keys() - {"seed", "engine", "about", "expected"}:
         raw = {key: value for key, value in raw.items() if key != "expected"}
     return merge(raw, overrides)
+
+
+def admit(overrides: dict[str, Any]) -> dict[str, Any]:
+    """A user's overrides, with the method's name in the place of its file (see `Registry.admit`).
+
+    Raises:
+        ConfigError: that file or class cannot be used.
+    """
+    if "method" not in overrides:
+        return overrides
+    spec = dict(_as_spec(overrides["method"]))
+    try:
+        if isinstance(spec.get("name"), str):
+            spec["name"] = METHODS.admit(spec["name"])
+        return {**overrides, "method": spec}
+    except ConfigError as error:
+        raise ConfigError(*(f"method: {problem}" for problem in error.problems)) from None
 
 
 SMOKE: dict[str, Any] = {
@@ -309,7 +333,7 @@ def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:
         ConfigError: with every problem found.
     """
     problems: list[str] = []
-    raw = dict(raw)
+    raw, method = dict(raw), str(_as_spec(raw.get("method")).get("name"))
     for key, registry in _PARTS.items():
         if key in raw:  # one that is missing is named below
             try:
@@ -322,8 +346,8 @@ def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:
     except ValidationError as error:
         problems += problems_of(error, "", functools.partial(_known_keys, kind))
     train = raw.get("train")
-    phases = train.get("phases") if isinstance(train, dict) else None
-    known = phase_names()
+    phases = train.get("phases") if isinstance(train, dict) and not METHODS.closed(method) else None
+    known = phase_names(*METHODS.names(), method)
     strange = [name for name in phases if name not in known] if isinstance(phases, dict) else []
     problems += [f"train.phases.{name}: no such phase; {nearest(str(name), known)}" for name in strange]
     if problems:
@@ -331,9 +355,16 @@ def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:
     return config
 
 
-def phase_names() -> set[str]:
-    """Names of the phases of all methods: a recipe may hold settings for several."""
-    return {phase for name in METHODS.names() for phase in METHODS.load(name).phases}  # type: ignore[attr-defined]
+def phase_names(*methods: str) -> set[str]:
+    """Names of the phases of these methods; those of a method that cannot be had are left out.
+
+    A recipe may hold settings for several methods.
+    """
+    found: set[str] = set()
+    for name in methods:
+        with suppress(ConfigError):
+            found |= {*METHODS.load(name).phases}  # type: ignore[attr-defined]
+    return found
 
 
 def _known_keys(kind: Any, path: tuple[Any, ...]) -> list[str] | None:

@@ -96,13 +96,14 @@ def export_directory(
     out: Path | None = None,
     images: Sequence[Path] | None = None,
     upto: int | None = None,
+    method: str | None = None,
     force: bool = False,
 ) -> str:
     """Export a model or run, by its directory or a run's name; returns what to tell the user.
 
     `out` is named as the directory, in the current folder, if not given. `images` are files or folders to check the
     result with; if not given, a run's own test images are used where they are, else random ones. `upto`: only the
-    first so many tasks.
+    first so many tasks. `method`: the file of a method of the user's own (see `Model.open`).
 
     Raises:
         PearlError: no such run, nothing learnt yet, a format that cannot hold it, a place that cannot be written.
@@ -112,7 +113,7 @@ def export_directory(
     path = Path(name)
     if not path.exists() and (runs_root() / name).is_dir():
         path = runs_root() / name
-    opened = Model.open(path, tasks=upto)
+    opened = Model.open(path, tasks=upto, method=method)
     tasks = [{"name": task.name, "classes": list(task.classes)} for task in opened.tasks]
     model = Learnt(opened.method, opened.config.images, tasks, opened.config.backbone)
     raw, origin = check_images(opened.config, images)

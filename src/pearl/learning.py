@@ -6,14 +6,13 @@ learnt what it is made of, so that `resume` needs nothing else.
 """
 
 import hashlib
-import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pearl.config import ModelConfig, RunConfig, check_config, merge, raw_config
+from pearl.config import ModelConfig, RunConfig, admit, check_config, merge, raw_config
 from pearl.data.augment import View
 from pearl.data.batches import Task
 from pearl.data.cache import read_all
@@ -21,7 +20,17 @@ from pearl.data.sources import class_folders
 from pearl.engine import Engine, Observer
 from pearl.errors import ConfigError, DataError, RunError
 from pearl.files import MANIFEST, check_no_gap, finished, read_json, write_json
-from pearl.saved import build_method, config_bytes, load_method, read_config, task_infos, verify
+from pearl.saved import (
+    CODE,
+    build_method,
+    check_method,
+    config_bytes,
+    load_method,
+    read_config,
+    resume_command,
+    task_infos,
+    verify,
+)
 from pearl.session import session
 
 Backbone = str | dict[str, Any] | None  # a name, or a name with options
@@ -51,10 +60,10 @@ def learn(
     Raises:
         PearlError: anything a user can mend. The model is then as it was.
     """
-    path, root = Path(path), Path(data)
+    path, root, overrides = Path(path), Path(data), admit(overrides or {})
     source = None if start is None or _is_copy(path, Path(start)) else Path(start)
     _check_place(path, source)
-    config = _config(path, source, recipe, backbone, overrides or {})
+    config = _config(path, source, recipe, backbone, overrides)
     name = root.resolve().name if task is None else task
     _learn(path, root, name, config, source=source, device=device, show=show, minutes=minutes)
 
@@ -124,7 +133,7 @@ def _learn(
         if source:
             copy_model(source, path)
 
-        again = f"pearl resume {shlex.quote(str(path))}"
+        again = resume_command(path, config)
         with session(path, config, again=again, device=device, precision=precision, show=show, minutes=minutes) as work:
             if len(finished(path)) != done:
                 raise RunError(f"{path}: another process has learnt a task meanwhile; run the same command again")
@@ -162,7 +171,7 @@ def copy_model(start: Path, path: Path) -> None:
         aside.mkdir(parents=True)
         for folder in (start / "reference", *finished(start)):
             shutil.copytree(folder, aside / folder.relative_to(start))
-        for name in ("classes.json", "environment.json"):
+        for name in ("classes.json", "environment.json", CODE):
             if (start / name).is_file():
                 shutil.copy2(start / name, aside / name)
         (aside / "config.yaml").write_bytes(config_bytes(check_config(raw, ModelConfig)))
@@ -214,6 +223,9 @@ def _config(
                 f"pearl learn NEW --from {path} --data FOLDER"
             )
         if finished(before):
+            if (named := overrides.get("method", {})).keys() <= {"name"}:  # which one it is, not another one
+                check_method(before, config, named.get("name"))
+                overrides = {key: value for key, value in overrides.items() if key != "method"}
             fixed = sorted(overrides.keys() - {"train"})
             fixed += [f"--{word}" for word, given in (("recipe", recipe), ("backbone", backbone)) if given]
             if fixed:

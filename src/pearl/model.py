@@ -3,7 +3,6 @@
 A run directory is one too: `pearl run` and `pearl learn` write the same files.
 """
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,8 +23,8 @@ from pearl.errors import ConfigError, DataError, RunError
 from pearl.evaluate import Ensemble
 from pearl.files import check_no_gap, finished
 from pearl.methods.base import Method
-from pearl.registry import nearest
-from pearl.saved import TaskInfo, load_method, read_config, task_infos
+from pearl.registry import METHODS, nearest
+from pearl.saved import TaskInfo, check_method, load_method, read_config, resume_command, task_infos
 
 BATCH = 64  # images decoded and asked about at a time
 
@@ -79,19 +78,26 @@ class Model:
         self.view = View(config.images, channels_last=config.engine.channels_last)
 
     @classmethod
-    def open(cls, path: str | Path, *, tasks: int | None = None, device: str = "auto") -> "Model":
+    def open(
+        cls, path: str | Path, *, tasks: int | None = None, device: str = "auto", method: str | None = None
+    ) -> "Model":
         """A model as it was after its first `tasks` tasks; after all of them if not given.
+
+        `method` ("path/to/file.py:Class") names the file that its method is in, if it is in one.
 
         Raises:
             RunError: not a model, no task finished, or files missing or damaged.
+            ConfigError: the method's file is not named, or another one is.
         """
         path = Path(path)
+        named = METHODS.admit(method) if method else None
         config = read_config(path)
+        check_method(path, config, named)
         there = len(finished(path))
         if tasks is None or not 1 <= tasks <= there:  # up to a gap a directory can be used, if one says so
             check_no_gap(path)
         if not there:
-            raise RunError(f"{path}: no task is finished; go on with: pearl resume {shlex.quote(str(path))}")
+            raise RunError(f"{path}: no task is finished; go on with: {resume_command(path, config)}")
         if tasks is not None and not 1 <= tasks <= there:
             raise RunError(f"{path}: {there} tasks are finished, not {tasks}; ask for 1 to {there}")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device

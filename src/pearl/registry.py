@@ -3,15 +3,25 @@
 A part is a class or function whose *keyword-only* parameters are its options: the signature gives the defaults, the
 types that are checked, `pearl show`, and the resolved configuration of a run. Nothing is imported before a name is
 used, so listing names costs no torch.
+
+Parts come with pearl, from installed packages (entry points `pearl.methods`, `pearl.backbones`, `pearl.data`,
+`pearl.rank_rules`), and methods from files as well, of which none runs that a user has not named: see `Registry.admit`.
 """
 
 import dataclasses
 import difflib
 import functools
+import hashlib
 import importlib
 import inspect
+import re
+import sys
+import traceback
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -62,16 +72,75 @@ def _path(item: Mapping[str, Any], known: Callable[[tuple[Any, ...]], Iterable[s
     return loc
 
 
-class Registry:
-    """Parts of one kind by name. `name/*` stands for a family: the rest of the name is the part's first argument."""
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """A class out of a file that the user named, and the file's bytes."""
 
-    def __init__(self, kind: str, targets: Mapping[str, str]) -> None:
-        self.kind = kind
-        self.targets = dict(targets)
+    part: type
+    source: bytes
+
+
+class Registry:
+    """Parts of one kind by name. `name/*` stands for a family: the rest of the name is the part's first argument.
+
+    Installed packages add to them by entry points of the group `pearl.GROUP`; a name that pearl has stays pearl's. With
+    `base` ("module:Class"), classes derived from it can be taken from files.
+    """
+
+    def __init__(self, kind: str, group: str, targets: Mapping[str, str], *, base: str | None = None) -> None:
+        self.kind, self.group, self.base = kind, f"pearl.{group}", base
+        self.own = dict(targets)
+        self._files: dict[str, Code] = {}
+
+    @functools.cached_property
+    def installed(self) -> dict[str, metadata.EntryPoint]:
+        """What installed packages add, by name."""
+        return {point.name: point for point in metadata.entry_points(group=self.group) if point.name not in self.own}
 
     def names(self) -> list[str]:
-        """All names, families with their star."""
-        return list(self.targets)
+        """All names, families with their star; pearl's own first."""
+        return [*self.own, *self.installed]
+
+    def admit(self, given: str) -> str:
+        """The name of a part that the user has just named: `path/to/file.py:Class` becomes Class@HASH.
+
+        This runs the file, and nothing else does. A configuration stores the new name, which says what the file was
+        and not where it lay; whoever reads it has not said that he trusts that file. Other names stay as they are.
+
+        Raises:
+            ConfigError: no such file or class, the file fails, or the class cannot be used; with file and line.
+        """
+        found = re.fullmatch(r"(.+\.py)(?::(\w*))?", given)
+        if found is None or self.base is None:
+            return given
+        file, attribute = Path(found[1]).expanduser(), found[2]
+        if not attribute:
+            raise ConfigError(f"{given}: which class? Give the file and its class, as {file.name}:MyMethod")
+        try:
+            source = file.read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"{file}: cannot be read ({error.strerror}); give the path of a Python file and its class, as "
+                f"path/to/file.py:{attribute}"
+            ) from None
+        name = f"{attribute}@{hashlib.sha256(source).hexdigest()[:12]}"
+        if name not in self._files:
+            module = _run_file(file, source, f"pearl_file_{name.partition('@')[2]}")
+            if not hasattr(module, attribute):
+                classes = (value for value in vars(module).values() if inspect.isclass(value))
+                known = [value.__name__ for value in classes if value.__module__ == module.__name__]
+                hint = nearest(attribute, known) if known else "it defines none"
+                raise ConfigError(f"{file}: has no class {attribute!r}; {hint}")
+            self._files[name] = Code(self._checked(getattr(module, attribute), f"{file}: {attribute}"), source)
+        return name
+
+    def source(self, name: str) -> bytes | None:
+        """The file that a part was taken from; None unless it was."""
+        return self._files[name].source if name in self._files else None
+
+    def closed(self, name: str) -> bool:
+        """Whether a part is a file's that nobody has named in this process."""
+        return self.base is not None and "@" in name and name not in self._files
 
     def load(self, name: str) -> Callable[..., Any]:
         """Import the class or function behind a name.
@@ -79,15 +148,57 @@ class Registry:
         Raises:
             ConfigError: no such name; the message gives the nearest one.
         """
+        if name in self._files:
+            return self._files[name].part
+        if self.base and (".py:" in name or "@" in name):
+            attribute = name.rpartition(":")[2].partition("@")[0]
+            raise ConfigError(
+                f"{name}: code in a file, which runs only where the command names it; add --{self.kind} "
+                f"path/to/file.py:{attribute}"
+            )
         family, _, member = name.partition("/")
         if member == "*":
             raise ConfigError(f"{name} stands for a family; name a member, such as timm/deit_tiny_patch16_224")
-        target = self.targets.get(f"{family}/*" if member else name)
+        target = self.own.get(f"{family}/*" if member else name)
+        if target is None and name in self.installed:
+            return self._from_package(self.installed[name])
         if target is None:
-            raise ConfigError(f"unknown {self.kind} {name!r}; {nearest(name, self.targets)}")
-        module, attribute = target.split(":")
-        part = getattr(importlib.import_module(module), attribute)
+            raise ConfigError(f"unknown {self.kind} {name!r}; {nearest(name, self.names())}")
+        part = _imported(target)
         return functools.partial(part, member) if member else part
+
+    def _from_package(self, point: metadata.EntryPoint) -> Callable[..., Any]:
+        package = point.dist.name if point.dist else point.value
+        where = f"{self.kind} {point.name} of the package {package}"
+        try:
+            part = point.load()
+        except Exception as error:  # an import can raise anything
+            raise ConfigError(
+                f"{where}: cannot be imported ({_in_words(error)}); mend or uninstall the package"
+            ) from None
+        return self._checked(part, where)
+
+    def _checked(self, part: Any, where: str) -> Any:
+        """A part that did not come with pearl.
+
+        Raises:
+            ConfigError: it is nothing of this kind, or its options cannot be read off its signature.
+        """
+        if self.base is None:
+            wrong = None if callable(part) else "is no class or function"
+        else:
+            base = _imported(self.base)
+            wrong = None if inspect.isclass(part) and issubclass(part, base) else f"does not derive from {self.base}"
+            if not wrong and hasattr(base, "phases") and not part.phases:
+                wrong = "declares no phases; list the names of those that `learn` yields"
+        try:
+            if not wrong:
+                _options_model(part)
+        except Exception as error:  # annotations are code
+            wrong = f"its options cannot be read ({_in_words(error)}); annotate each with its type"
+        if wrong:
+            raise ConfigError(f"{where}: {wrong}")
+        return part
 
     def options(self, name: str) -> type[BaseModel]:
         """The options of a part as a pydantic model, made from its keyword-only parameters."""
@@ -104,6 +215,8 @@ class Registry:
         if not isinstance(spec, Mapping) or "name" not in spec:
             raise ConfigError(f"{where}: needs a name; choose from {', '.join(self.names())}")
         name = str(spec["name"])
+        if self.closed(name):
+            return {**spec, "name": name}  # its options were checked by whoever had the file
         try:
             model = self.options(name)
         except ConfigError as error:
@@ -146,6 +259,37 @@ class Registry:
         raise TypeError(f"{type(part).__name__} is not a registered {self.kind}")
 
 
+def _imported(target: str) -> Any:
+    module, attribute = target.split(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _run_file(file: Path, source: bytes, name: str) -> types.ModuleType:
+    """The module that a file's bytes make; these very bytes, so that its hash is that of what ran."""
+    module = types.ModuleType(name)
+    module.__file__ = str(file)
+    sys.modules[name] = module  # where dataclasses and annotations look things up
+    try:
+        exec(compile(source, str(file), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        line = error.lineno if isinstance(error, SyntaxError) and not lines else [0, *lines][-1]
+        raise ConfigError(f"{file}, line {line}: {_in_words(error)}; mend the file") from None
+    return module
+
+
+def _in_words(error: BaseException) -> str:
+    """A foreign error on one line."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return " ".join(f"{type(error).__name__}: {text}".split())
+
+
+def readable(name: str) -> str:
+    """A part's name for people: the class without the hash of its file."""
+    return name.partition("@")[0]
+
+
 def _keyword_only(part: Callable[..., Any]) -> list[inspect.Parameter]:
     parameters = inspect.signature(part).parameters.values()
     return [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
@@ -185,6 +329,7 @@ def _named(spec: Any, default: Spec) -> Any:
 
 METHODS = Registry(
     "method",
+    "methods",
     {
         "pearl": "pearl.methods.pearl:Pearl",
         "isolation": "pearl.methods.isolation:Isolation",
@@ -205,10 +350,12 @@ METHODS = Registry(
         "fetril": "pearl.methods.fetril:FeTril",
         "fecam": "pearl.methods.fecam:FeCam",
     },
+    base="pearl.methods.base:Method",
 )
 
 BACKBONES = Registry(
     "backbone",
+    "backbones",
     {
         "resnet18": "pearl.nn.resnet:resnet18",
         "bsc": "pearl.nn.bsconv:bsc",
@@ -218,6 +365,7 @@ BACKBONES = Registry(
 
 SOURCES = Registry(
     "data source",
+    "data",
     {
         "digits": "pearl.data.sources:digits",
         "cifar100": "pearl.data.sources:cifar100",
@@ -230,6 +378,7 @@ SOURCES = Registry(
 
 RANK_RULES = Registry(
     "rank rule",
+    "rank_rules",
     {
         "paper": "pearl.nn.ranks:PaperRule",
         "fixed": "pearl.nn.ranks:FixedRule",

@@ -137,17 +137,19 @@ class Replay:
 
     def restore(self, at: tuple[int, int], scene: "Scene") -> Progress:
         """Put the newest stored moment of a phase back, and say how far it was; from the start if there is none."""
-        found = self._newest("{:03d}-{:02d}-".format(*at)) if self.ranks.first else None
+        found = self._newest("{:03d}-{:02d}-".format(*at), scene) if self.ranks.first else None
         place = self.ranks.same(found[0] if found else None)
         if place is None:
             return Progress()
         _, tensors, manifest = found or (place, *read_part(place))
         return Progress(manifest["steps"], scene.put_back(self.start, tensors, self.ranks.rank))
 
-    def _newest(self, prefix: str) -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
+    def _newest(self, prefix: str, scene: "Scene") -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
         for place in reversed(self._moments(prefix)):
-            with suppress(RunError):  # half-written or damaged: an older moment leads to the same bits
-                return place, *read_part(place)
+            with suppress(RunError):  # half-written, damaged or foreign: an older moment leads to the same bits
+                tensors, manifest = read_part(place)
+                if scene.fits(tensors, manifest):
+                    return place, tensors, manifest
         return None
 
     def _moments(self, prefix: str) -> list[Path]:
@@ -187,6 +189,27 @@ class Scene:
             if progress.losses:
                 groups["epoch"] = {"losses": torch.stack(progress.losses).float().cpu()}
         return {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}
+
+    def fits(self, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> bool:
+        """Whether a stored moment is of this phase; nothing is changed. An optimizer would take any shape.
+
+        Buffers may have other shapes: memories and statistics grow.
+        """
+        shapes = {f"loose/{i}": p.shape for i, p in self._loose().items()}
+        if self.phase.extra:
+            shapes |= {f"extra/{name}": value.shape for name, value in self.phase.extra.state_dict().items()}
+        needed = set(shapes)
+        shapes |= {f"method/{name}": p.shape for name, p in self.method.named_parameters()}
+        for name, value in tensors.items():
+            group, _, rest = name.partition("/")
+            if group == "optimizer":
+                index = rest.partition("/")[0]
+                if not index.isdecimal() or int(index) >= len(self.params):
+                    return False
+                shapes[name] = self.params[int(index)].shape if value.numel() > 1 else value.shape  # or steps, counted
+            if value.shape != shapes.get(name, value.shape) or (group in ("loose", "extra") and name not in needed):
+                return False
+        return needed <= tensors.keys() and manifest.get("phase") == self.phase.name
 
     def put_back(self, start: Mapping[str, Tensor], tensors: Mapping[str, Tensor], rank: int) -> list[Tensor]:
         """The reverse of `state`, into the very tensors that are there; gives the epoch's losses so far."""

@@ -29,6 +29,7 @@ from pearl import metrics, plots
 from pearl.errors import ReportError, RunError
 from pearl.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, read_json, write_file
 from pearl.paths import runs_root
+from pearl.registry import readable
 from pearl.text import HEADLINES
 from pearl.version import __version__
 
@@ -81,7 +82,7 @@ class Record:
     @property
     def label(self) -> str:
         """What tells it apart from runs of other kinds."""
-        return f"{self.config['recipe'] if self.counts else self.name} {self.config['method']['name']}"
+        return f"{self.config['recipe'] if self.counts else self.name} {readable(self.config['method']['name'])}"
 
     @property
     def planned(self) -> int:

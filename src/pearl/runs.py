@@ -9,7 +9,6 @@ RUN/results.json        counts per stage, task and class; every metric is derive
 RUN/events.jsonl        one line per phase and epoch    RUN/resume/     moments of the task that is being learnt
 """
 
-import shlex
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,14 +26,14 @@ from pearl.data.cache import Images, decode_rows
 from pearl.data.sources import Source
 from pearl.data.stream import Stream, make_stream
 from pearl.engine import Observer, is_out_of_memory
-from pearl.errors import DataError, RunError, TrainingError
+from pearl.errors import ConfigError, DataError, RunError, TrainingError
 from pearl.evaluate import Evaluator, TestSet
 from pearl.files import FORMAT, MANIFEST, check_no_gap, finished, read_json, write_json
 from pearl.methods.base import Method
 from pearl.paths import runs_root
 from pearl.ranks import Ranks
-from pearl.registry import SOURCES
-from pearl.saved import build_method, isolation_size, load_method, read_config
+from pearl.registry import METHODS, SOURCES
+from pearl.saved import build_method, isolation_size, load_method, read_config, resume_command
 from pearl.session import Session, session
 
 
@@ -162,7 +161,12 @@ def execute(
     Raises:
         PearlError: anything a user can mend.
     """
-    ranks = Ranks.join(device, devices)
+    ranks, method_name = Ranks.join(device, devices), config.method["name"]
+    if ranks.world > 1 and METHODS.load(method_name).rehearsal:  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"--devices {devices}: method={method_name} keeps images, which each process would draw for itself; leave "
+            f"--devices out"
+        )
     run = Run(path or runs_root() / config.id, config)
     show = show if show and ranks.first else Observer()
     if (run.path / "config.yaml").is_file():
@@ -185,7 +189,7 @@ def execute(
         with ranks.first_on_each_machine():
             method = build_method(config, structure_only=begun)
             prepared = prepare(config, show)
-        again = f"pearl resume {shlex.quote(str(run.path))}" + f" --devices {devices}" * (devices > 1)
+        again = resume_command(run.path, config) + f" --devices {devices}" * (devices > 1)
         how: dict[str, Any] = {"device": device, "precision": precision, "show": show, "minutes": minutes}
         with session(run.path, config, again=again, ranks=ranks, **how) as work:
             _Work(run, prepared, work).go(method, begun, stop_after)

@@ -1,5 +1,6 @@
 """From the files of a model or run to the method they hold."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +9,15 @@ import torch
 import yaml
 from torch import nn
 
-from pearl.checkpoint import load_state, read_part
+from pearl.checkpoint import load_state, read_part, sha256
 from pearl.config import ModelConfig, RunConfig, check_config
 from pearl.data.batches import fold
 from pearl.errors import ConfigError, RunError
 from pearl.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, read_json
 from pearl.methods.base import Method
-from pearl.registry import BACKBONES, METHODS
+from pearl.registry import BACKBONES, METHODS, readable
+
+CODE = "method.py"  # a copy of the file that the method was taken from, for who names it
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,51 @@ def read_config(path: Path) -> ModelConfig:
     except (OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError, ConfigError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"{file}: cannot be read ({reason}); restore it, or run into a new directory") from None
+
+
+def check_method(path: Path, config: ModelConfig, named: str | None) -> None:
+    """See that the method may run: `named` is what the user names it by (see `Registry.admit`), None if he does not.
+
+    Only a method that is a file's has to be named: whoever got a model from others has not seen its code.
+
+    Raises:
+        ConfigError: it is not named, or is another one.
+    """
+    name, copy = str(config.method["name"]), path / CODE
+    wanted = f"--method {shlex.quote(str(copy))}:{readable(name)}"
+    if named not in (None, name):
+        if "@" not in name:
+            raise ConfigError(f"{path}: its method is {name}, not {readable(str(named))}; leave out --method")
+        if wrong := changed_code(path, config):
+            raise ConfigError(f"{path}: was made by another file than the one that is named, and {wrong}")
+        raise ConfigError(
+            f"{path}: was made by another class or version of the file than the one that is named; use the copy kept "
+            f"there, {wanted}, or begin anew with the file as it is now"
+        )
+    if METHODS.closed(name):
+        if wrong := changed_code(path, config):
+            raise ConfigError(f"{path}: its method {readable(name)} is a file's, and {wrong}")
+        raise ConfigError(
+            f"{path}: its method {readable(name)} is code that came with it, which runs only if you name it; read "
+            f"{copy}, and if you trust it add {wanted}"
+        )
+
+
+def resume_command(path: Path, config: ModelConfig) -> str:
+    """What goes on where a run, or the learning of a task, was cut off."""
+    name = str(config.method["name"])
+    method = f" --method {shlex.quote(str(path / CODE))}:{readable(name)}" if "@" in name else ""
+    return f"pearl resume {shlex.quote(str(path))}{method}"
+
+
+def changed_code(path: Path, config: ModelConfig) -> str | None:
+    """What is wrong with the copy of a method's file; None if nothing is, or there is none to be."""
+    _, _, digest = str(config.method["name"]).partition("@")
+    file = path / CODE
+    if not digest or (file.is_file() and sha256(file.read_bytes()).startswith(digest)):
+        return None
+    state = "is not what it was" if file.is_file() else "is missing"
+    return f"{file} {state}; bring back the file whose SHA-256 begins with {digest}"
 
 
 def config_bytes(config: ModelConfig) -> bytes:

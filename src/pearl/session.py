@@ -28,8 +28,9 @@ from pearl.errors import Interrupted, Lost, RunError
 from pearl.files import FORMAT, check_no_gap, finished, folder_name, task_folders, write_file, write_json
 from pearl.methods.base import Method
 from pearl.ranks import Ranks, lost
+from pearl.registry import METHODS
 from pearl.replay import Replay, Stop
-from pearl.saved import config_bytes, isolation_size, task_infos
+from pearl.saved import CODE, config_bytes, isolation_size, task_infos
 from pearl.version import __version__
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -119,6 +120,8 @@ class Session:
         method = self.engine.place(method)
         if not self.ranks.first:
             return method
+        if source := METHODS.source(self.config.method["name"]):
+            write_file(self.path / CODE, source)
         write_file(self.path / "config.yaml", config_bytes(self.config))
         write_json(self.path / "environment.json", environment(self.engine))
         write_part(self.path / "reference", snapshot(method.state_dict()), {"parameters": method.size()})

@@ -67,6 +67,8 @@ def page(name: str) -> str:
     for registry in _REGISTRIES.values():
         if name in registry.names() or ("/" in name and f"{name.split('/')[0]}/*" in registry.names()):
             return _part_page(registry, name)
+    if (method := METHODS.admit(name)) != name:
+        return _part_page(METHODS, method)
     names = [*recipe_names(), *(name for registry in _REGISTRIES.values() for name in registry.names())]
     raise ConfigError(f"nothing is called {name!r}; {nearest(name, names)}")
 
@@ -140,9 +142,11 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
     Raises:
         RunError: not a model, or its configuration or reference cannot be read.
     """
-    from pearl.saved import read_config, verify
+    from pearl.saved import changed_code, read_config, verify
 
     config, reference, damaged = read_config(path), read_json(path / "reference" / MANIFEST), verify(path)
+    if code := changed_code(path, config):
+        damaged.append(code)
     manifests = []
     for folder in finished(path):
         try:
@@ -198,7 +202,10 @@ def _is_run(path: Path) -> bool:
 
 def _needs(method: str) -> str:
     """What a method asks of a backbone, of old data and of the test."""
-    kind: Any = METHODS.load(method)
+    try:
+        kind: Any = METHODS.load(method)
+    except ConfigError:
+        return "-"
     backbone = "a ViT" if kind.backbones == "vit" else "any backbone"
     old = "data of all tasks" if kind.oracle else "a memory of old images" if kind.rehearsal else "no old data"
     test = "made for task-IL" if kind.task_identity else "class-IL and task-IL"
@@ -225,9 +232,11 @@ def _run_state(path: Path) -> str:
 def _first_line(registry: Registry, name: str) -> str:
     if name.endswith("/*"):
         return "any network of timm by its name, such as timm/deit_tiny_patch16_224"
-    part = registry.load(name)
-    doc = inspect.getdoc(part) or ""
-    return doc.splitlines()[0]
+    try:
+        part = registry.load(name)
+    except ConfigError as error:  # an installed package's
+        return str(error)
+    return (inspect.getdoc(part) or "-").splitlines()[0]
 
 
 def _part_page(registry: Registry, name: str) -> str:

@@ -11,6 +11,9 @@ def command(
     data: Annotated[Path, typer.Option(help="Images in a folder per class: DIR/CLASS/*, or DIR/test/CLASS/*.")],
     as_json: Annotated[bool, typer.Option("--json", help="Counts and the whole confusion matrix as JSON.")] = False,
     tasks: Annotated[int | None, typer.Option(min=1, help="Use the first so many tasks only.")] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
     """Accuracy per class and task on a folder of images, and what is taken for what.
@@ -21,5 +24,5 @@ def command(
     from pearl.model import Model
     from pearl.text import evaluation_json, evaluation_page
 
-    evaluation = Model.open(model, tasks=tasks, device=device).evaluate(data)
+    evaluation = Model.open(model, tasks=tasks, device=device, method=method).evaluate(data)
     typer.echo(evaluation_json(evaluation) if as_json else evaluation_page(evaluation))

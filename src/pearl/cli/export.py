@@ -16,6 +16,9 @@ def command(
         list[Path] | None, typer.Option(help="Images, or folders of them, to check the result with.")
     ] = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="Export the first so many tasks only.")] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what an earlier export left at OUT.")] = False,
 ) -> None:
     """Write a model for use without pearl, once the written file gives the same logits.
@@ -27,4 +30,4 @@ def command(
     """
     from pearl.export import export_directory
 
-    typer.echo(export_directory(model, to=to, out=out, images=images, upto=tasks, force=force))
+    typer.echo(export_directory(model, to=to, out=out, images=images, upto=tasks, method=method, force=force))

@@ -19,6 +19,10 @@ def command(
         str | None, typer.Option(help="First task: the network, as resnet18, bsc or timm/NAME (pretrained).")
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="First task: the recipe whose settings are used.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE.py:CLASS", help="First task: the method; later: its file, if it has one."),
+    ] = None,
     start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to go on from.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     store_every: Annotated[float, typer.Option(help="Minutes between two stored moments of training.")] = 10.0,
@@ -31,14 +35,14 @@ def command(
     pearl learn shop --data vegetables
     pearl learn shop --data packages --task october train.epochs=20
     """
-    from pearl.config import parse_overrides
+    from pearl.config import merge, parse_overrides
     from pearl.errors import DataError, printable
     from pearl.learning import learn
     from pearl.model import Model
     from pearl.progress import display
     from pearl.text import evaluation_page
 
-    settings = parse_overrides(overrides or [])
+    settings = merge({"method": method} if method else {}, parse_overrides(overrides or []))
     learn(
         model,
         data,
@@ -51,7 +55,7 @@ def command(
         show=display(quiet),
         minutes=store_every,
     )
-    grown = Model.open(model, device=device)
+    grown = Model.open(model, device=device, method=method)
     new = grown.tasks[-1]
     counts = f"{len(new.classes)} classes, {len(grown.classes)} in all"
     typer.echo(f"learnt task {printable(new.name)}: {counts}; stored in {model}")

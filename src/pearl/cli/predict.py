@@ -16,6 +16,9 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, with a head.")] = False,
     tasks: Annotated[int | None, typer.Option(min=1, help="Use the first so many tasks only.")] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say where the time went.")] = False,
 ) -> None:
@@ -38,7 +41,7 @@ def command(
     from pearl.model import Model
 
     times["import"] = time.perf_counter()
-    opened = Model.open(model, tasks=tasks, device=device)
+    opened = Model.open(model, tasks=tasks, device=device, method=method)
     if task is not None:
         opened.task_index(task)  # a wrong name is found before the weights are read
     _ = opened.method

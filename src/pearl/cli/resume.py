@@ -12,6 +12,9 @@ from pearl.launch import place, start
 
 def command(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, or of a model.")],
+    method: Annotated[
+        str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     devices: Annotated[int, typer.Option(help="Train a run on so many at once, a process each.")] = 1,
     store_every: Annotated[float, typer.Option(help="Minutes between two stored moments of training.")] = 10.0,
@@ -28,11 +31,14 @@ def command(
     from pearl.config import RunConfig
     from pearl.learning import resume
     from pearl.progress import display
+    from pearl.registry import METHODS
     from pearl.runs import execute
-    from pearl.saved import read_config
+    from pearl.saved import check_method, read_config
     from pearl.text import run_page
 
+    named = METHODS.admit(method) if method else None
     config = read_config(directory)
+    check_method(directory, config, named)
     if isinstance(config, RunConfig):
         show = display(quiet)
         run = execute(config, path=directory, device=device, devices=devices, show=show, minutes=store_every)

@@ -1,5 +1,6 @@
 """pearl run RECIPE [key=value ...]"""
 
+import json
 import sys
 from typing import Annotated
 
@@ -14,6 +15,10 @@ def command(
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as method=isolation.")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE.py:CLASS", help="The method: as method=NAME, or a class in a file of yours."),
     ] = None,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="One step per phase on a few images, through everything.")
@@ -33,11 +38,13 @@ def command(
     pearl run cifar100-5t-resnet18 seed=1 method=isolation
     pearl run cifar100-5t-resnet18 method.rank.name=fixed method.rank.r=8
     pearl run cifar100-5t-deit_tiny --devices 4
+    pearl run digits --method path/to/file.py:MyMethod method.my_option=2
     pearl run my_recipe.yaml train.phases.probe.epochs=5 --dry-run
     """
     from pearl.config import load_config
 
-    config = load_config(recipe, overrides or [], smoke=smoke)
+    chosen = [f"method={json.dumps(method)}"] if method else []
+    config = load_config(recipe, chosen + (overrides or []), smoke=smoke)
     if dry_run:
         from pearl.plan import plan
 

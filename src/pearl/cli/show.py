@@ -8,7 +8,9 @@ import typer
 def command(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="A method, backbone, data source, rank rule, recipe, or run."),
+        typer.Argument(
+            metavar="NAME", help="A method (or FILE.py:CLASS), backbone, data source, rank rule, recipe, or run."
+        ),
     ],
 ) -> None:
     """Show what a name stands for: options with defaults, a recipe's settings, a run's results.

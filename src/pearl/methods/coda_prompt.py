@@ -26,13 +26,15 @@ class CodaPrompt(PromptMethod):
     """A frozen ViT and components of prompts, weighted for each image; a task adds some and freezes them.
 
     Defaults are the authors' for ImageNet-R: 100 components over 10 tasks, 8 tokens each (4 keys, 4 values) in the
-    first 5 blocks, no penalty since new components start orthogonal to all others; Adam 1e-3, cosine, 50 epochs.
+    first 5 blocks, no penalty since new components start orthogonal to all others; Adam 1e-3, cosine, 50 epochs. Keys
+    and attentions have the ViT's width: of more components than that, the last ones start as random unit vectors.
 
     Options:
         per_task: components that a task adds; the authors' 100 are 20 for 5 tasks and 5 for 20.
         length: tokens of a prompt, half of them keys and half values.
         blocks: how many blocks, from the first, have a prompt.
-        ortho: weight of the penalty on components that are not orthonormal (equation 7).
+        ortho: weight of the penalty on components that are not orthonormal (equation 7), of its mean over all entries
+            where the paper has the sum, as in the authors' code; a version of that has a further factor of 1e-6 in it.
     """
 
     phases = ("coda_prompt",)
@@ -110,7 +112,8 @@ class CodaPrompt(PromptMethod):
 def orthonormal(count: int, old: Tensor) -> Tensor:
     """Random unit rows (count, size), orthogonal to each other and to the rows `old` (m, size) while there is room.
 
-    In `size` dimensions there is room for `size` rows; further ones have random directions.
+    In `size` dimensions there is room for `size` rows; further ones are random unit vectors, neither orthogonal to
+    the others nor to each other. Float32, drawn from torch's global generator.
     """
     drawn = torch.randn(count, old.shape[1], dtype=torch.float64)
     room = max(0, old.shape[1] - len(old))

@@ -4,12 +4,17 @@ New classes must not push old ones away: new images compete among their batch's 
 images teach to tell old classes from new ones.
 """
 
+from typing import Annotated, Literal
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task
-from pearl.methods.er import Er
+from pearl.methods.er import Er, Images
+from pearl.methods.memory import Policy
+from pearl.nn.growing import CosineHeads
 
 
 class ErAce(Er):
@@ -19,9 +24,23 @@ class ErAce(Er):
         buffer_size: images kept; 200 and 500 are usual.
         minibatch_size: images shown again in each step.
         policy: which images are kept, see `Memory`.
+        head: `linear`; or `cosine`, with the scale 10, as in the authors' code.
     """
 
     phases = ("er_ace",)
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        buffer_size: Images = 200,
+        minibatch_size: Annotated[int, Field(ge=1, strict=True)] = 32,
+        policy: Policy = "reservoir",
+        head: Literal["linear", "cosine"] = "linear",
+    ) -> None:
+        super().__init__(backbone, buffer_size=buffer_size, minibatch_size=minibatch_size, policy=policy)
+        if head == "cosine":
+            self.heads = CosineHeads(self.heads.dim, scale=10.0)
 
     def loss(self, task: Task, batch: Batch) -> Tensor:
         """Cross-entropy of new images over their batch's classes, of remembered ones over all classes seen."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -74,9 +75,13 @@ class TaskHeads(nn.Module):
 
     def grow(self, classes: int) -> nn.Linear:
         """Add the classifier of a new task."""
-        block = nn.Linear(self.dim, classes)
+        block = self.block(classes)
         self.blocks.append(block)
         return block
+
+    def block(self, classes: int) -> nn.Linear:
+        """A classifier of one task."""
+        return nn.Linear(self.dim, classes)
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -104,3 +109,32 @@ class TaskHeads(nn.Module):
         while (key := f"{prefix}blocks.{len(self)}.weight") in state_dict:
             self.grow(state_dict[key].shape[0])
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class CosineHeads(TaskHeads):
+    """Heads without bias whose logits are scale * cos(feature, weight): no class wins by the length of its weight.
+
+    Gidaris & Komodakis (CVPR 2018); in class-incremental learning LUCIR (Hou et al., CVPR 2019), which trains the
+    scale. All tasks share it; one task's block gives the cosines alone.
+    """
+
+    def __init__(self, dim: int, scale: float = 10.0, *, learnable: bool = False) -> None:
+        super().__init__(dim)
+        self.scale = nn.Parameter(torch.tensor(scale)) if learnable else scale
+
+    def block(self, classes: int) -> nn.Linear:
+        """A weight for each class; a new one points anywhere."""
+        return Cosines(self.dim, classes, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (B, dim) -> float32 logits (B, classes seen) between -scale and scale."""
+        return self.scale * super().forward(features)
+
+
+class Cosines(nn.Linear):
+    """The cosine of each feature and each weight; 0 for a feature of zeros."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (B, dim) -> float32 cosines (B, classes)."""
+        with torch.autocast(features.device.type, enabled=False):  # bfloat16 cannot tell cosines near 1
+            return F.linear(F.normalize(features.float(), dim=1), F.normalize(self.weight, dim=1))
