@@ -123,6 +123,7 @@ def test_an_ensemble_is_the_method_whatever_way_it_takes(make, count, kept, monk
         ensemble = Ensemble(method)
         for _ in range(2):
             same(ensemble(x), plain)
+            same(ensemble(x, 1), plain[:, method.heads.columns(1)])
 
 
 @torch.no_grad()
@@ -142,5 +143,8 @@ def test_sub_networks_that_fit_are_merged_once(monkeypatch):
     monkeypatch.setattr(Pearl, "weights", lambda self, t: merged.append(t) or original(self, t))
     ensemble = Ensemble(method)
     for _ in range(3):
+        ensemble(torch.randn(1, 3, 8, 8), 2)
+    assert merged == [2]
+    for _ in range(3):
         ensemble(torch.randn(1, 3, 8, 8))
-    assert merged == [1, 2]  # task 0 is the reference
+    assert merged == [2, 1]  # task 0 is the reference

@@ -78,8 +78,11 @@ class Ensemble:
         self._kept = list(method.experts()) if size <= KEPT else None
 
     @torch.no_grad()
-    def __call__(self, x: Tensor) -> Tensor:
-        """Logits (B, classes seen) of images (B, 3, H, W)."""
+    def __call__(self, x: Tensor, task: int | None = None) -> Tensor:
+        """Logits (B, classes seen) of images (B, 3, H, W); with `task`, those of that task's classes alone."""
+        if task is not None:
+            own = next((expert for expert in self._kept or () if expert.task == task), None)
+            return own.forward(x) if own else self.method(x, task)
         if self._at_once is not None and len(x) <= self._at_once[1]:
             return self._at_once[0](x)
         return torch.cat([expert.forward(x) for expert in self._kept or self.method.experts()], dim=1)

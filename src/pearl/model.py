@@ -182,13 +182,10 @@ class Model:
 
         In float32 whatever the precision of training, so that an image's answer does not depend on the machine.
         """
-        method, parts = self.method, []
+        parts = []
         for start in range(0, len(pixels), BATCH):
             x = self.view.test(torch.from_numpy(pixels[start : start + BATCH]).to(self.device))
-            if task is not None:
-                parts.append(method(x, task).cpu())
-            else:
-                parts.append(self._ensemble(x).cpu())
+            parts.append(self._ensemble(x, task).cpu())
         return torch.cat(parts)
 
     def evaluate(self, data: str | Path) -> "Evaluation":

@@ -53,6 +53,7 @@ class Expert:
     key: str
     forward: Network
     frozen: bool = False
+    task: int | None = None  # it gives this task's logits, and is all that `forward(x, task)` asks
 
 
 class Method(nn.Module):
@@ -105,7 +106,7 @@ class Method(nn.Module):
     def expert(self, t: int, network: Callable[[], Network]) -> Expert:
         """A frozen expert of task t: its head on a network that is made when it is first asked, and once."""
         made = cache(network)
-        return Expert(f"task {t}", lambda x: self.heads[t](made()(x)), frozen=True)
+        return Expert(f"task {t}", lambda x: self.heads[t](made()(x)), frozen=True, task=t)
 
     def evaluated(self, network: nn.Module, weights: Mapping[str, Tensor]) -> Network:
         """A network of the backbone's structure with these weights, in its fastest form for evaluation."""
