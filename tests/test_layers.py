@@ -33,6 +33,8 @@ LAYERS = {
         "jobs",
         "slurm",
         "sweep",
+        "tables",
+        "tables.*",
     ),
     6: ("__init__", "__main__", "cli", "cli.*"),
 }
@@ -45,6 +47,8 @@ LIGHT = (
     "jobs",
     "slurm",
     "sweep",
+    "tables",
+    "tables.*",
     "__init__",
     "__main__",
     "cli",

@@ -10,7 +10,21 @@ import typer
 STARTED = time.perf_counter()  # for `pearl predict --verbose`
 
 from pearl import launch  # noqa: E402
-from pearl.cli import doctor, evaluate, export, inspect, learn, list, predict, report, resume, run, show, sweep  # noqa: E402
+from pearl.cli import (  # noqa: E402
+    doctor,
+    evaluate,
+    export,
+    inspect,
+    learn,
+    list,
+    predict,
+    report,
+    resume,
+    run,
+    show,
+    sweep,
+    table,
+)
 from pearl.errors import Busy, Interrupted, Lost, PearlError, printable  # noqa: E402
 
 app = typer.Typer(
@@ -22,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (run, resume, sweep, learn, predict, evaluate, inspect, export, report, list, show, doctor):
+for verb in (run, resume, sweep, learn, predict, evaluate, inspect, export, report, table, list, show, doctor):
     app.command(name=verb.__name__.rpartition(".")[2])(verb.command)
 
 
