@@ -98,7 +98,7 @@ def implied_rank(request: Request, total: float) -> float:
 
 # Sustained floating-point operations a second, and seconds that a step takes at least: one core of an AMD EPYC with
 # AVX-512 BF16 (ResNet-18 at 32 pixels: 110 images/s in training); a GPU of 2024, whose small batches wait for Python.
-CPU_CORE = (2e11, 0.02)
+CPU_CORE = (1.5e11, 0.02)
 GPU = (1e14, 0.006)
 FIRST_TASK_ONLY = ("reference", "lwf_first", "extractor")
 NOT_OF_THE_REFERENCE = ("probe", "adapt", "lwf", "fetril")

@@ -64,7 +64,7 @@ def lines(filled: Filled) -> Lines:
             continue
         paper = [cell.paper.text if cell.paper else "" for cell in cells]
         ours = [_ours(cell, column) for cell, column in zip(cells, columns, strict=True)]
-        apart = [_apart(cell, filled.table.paper_runs) for cell in cells]
+        apart = [_apart(filled, cell) for cell in cells]
         name = f"{row.name}{_marks(filled, row)}"
         which = f"quoted ({row.quoted})" if row.quoted else "paper"
         mine: Lines = [[which, *paper], ["ours", *ours], ["difference", *apart]]
@@ -83,8 +83,8 @@ def _ours(cell: Cell, column: Column) -> str:
     return f"{cell.mean:.2f}{spread} (n={cell.n}{wanted})"
 
 
-def _apart(cell: Cell, paper_runs: int) -> str:
-    apart, errors = cell.difference(paper_runs)
+def _apart(filled: Filled, cell: Cell) -> str:
+    apart, errors = filled.difference(cell)
     if apart is None:
         return ""
     return f"{apart:+.2f}" if errors is None else f"{apart:+.2f} ({errors:+.1f} se)"
@@ -96,7 +96,9 @@ def _marks(filled: Filled, part: Row | Column) -> str:
 
 
 def _notes(filled: Filled) -> list[str]:
-    return [f"[{number}] {text}" for number, text in enumerate(filled.table.notes.values(), start=1)]
+    used = {key for part in (*filled.rows, *filled.columns) for key in part.notes}
+    notes = enumerate(filled.table.notes.items(), start=1)
+    return [f"[{number}] {text}" for number, (key, text) in notes if key in used]
 
 
 def _about(filled: Filled) -> list[str]:
@@ -112,8 +114,8 @@ def _about(filled: Filled) -> list[str]:
 
 _READING = (
     "Ours: mean ± standard deviation (n - 1) over n seeds; a value without n is exact, from a model object. "
-    "Difference: ours less the paper's, and in standard errors, sqrt(s²/n + s²/n) of what has a standard deviation. An empty cell "
-    "has no run; what is quoted the paper took from elsewhere."
+    "Difference: ours less the paper's, and in standard errors, sqrt(s²/n + s²/n) of what has a standard deviation; "
+    "at the paper's settings only. An empty cell has no run; what is quoted the paper took from elsewhere."
 )
 
 
@@ -305,7 +307,7 @@ def _csv(filled: Filled, folder: Path) -> str:
         for column in filled.columns:
             cell = filled.cells[row.name, column.id]
             paper = [cell.paper.mean, cell.paper.std] if cell.paper else [None, None]
-            apart = cell.difference(filled.table.paper_runs)
+            apart = filled.difference(cell)
             ends = [*apart, len(cell.missing), " ".join(_address(path, folder) for path in cell.runs)]
             for label, mean, std in _entries(cell):
                 start = [filled.table.name, row.name, column.title, column.metric, label]

@@ -60,14 +60,13 @@ class Cell:
         """Over seeds, with n - 1; None for fewer than two."""
         return report.spread(self.values)[1]
 
-    def difference(self, paper_runs: int) -> tuple[float | None, float | None]:
-        """Ours less the paper's, and the same in standard errors; None for what cannot be said."""
-        if self.paper is None or not self.values or self.labels:
-            return None, None
-        return difference((self.mean, self.std, self.n), (self.paper.mean, self.paper.std, paper_runs))
+    @property
+    def sample(self) -> "Sample":
+        """Mean, standard deviation and number; what is counted does not vary."""
+        return self.mean, 0.0 if self.counted else self.std, self.n
 
 
-Sample = tuple[float, float | None, int]  # mean, standard deviation, over how many
+Sample = tuple[float, float | None, int]  # mean, standard deviation (None: not known), over how many
 
 
 def difference(ours: Sample, other: Sample) -> tuple[float, float | None]:
@@ -129,6 +128,15 @@ class Filled:
         """How many cells of ours are complete, and how many there can be."""
         cells = [cell for cell in self.cells.values() if cell.values or cell.missing]
         return sum(not cell.missing for cell in cells), len(cells)
+
+    def difference(self, cell: Cell) -> tuple[float | None, float | None]:
+        """Ours less the paper's, and the same in standard errors; None for what cannot be said.
+
+        Other settings than the paper's are not held against its values, only against its claims.
+        """
+        if self.size != "paper" or cell.paper is None or not cell.values or cell.labels:
+            return None, None
+        return difference(cell.sample, (cell.paper.mean, cell.paper.std, self.table.paper_runs))
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -281,14 +289,18 @@ def verdict(claim: Claim, cells: Mapping[Place, Cell], size: Size) -> Verdict:
         return Verdict(claim, "yes" if spread < claim.below else "no", because)
     parts, reasons = [], []
     for other in claim.than:
-        a, b = cells[claim.more or other], cells[other]
-        apart, errors = difference((a.mean, a.std, a.n), (b.mean, b.std, b.n))
-        if errors is None:
+        a, b = cells[claim.more or other].sample, cells[other].sample
+        apart, errors = difference(a, b)
+        against = f"{apart:+.2f} against {_label(claim, other)}"
+        if a[1] is None or b[1] is None:
             parts.append("within noise")
-            reasons.append(f"{apart:+.2f} against {other[0]}, whose noise one seed does not tell")
-            continue
-        parts.append("within noise" if abs(errors) < NOISE else "yes" if errors > 0 else "no")
-        reasons.append(f"{apart:+.2f} ({errors:+.1f} standard errors) against {_label(claim, other)}")
+            reasons.append(f"{against}, and one seed does not tell how much seeds differ")
+        elif errors is None:  # neither varies
+            parts.append("yes" if apart > 0 else "no")
+            reasons.append(against)
+        else:
+            parts.append("within noise" if abs(errors) < NOISE else "yes" if errors > 0 else "no")
+            reasons.append(f"{against} ({errors:+.1f} standard errors)")
     holds = "no" if "no" in parts else "yes" if all(part == "yes" for part in parts) else "within noise"
     return Verdict(claim, holds, "; ".join(reasons))
 
