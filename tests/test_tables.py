@@ -261,7 +261,8 @@ def test_without_runs_only_the_paper_and_what_is_counted_are_there() -> None:
     assert len(filled.missing) == 4
     assert filled.ours == (1, 8)
     assert [verdict.holds for verdict in filled.verdicts] == ["open", "not checked"]
-    assert ["other & co", "quoted (A_1 et al.)", "30.0 ± 2.0", "", "40.0", ""] in lines(filled)
+    assert "quoted from A_1 et al.: other & co" in page(filled)
+    assert ["other & co", "quoted", "30.0 ± 2.0", "", "40.0", ""] in lines(filled)
 
 
 def test_half_the_seeds(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

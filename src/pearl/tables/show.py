@@ -66,8 +66,7 @@ def lines(filled: Filled) -> Lines:
         ours = [_ours(cell, column) for cell, column in zip(cells, columns, strict=True)]
         apart = [_apart(filled, cell) for cell in cells]
         name = f"{row.name}{_marks(filled, row)}"
-        which = f"quoted ({row.quoted})" if row.quoted else "paper"
-        mine: Lines = [[which, *paper], ["ours", *ours], ["difference", *apart]]
+        mine: Lines = [["quoted" if row.quoted else "paper", *paper], ["ours", *ours], ["difference", *apart]]
         kept = [line for line in mine if any(line[1:])] or [["ours", *ours]]
         found += [[name if index == 0 else "", *line] for index, line in enumerate(kept)]
     return found
@@ -98,7 +97,12 @@ def _marks(filled: Filled, part: Row | Column) -> str:
 def _notes(filled: Filled) -> list[str]:
     used = {key for part in (*filled.rows, *filled.columns) for key in part.notes}
     notes = enumerate(filled.table.notes.items(), start=1)
-    return [f"[{number}] {text}" for number, (key, text) in notes if key in used]
+    sources: dict[str, list[str]] = {}
+    for row in filled.rows:
+        if row.quoted:
+            sources.setdefault(row.quoted, []).append(row.name)
+    quoted = [f"quoted from {source}: {', '.join(rows)}" for source, rows in sources.items()]
+    return [f"[{number}] {text}" for number, (key, text) in notes if key in used] + quoted
 
 
 def _about(filled: Filled) -> list[str]:
@@ -231,7 +235,9 @@ def _html(filled: Filled, folder: Path) -> str:
             )
         )
     if figures := _figures(filled):
-        parts.append(report.Part("Drawn", figures, note="" if body else " ".join(_about(filled))))
+        parts.append(
+            report.Part("Drawn" if body else table.where, figures, note="" if body else " ".join(_about(filled)[1:]))
+        )
     if not parts:
         parts.append(report.Part(table.where, note=" ".join(_about(filled))))
     if verdicts := _verdicts(filled):
@@ -241,7 +247,7 @@ def _html(filled: Filled, folder: Path) -> str:
             )
         )
     if notes := _notes(filled):
-        parts.append(report.Part("Notes", text="\n".join(notes)))
+        parts.append(report.Part("Notes", [], [report.Table("Notes", ["note"], [[note] for note in notes])]))
     if filled.runs:
         rows = [[report.Link(path.name, _address(path, folder)), row] for path, row in filled.runs.items()]
         parts.append(report.Part("Runs", [], [report.Table("Runs", ["directory", "used for"], rows)]))

@@ -93,7 +93,7 @@ class Column(_Section):
     metric: str
     counted: Settings = []
     implied_from: str = ""  # the paper's mean rank, as its total of parameters in that column implies it
-    add: float = 0.0
+    add: float = 0.0  # to all values of the column
     at: float | None = None  # figures over columns: where on the axis
     notes: Notes = []
     sizes: list[Size] = [*SIZES]
@@ -163,7 +163,11 @@ class Table(_Section):
             raise ValueError(f"notes {sorted(used ^ set(self.notes))} are used or written only; do both")
         return self
 
-    def requests(self, row: Row, column: Column, size: Size, extra: tuple[str, ...] = ()) -> "Request | None":
+    def added(self, row: Row, index: int) -> float:
+        """What the paper counts in a cell and we do not have; at its own settings."""
+        return self.columns[index].add + (row.add[index] if row.add else 0.0)
+
+    def request(self, row: Row, column: Column, size: Size, extra: tuple[str, ...] = ()) -> "Request | None":
         """The run that supports a cell, or None."""
         if row.set is None or size not in row.sizes or size not in column.sizes:
             return None

@@ -156,7 +156,7 @@ def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str
     cells: dict[Place, Cell] = {}
     for row, (index, column) in itertools.product(table.rows, enumerate(table.columns)):
         paper = row.paper[index] if row.paper else None
-        add = column.add + (row.add[index] if row.add else 0.0)
+        add = table.added(row, index) if size == "paper" else 0.0
         cells[row.name, column.id] = _cell(table, row, column, paper, add, size, count, tuple(extra), read)
     for row, column in itertools.product(table.rows, table.columns):
         if row.mean_of:
@@ -182,7 +182,7 @@ def _cell(
     read: "_Reader",
 ) -> Cell:
     known = {"paper": paper, "quoted": row.quoted if paper else ""}
-    request = table.requests(row, column, size, extra)
+    request = table.request(row, column, size, extra)
     if request is None:
         return Cell(**known)
     if column.metric.startswith("settings."):
@@ -214,11 +214,10 @@ def _implied(table: Table, columns: Sequence[Column], cells: Mapping[Place, Cell
         index = ids.index(column.implied_from)
         of = table.columns[index]
         total = cells[row.name, of.id].paper
-        request = table.requests(row, of, "paper")
+        request = table.request(row, of, "paper")
         if total is not None and request is not None and parameters(request) is None:
             counted = Request(request.recipe, (*request.settings, *of.counted, *row.counted), request.smoke)
-            add = of.add + (row.add[index] if row.add else 0.0)
-            rank = implied_rank(counted, (total.mean - add) * 1e6)
+            rank = implied_rank(counted, (total.mean - table.added(row, index)) * 1e6)
             own = cells[row.name, column.id]
             found[row.name, column.id] = Cell(
                 Printed(f"{rank:.1f}", rank), "", own.values, own.runs, own.missing, own.counted, own.labels
