@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import layouts
@@ -328,7 +329,7 @@ def test_settings_that_are_not_the_papers_are_not_held_against_it(complete: Fill
 
 def claimed(a: Cell, b: Cell) -> str:
     claim = spec.Claim(text="a is above b", more=("a", "x"), than=[("b", "x")])
-    return verdict(claim, {("a", "x"): a, ("b", "x"): b}, "cpu").holds
+    return verdict(claim, {("a", "x"): a, ("b", "x"): b}).holds
 
 
 def test_verdicts() -> None:
@@ -344,9 +345,24 @@ def test_verdicts() -> None:
 def test_a_spread_is_of_the_means() -> None:
     claim = spec.Claim(text="alike", spread=[("a", "x"), ("b", "x"), ("c", "x")], below=1.0)
     at = {(row, "x"): Cell(values=(value, value)) for row, value in (("a", 1.0), ("b", 2.0), ("c", 3.5))}
-    found = verdict(claim, at, "cpu")
+    found = verdict(claim, at)
     assert found.holds == "no"
     assert f"{statistics.stdev([1.0, 2.0, 3.5]):.2f}" in found.because
+
+
+@pytest.mark.parametrize(
+    ("seeds", "holds"),
+    [
+        ([[1, 2, 2, 5], [1, 2, 3, 5]], "yes"),
+        ([[5, 2, 2, 1], [5, 3, 2, 1]], "no"),
+        ([[1, 2, 2, 5], [5, 2, 2, 1]], "within noise"),
+        ([[1, 2, 2, 5]], "within noise"),
+    ],
+)
+def test_a_vector_that_rises(seeds: list[list[float]], holds: str) -> None:
+    claim = spec.Claim(text="deeper is higher", rises=("a", "x"))
+    values = tuple(np.array(vector, dtype=float) for vector in seeds)
+    assert verdict(claim, {("a", "x"): Cell(values=values, labels=tuple("abcd"))}).holds == holds
 
 
 # ------------------------------------------------------------------------------------------------------ formats
@@ -478,7 +494,7 @@ def cli(*arguments: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, code: int
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["grwth"], "unknown table 'grwth'; did you mean 'growth'?"),
+        (["grwth"], "unknown table 'grwth'; did you mean 'growth'? (`pearl table list`)"),
         (["growth", "--size", "huge"], "unknown size 'huge'; choose from cpu, paper, smoke"),
         (["growth", "-o", "growth.pdf"], "-o growth.pdf: give it a name that ends in .md, .html, .csv, .tex"),
         (["folds", "backbone.wdth=3"], "backbone.wdth: unknown key; did you mean 'width'?"),

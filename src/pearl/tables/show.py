@@ -95,7 +95,7 @@ def _marks(filled: Filled, part: Row | Column) -> str:
 
 
 def _notes(filled: Filled) -> list[str]:
-    used = {key for part in (*filled.rows, *filled.columns) for key in part.notes}
+    used = {key for row in filled.rows for key in row.notes} | {key for c in filled.columns for key in c.notes}
     notes = enumerate(filled.table.notes.items(), start=1)
     sources: dict[str, list[str]] = {}
     for row in filled.rows:
@@ -249,8 +249,10 @@ def _html(filled: Filled, folder: Path) -> str:
     if notes := _notes(filled):
         parts.append(report.Part("Notes", [], [report.Table("Notes", ["note"], [[note] for note in notes])]))
     if filled.runs:
-        rows = [[report.Link(path.name, _address(path, folder)), row] for path, row in filled.runs.items()]
-        parts.append(report.Part("Runs", [], [report.Table("Runs", ["directory", "used for"], rows)]))
+        links: list[list[report.Cell]] = [
+            [report.Link(path.name, _address(path, folder)), row] for path, row in filled.runs.items()
+        ]
+        parts.append(report.Part("Runs", [], [report.Table("Runs", ["directory", "used for"], links)]))
     return report.render(table.title, [report.Chapter(table.title, parts)])
 
 

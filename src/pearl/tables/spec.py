@@ -65,38 +65,38 @@ Notes = Annotated[list[str], BeforeValidator(lambda keys: [keys] if isinstance(k
 Settings = Annotated[list[str], AfterValidator(lambda items: [str(item) for item in items])]
 
 
-class Row(_Section):
+class _Line(_Section):
+    """What rows and columns share."""
+
+    given: dict[str, str] = {}  # words for $word in recipes and settings, of this row or column and what crosses it
+    recipe: str = ""  # a row's goes before a column's, a column's before the table's
+    counted: Settings = []  # set as well where parameters are counted without a run
+    notes: Notes = []
+    sizes: list[Size] = [*SIZES]  # where it is left out, runs would take too long or say nothing
+
+
+class Row(_Line):
     """A line of the table: a method or variant. Without `set` no run of ours supports it."""
 
     name: str
     set: Settings | None = None  # what its runs have set, as on the command line; [] for the recipe as it is
-    given: dict[str, str] = {}  # words for $word in recipes and settings, of this row and of the columns
-    recipe: str = ""  # instead of the column's
     paper: Cells = []
     quoted: str = ""  # the paper took the values from there
     mean_of: list[str] = []  # instead of runs: the mean over these rows
-    counted: Settings = []  # set as well where parameters are counted without a run
     add: list[float] = []  # a number per column, to values of ours, for what the paper counts and we do not have
-    notes: Notes = []
-    sizes: list[Size] = [*SIZES]
 
 
-class Column(_Section):
+class Column(_Line):
     """A column: what is measured, and on what."""
 
     id: str
     name: str
     group: str = ""  # heading above several columns
-    recipe: str = ""
     set: Settings = []
-    given: dict[str, str] = {}
     metric: str
-    counted: Settings = []
     implied_from: str = ""  # the paper's mean rank, as its total of parameters in that column implies it
     add: float = 0.0  # to all values of the column
     at: float | None = None  # figures over columns: where on the axis
-    notes: Notes = []
-    sizes: list[Size] = [*SIZES]
 
     @property
     def title(self) -> str:
@@ -113,13 +113,23 @@ Place = tuple[str, str]  # row's name and column's id
 
 
 class Claim(_Section):
-    """What the paper says of the table. Checked if it is `more` than, or a `spread` `below` some number of points."""
+    """What the paper says of the table, in a form that can be checked where there is one.
+
+    A place has `more` than others; places have a `spread` (standard deviation) `below` some number of points; a vector
+    `rises` along its layers or tasks: the mean of its later half is above that of its earlier half.
+    """
 
     text: str
     more: Place | None = None
     than: list[Place] = []
     spread: list[Place] = []
     below: float = 1.0
+    rises: Place | None = None
+
+    @property
+    def places(self) -> list[Place]:
+        """All that it compares."""
+        return [place for place in (self.more, *self.than, *self.spread, self.rises) if place]
 
 
 class Table(_Section):
@@ -153,12 +163,13 @@ class Table(_Section):
             for values, of in ((row.paper, "of the paper"), (row.add, "to add")):
                 if values and len(values) != len(columns):
                     raise ValueError(f"row {row.name}: {len(values)} values {of} for {len(columns)} columns")
-        places = [place for claim in self.claims for place in (claim.more, *claim.than, *claim.spread) if place]
+        places = [place for claim in self.claims for place in claim.places]
         lost = [place for place in places if place[0] not in rows or place[1] not in columns]
         lost += [(name, row.name) for row in self.rows for name in row.mean_of if name not in rows]
         if lost:
             raise ValueError(f"there is no place {lost[0]}; give a row's name and a column's id")
-        used = {key for part in (*self.rows, *self.columns) for key in part.notes}
+        parts: list[_Line] = [*self.rows, *self.columns]
+        used = {key for part in parts for key in part.notes}
         if used != set(self.notes):
             raise ValueError(f"notes {sorted(used ^ set(self.notes))} are used or written only; do both")
         return self

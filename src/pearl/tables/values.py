@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ class Filled:
     @property
     def verdicts(self) -> list[Verdict]:
         """What the runs say about each claim."""
-        return [verdict(claim, self.cells, self.size) for claim in self.table.claims]
+        return [verdict(claim, self.cells) for claim in self.table.claims]
 
 
 def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> Filled:
@@ -151,92 +151,86 @@ def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str
         ConfigError: settings that cannot be.
         RunError: a run is damaged.
     """
-    count = seeds or table.seeds
-    read = _Reader()
+    filling = _Filling(table, size, seeds or table.seeds, tuple(extra))
     cells: dict[Place, Cell] = {}
     for row, (index, column) in itertools.product(table.rows, enumerate(table.columns)):
-        paper = row.paper[index] if row.paper else None
-        add = table.added(row, index) if size == "paper" else 0.0
-        cells[row.name, column.id] = _cell(table, row, column, paper, add, size, count, tuple(extra), read)
+        cells[row.name, column.id] = filling.cell(row, index)
     for row, column in itertools.product(table.rows, table.columns):
         if row.mean_of:
             below = [cells[name, column.id] for name in row.mean_of]
             whole = all(cell.values and not cell.missing for cell in below)
             means = tuple(cell.mean for cell in below) if whole else ()
-            own = cells[row.name, column.id]
-            cells[row.name, column.id] = Cell(own.paper, own.quoted, means)
-    if implied := [column for column in table.columns if column.implied_from]:
-        cells |= _implied(table, implied, cells)
-    return Filled(table, size, count, cells)
+            cells[row.name, column.id] = replace(cells[row.name, column.id], values=means)
+    return Filled(table, size, filling.seeds, cells)
 
 
-def _cell(
-    table: Table,
-    row: Row,
-    column: Column,
-    paper: Printed | None,
-    add: float,
-    size: Size,
-    seeds: int,
-    extra: tuple[str, ...],
-    read: "_Reader",
-) -> Cell:
-    known = {"paper": paper, "quoted": row.quoted if paper else ""}
-    request = table.request(row, column, size, extra)
-    if request is None:
-        return Cell(**known)
-    if column.metric.startswith("settings."):
-        return Cell(**known, values=(_setting(request, column.metric.removeprefix("settings.")),), counted=True)
-    if column.metric == "parameters_million" or column.implied_from:
-        exact = parameters(Request(request.recipe, (*request.settings, *column.counted, *row.counted), request.smoke))
-        if exact is not None:  # then there are no ranks that depend on what is learnt
-            return Cell(**known, values=() if column.implied_from else (exact / 1e6 + add,), counted=True)
-    values, runs, missing, labels = [], [], [], ()
-    for seed in request.seeds(seeds):
-        waiting = Missing(request, seed)
-        record = read(waiting.path)
-        value = None if record is None else measured(record, column.metric)
-        if value is None and (record is None or column.metric == "inference_ms"):
-            missing.append(waiting)
-        elif value is not None:
-            if column.vector:
-                labels, value = tuple(value), np.array([*value.values()])
-            values.append(value + add)
-            runs.append(waiting.path)
-    return Cell(**known, values=tuple(values), runs=tuple(runs), missing=tuple(missing), labels=labels)
+class _Filling:
+    """Cells from runs, each of which is read once."""
 
-
-def _implied(table: Table, columns: Sequence[Column], cells: Mapping[Place, Cell]) -> dict[Place, Cell]:
-    """The mean rank that a total of the paper implies, where the total depends on ranks."""
-    found = {}
-    ids = [column.id for column in table.columns]
-    for row, column in itertools.product(table.rows, columns):
-        index = ids.index(column.implied_from)
-        of = table.columns[index]
-        total = cells[row.name, of.id].paper
-        request = table.request(row, of, "paper")
-        if total is not None and request is not None and parameters(request) is None:
-            counted = Request(request.recipe, (*request.settings, *of.counted, *row.counted), request.smoke)
-            rank = implied_rank(counted, (total.mean - table.added(row, index)) * 1e6)
-            own = cells[row.name, column.id]
-            found[row.name, column.id] = Cell(
-                Printed(f"{rank:.1f}", rank), "", own.values, own.runs, own.missing, own.counted, own.labels
-            )
-    return found
-
-
-class _Reader:
-    """Records of complete runs, each read once."""
-
-    def __init__(self) -> None:
+    def __init__(self, table: Table, size: Size, seeds: int, extra: tuple[str, ...]) -> None:
+        self.table, self.size, self.seeds, self.extra = table, size, seeds, extra
         self.records: dict[Path, report.Record | None] = {}
 
-    def __call__(self, path: Path) -> report.Record | None:
+    def cell(self, row: Row, index: int) -> Cell:
+        """The cell of a row in a column."""
+        column = self.table.columns[index]
+        paper = row.paper[index] if row.paper else None
+        blank = Cell(self.implied(row, column) or paper, row.quoted if paper else "")
+        add = self.table.added(row, index) if self.size == "paper" else 0.0
+        request = self.table.request(row, column, self.size, self.extra)
+        if request is None:
+            return blank
+        if column.metric.startswith("settings."):
+            value = _setting(request, column.metric.removeprefix("settings."))
+            return replace(blank, values=(value,), counted=True)
+        if column.metric == "parameters_million" or column.implied_from:
+            exact = parameters(_as_counted(request, row, column))
+            if exact is not None:  # then there are no ranks that depend on what is learnt
+                return blank if column.implied_from else replace(blank, values=(exact / 1e6 + add,), counted=True)
+        return self.measure(blank, request, column, add)
+
+    def measure(self, blank: Cell, request: Request, column: Column, add: float) -> Cell:
+        """What the runs of a cell say."""
+        values: list[Any] = []
+        runs: list[Path] = []
+        missing: list[Missing] = []
+        labels: tuple[str, ...] = ()
+        for seed in request.seeds(self.seeds):
+            waiting = Missing(request, seed)
+            record = self.record(waiting.path)
+            value = None if record is None else measured(record, column.metric)
+            if value is None and (record is None or column.metric == "inference_ms"):
+                missing.append(waiting)
+            elif value is not None:
+                if column.vector:
+                    labels, value = tuple(value), np.array([*value.values()])
+                values.append(value + add)
+                runs.append(waiting.path)
+        return replace(blank, values=tuple(values), runs=tuple(runs), missing=tuple(missing), labels=labels)
+
+    def implied(self, row: Row, column: Column) -> Printed | None:
+        """The mean rank that a total of the paper implies, where the total depends on ranks."""
+        index = next((i for i, one in enumerate(self.table.columns) if one.id == column.implied_from), None)
+        if index is None or not row.paper:
+            return None
+        total, of = row.paper[index], self.table.columns[index]
+        request = self.table.request(row, of, "paper")
+        if total is None or request is None or parameters(request) is not None:
+            return None
+        rank = implied_rank(_as_counted(request, row, of), (total.mean - self.table.added(row, index)) * 1e6)
+        return Printed(f"{rank:.1f}", rank)
+
+    def record(self, path: Path) -> report.Record | None:
+        """A run if it is complete."""
         if path not in self.records:
-            begun = (path / "results.json").is_file()
-            record = report.read(path) if begun and read_json(path / "results.json").get("stages") else None
+            begun = (path / "results.json").is_file() and read_json(path / "results.json").get("stages")
+            record = report.read(path) if begun else None
             self.records[path] = record if record and record.complete else None
         return self.records[path]
+
+
+def _as_counted(request: Request, row: Row, column: Column) -> Request:
+    return Request(request.recipe, (*request.settings, *column.counted, *row.counted), request.smoke)
 
 
 def measured(record: report.Record, metric: str) -> Any:
@@ -273,35 +267,43 @@ def _setting(request: Request, key: str) -> float:
 # --------------------------------------------------------------------------------------------------------- claims
 
 
-def verdict(claim: Claim, cells: Mapping[Place, Cell], size: Size) -> Verdict:
+def verdict(claim: Claim, cells: Mapping[Place, Cell]) -> Verdict:
     """Whether a claim holds: it does if every part of it does, and is refuted by any that is."""
-    if claim.more is None and not claim.spread:
+    if not claim.places:
         return Verdict(claim, "not checked", "it compares nothing that a machine could")
-    wanted = [place for place in (claim.more, *claim.than, *claim.spread) if place]
-    unsupported = [place for place in wanted if not cells[place].values]
+    unsupported = [place for place in claim.places if not cells[place].values]
     if unsupported:
         return Verdict(claim, "open", f"no run of {' / '.join(unsupported[0])} yet at this size")
+    if claim.rises:
+        halves = [np.array_split(vector, 2) for vector in cells[claim.rises].values]
+        rise = Cell(values=tuple(float(later.mean() - earlier.mean()) for earlier, later in halves))
+        holds, because = _above(rise.sample, (0.0, 0.0, 1), "the earlier half")
+        return Verdict(claim, holds, because)
     if claim.spread:
         means = [float(cells[place].mean) for place in claim.spread]
         spread = float(np.std(means, ddof=1))
         because = f"standard deviation {spread:.2f} over {len(means)}, against {claim.below:g}"
         return Verdict(claim, "yes" if spread < claim.below else "no", because)
-    parts, reasons = [], []
-    for other in claim.than:
-        a, b = cells[claim.more or other].sample, cells[other].sample
-        apart, errors = difference(a, b)
-        against = f"{apart:+.2f} against {_label(claim, other)}"
-        if a[1] is None or b[1] is None:
-            parts.append("within noise")
-            reasons.append(f"{against}, and one seed does not tell how much seeds differ")
-        elif errors is None:  # neither varies
-            parts.append("yes" if apart > 0 else "no")
-            reasons.append(against)
-        else:
-            parts.append("within noise" if abs(errors) < NOISE else "yes" if errors > 0 else "no")
-            reasons.append(f"{against} ({errors:+.1f} standard errors)")
+    checked = [
+        _above(cells[claim.more or other].sample, cells[other].sample, _label(claim, other)) for other in claim.than
+    ]
+    parts = [holds for holds, _ in checked]
     holds = "no" if "no" in parts else "yes" if all(part == "yes" for part in parts) else "within noise"
-    return Verdict(claim, holds, "; ".join(reasons))
+    return Verdict(claim, holds, "; ".join(because for _, because in checked))
+
+
+def _above(a: Sample, b: Sample, name: str) -> tuple[str, str]:
+    """Whether one mean is above another, and why."""
+    apart, errors = difference(a, b)
+    against = f"{apart:+.2f} against {name}"
+    if a[1] is None or b[1] is None:
+        return "within noise", f"{against}, and one seed does not tell how much seeds differ"
+    if errors is None:  # neither varies
+        return "yes" if apart > 0 else "no", against
+    return (
+        "within noise" if abs(errors) < NOISE else "yes" if errors > 0 else "no",
+        f"{against} ({errors:+.1f} standard errors)",
+    )
 
 
 def _label(claim: Claim, place: Place) -> str:
