@@ -56,10 +56,8 @@ class Sweep:
     @cached_property
     def points(self) -> list[Point]:
         """The grid: a value for each axis."""
-        return [
-            dict(zip(self.axes, values, strict=True))
-            for values in itertools.product(*map(self.settings.get, self.axes))
-        ]  # type: ignore[arg-type]
+        values = itertools.product(*(self.settings[key] for key in self.axes))
+        return [dict(zip(self.axes, one, strict=True)) for one in values]
 
     def jobs_of(self, point: Point) -> list[Job]:
         """The jobs of a point, one for each seed."""
