@@ -27,6 +27,7 @@ from pearl.paths import runs_root
 
 Place = Literal["local", "slurm", "submitit-local"]
 
+INTERRUPTED = 130  # exit code of a run that was told to stop
 LOOK = 0.2  # seconds between two looks at the processes
 LOOK_AT_LOCKS = 2.0  # the same, when all that is left is locked by others
 
@@ -91,6 +92,7 @@ class Executor(Protocol):
     """Where jobs are at work."""
 
     workers: int  # how many at once
+    again: bool  # whether a job that is told to stop from outside, and has learnt something, is started again
 
     def start(self, worker: int, arguments: Sequence[str], log: Path) -> Process:
         """Start pearl with these arguments on a worker that is free; what it says is added to `log`.
@@ -204,6 +206,7 @@ class _Running:
     process: Process
     log: Path
     said: int  # size of the log before
+    stored: list[str]  # what was stored of the run before
     position: Position
     began: float = field(default_factory=time.monotonic)
 
@@ -281,7 +284,8 @@ class _Work:
                 if files.done(run):
                     self._end(Outcome(one.job, run, "done", "", one.log, seconds))
                     continue
-            if self.asked:  # it has stored and stopped
+            progress = self.executor.again and code == INTERRUPTED and stored(run) != one.stored
+            if self.asked or progress:  # it has stored and stopped
                 self.waiting.append(run)
                 continue
             with one.log.open("rb") as file:
@@ -312,7 +316,7 @@ class _Work:
                 self._end(Outcome(job, run, "failed", one_line(str(error).splitlines())))
                 free.append(worker)
                 continue
-            self.running[worker] = _Running(job, process, log, said, Position(run / "events.jsonl"))
+            self.running[worker] = _Running(job, process, log, said, stored(run), Position(run / "events.jsonl"))
         self.look_at_locks = time.monotonic() + LOOK_AT_LOCKS
 
     def _end(self, outcome: Outcome) -> None:
@@ -341,6 +345,11 @@ def locked(run: Path) -> bool:
             return False
     except (Timeout, OSError):
         return True
+
+
+def stored(run: Path) -> list[str]:
+    """What is stored of a run: finished tasks, and moments of the next."""
+    return sorted(path.name for folder in ("tasks", "resume") for path in (run / folder).glob("*"))
 
 
 @contextmanager
@@ -390,6 +399,8 @@ class Local:
     Raises:
         ConfigError: no such device, or less than one worker.
     """
+
+    again = False
 
     def __init__(self, workers: int | None = None, *, device: str = "auto", per_gpu: int = 1) -> None:
         if device not in ("auto", "cpu", "cuda"):

@@ -164,6 +164,11 @@ def _verdict(codes: Mapping[int, int], said: Sequence[IO[bytes]]) -> tuple[int, 
     return code, "\n".join([*lines, f"pearl: {name}: {lines[-1]}"])
 
 
+def ignored(kind: signal.Signals) -> bool:
+    """Whether this process does not hear a signal."""
+    return signal.getsignal(kind) == signal.SIG_IGN
+
+
 def enter() -> bool:
     """Begin as what this process is; whether `child` started it, to whose process it can leave the last words.
 
@@ -178,7 +183,7 @@ def enter() -> bool:
         with suppress(OSError):
             while os.read(0, 1):
                 pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT if ignored(signal.SIGTERM) else signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()
     return True

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import yaml
@@ -56,10 +57,8 @@ class Sweep:
     @cached_property
     def points(self) -> list[Point]:
         """The grid: a value for each axis."""
-        return [
-            dict(zip(self.axes, values, strict=True))
-            for values in itertools.product(*map(self.settings.get, self.axes))
-        ]  # type: ignore[arg-type]
+        values = itertools.product(*(self.settings[key] for key in self.axes))
+        return [dict(zip(self.axes, one, strict=True)) for one in values]
 
     def jobs_of(self, point: Point) -> list[Job]:
         """The jobs of a point, one for each seed."""
@@ -155,7 +154,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 def written(value: Any) -> str:
     """A value as one writes it after `key=`."""
-    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("\n").removesuffix("\n...")
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 # -------------------------------------------------------------------------------------------------- before it runs
@@ -171,16 +171,26 @@ def plan(sweep: Sweep, workers: int) -> str:
         f"{job.title:{width}}  {states[run]:{wide}}  {run.name}" + (f"  {duration(took[run])}" if run in took else "")
         for run, job in unique.items()
     ]
-    missing = len(unique) - len(took)
+    missing = [run for run in unique if run not in took]
     total = f"{len(sweep.points)} x {len(sweep.seeds) or 1} = {len(sweep.jobs)} jobs, {len(unique)} runs: "
-    total += f"{len(took)} done, {missing} missing"
+    total += f"{len(took)} done, {len(missing)} missing"
     if took and missing:
-        mean = sum(took.values()) / len(took)
-        rounds = math.ceil(missing / workers)
+        expected, usual = _expected(sweep, took), mean(took.values())
+        seconds = sum(expected.get(run, usual) for run in missing)
         total += (
-            f"; about {duration(rounds * mean)} with {workers} at once, if they take as long as those that are done"
+            f"; about {duration(seconds / min(workers, len(missing)))} with {workers} at once, by those that are done"
         )
     return "\n".join([*lines, "", total, f"sweep directory: {sweep.path}"])
+
+
+def _expected(sweep: Sweep, took: Mapping[Path, float]) -> dict[Path, float]:
+    """How long runs take by what others of their point took, where any has."""
+    expected = {}
+    for point in sweep.points:
+        runs = [job.run for job in sweep.jobs_of(point)]
+        known = [took[run] for run in runs if run in took]
+        expected |= dict.fromkeys(runs, mean(known)) if known else {}
+    return expected
 
 
 def _state(run: Path) -> str:
