@@ -22,7 +22,7 @@ from pearl.methods.pearl import Pearl
 from pearl.methods.pnn import Progressive
 from pearl.methods.seqlora import SeqLora
 from pearl.nn.bsconv import bsc
-from pearl.nn.ranks import EnergyRule, FixedRule
+from pearl.nn.ranks import EnergyRule, FixedRule, RandomRule
 from pearl.nn.resnet import resnet18
 
 
@@ -59,6 +59,7 @@ METHODS = {
     "pearl with given weights": lambda: Pearl(resnet(), reference="given"),
     "pearl on BSC": lambda: Pearl(separable()),
     "pearl, energy rule, view": lambda: Pearl(resnet(), rank=EnergyRule(keep=0.8), fold="view"),
+    "pearl, random ranks": lambda: Pearl(resnet(), rank=RandomRule()),
     "pearl, fixed rank, unfold": lambda: Pearl(resnet(), rank=FixedRule(r=2), fold="unfold"),
     "pearl, from the SVD": lambda: Pearl(resnet(), init="svd"),
     "seqlora": lambda: SeqLora(vit()),
