@@ -162,10 +162,9 @@ def check(jobs: Iterable[Job]) -> None:
     """
     jobs = list(jobs)
     having: dict[str, list[Job]] = {}
-    built: dict[str, tuple[str, ...]] = {}
     for job in jobs:
         try:
-            problems = _method_problems(job.config, built)
+            problems = _method_problems(job.config)
         except ConfigError as error:
             problems = error.problems
         for problem in problems:
@@ -178,23 +177,26 @@ def check(jobs: Iterable[Job]) -> None:
         raise ConfigError(*lines)
 
 
-def _method_problems(config: RunConfig, built: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+_BUILT: dict[str, tuple[str, ...]] = {}  # what was wrong, by method and network: a ViT takes most of a second
+
+
+def _method_problems(config: RunConfig) -> tuple[str, ...]:
     """What is wrong with a method on its network, found by building both without memory for the weights."""
     import torch
 
     from pearl.saved import build_method
 
     key = repr((config.method, config.backbone, config.images.size))
-    if key not in built:
-        built[key] = ()
+    if key not in _BUILT:
+        _BUILT[key] = ()
         try:
             with torch.device("meta"):
                 build_method(config, structure_only=True)
         except PearlError as error:
-            built[key] = (f"method {config.method['name']} on {config.backbone['name']}: {error}",)
+            _BUILT[key] = (f"method {config.method['name']} on {config.backbone['name']}: {error}",)
         except (NotImplementedError, RuntimeError):
-            pass  # a network that cannot be built so; the run will tell
-    return built[key]
+            pass  # a network that cannot be _BUILT so; the run will tell
+    return _BUILT[key]
 
 
 # ---------------------------------------------------------------------------------------------------- the work

@@ -185,7 +185,7 @@ def plan(sweep: Sweep, workers: int) -> str:
 
 def _expected(sweep: Sweep, took: Mapping[Path, float]) -> dict[Path, float]:
     """How long runs take by what others of their point took, where any has."""
-    expected = {}
+    expected: dict[Path, float] = {}
     for point in sweep.points:
         runs = [job.run for job in sweep.jobs_of(point)]
         known = [took[run] for run in runs if run in took]

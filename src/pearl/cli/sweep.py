@@ -57,14 +57,14 @@ def command(
     pearl sweep imagenet_r-10t-vit method=[pearl,l2p] --executor slurm --slurm partition=gpu --slurm gpus_per_node=1
     """
     from pearl.board import board
-    from pearl.config import parse_overrides
     from pearl.errors import printable
     from pearl.jobs import Local, run_jobs
+    from pearl.slurm import parse_options
     from pearl.sweep import check_output, page, parse, plan, rows, write
 
     if output is not None:
         check_output(output)
-    options = parse_overrides(slurm or [])
+    options = parse_options(slurm or [])
     sweep = parse(recipe, settings or [], seeds, smoke=smoke)
     if dry_run:
         here = executor is Where.local
