@@ -127,6 +127,7 @@ def test_bad_options_are_one_line(cli, options, words):
     _, err = cli("sweep", "digits", *options, code=2)
     assert len(err.splitlines()) == 1
     assert words in err
+    assert not Path(os.environ["PEARL_RUNS"]).exists()
 
 
 # Scheduling

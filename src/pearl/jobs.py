@@ -111,6 +111,7 @@ def run_jobs(
     per_gpu: int = 1,
     slurm: Mapping[str, Any] | None = None,
     folder: Path | None = None,
+    manifest: Mapping[str, Any] | None = None,
     show: Board | None = None,
 ) -> list[Outcome]:
     """Run all jobs that are not done, `workers` at once, and say how each ended, in the order given.
@@ -126,10 +127,12 @@ def run_jobs(
         per_gpu: how many workers share a GPU, where `workers` is not given.
         slurm: options of sbatch, for `executor="slurm"`.
         folder: where the logs of the jobs are kept; by default in sweeps/ below the runs folder.
+        manifest: what `folder`/sweep.json is to say beside the jobs; none is written if not given.
         show: is told how far all is.
 
     Raises:
-        ConfigError: jobs that cannot be configured, every problem at once; nothing is started then.
+        ConfigError: jobs that cannot be configured, every problem at once, or no such workers; nothing is started then.
+        RunError: the folder cannot be written to.
         Interrupted: Ctrl-C or SIGTERM. All jobs have stored what they learnt, and the same call goes on.
     """
     check(jobs)
@@ -144,6 +147,9 @@ def run_jobs(
         from pearl.slurm import Submitit
 
         place = Submitit(workers or len(unique), folder / "submitit", slurm or {}, real=executor == "slurm")
+    if manifest is not None:  # now that all is checked
+        runs = [{"overrides": [*job.overrides], "run": job.run.name} for job in jobs]
+        files.write_json(folder / "sweep.json", {"format": files.FORMAT, **manifest, "jobs": runs})
     options = ["--device", device] if device != "auto" else []
     board = show or Board()
     work = _Work(unique, place, folder / "logs", options, board)

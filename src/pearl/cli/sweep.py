@@ -71,7 +71,6 @@ def command(
         at_once = Local(workers, device=device, per_gpu=per_gpu).workers if here else workers or len(sweep.jobs)
         typer.echo(plan(sweep, at_once))
         return
-    sweep.write_manifest(shlex.join(["pearl", *sys.argv[1:]]))
     outcomes = run_jobs(
         sweep.jobs,
         workers=workers,
@@ -80,6 +79,7 @@ def command(
         per_gpu=per_gpu,
         slurm=options,
         folder=sweep.path,
+        manifest=sweep.manifest(shlex.join(["pearl", *sys.argv[1:]])),
         show=board(quiet),
     )
     table = rows(sweep, outcomes)
