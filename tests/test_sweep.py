@@ -120,13 +120,14 @@ def test_bad_axes_are_one_line_each(cli, items, seeds, lines):
         (["-o", "table.pdf"], "give the table a name that ends in .csv, .md, .json"),
         (["--workers", "0"], "--workers 0: give 1 or more"),
         (["--device", "tpu"], "--device tpu: cannot be used here; use auto, cpu or cuda"),
-        (["--slurm", "partition"], "'partition' is not of the form key=value"),
+        (["--slurm", "partition"], "--slurm partition: write it as key=value, such as partition=gpu"),
     ],
 )
 def test_bad_options_are_one_line(cli, options, words):
     _, err = cli("sweep", "digits", *options, code=2)
     assert len(err.splitlines()) == 1
     assert words in err
+    assert not Path(os.environ["PEARL_RUNS"]).exists()
 
 
 # Scheduling
@@ -511,6 +512,12 @@ def test_through_submitit_without_slurm():
     (outcome,) = run_jobs([job], executor="submitit-local")
     assert (outcome.state, outcome.error) == ("done", "")
     assert "class-IL after the last task" in outcome.log.read_text()
+
+
+def test_options_of_sbatch_keep_their_meaning():
+    given = ["time=10:00:00", "cpus-per-task=8", "exclusive=true", "mem=32GB"]
+    found = slurm.parse_options(given)
+    assert found == {"time": "10:00:00", "cpus_per_task": 8, "exclusive": True, "mem": "32GB"}
 
 
 def test_without_slurm_there_is_one_line(cli, monkeypatch):

@@ -111,6 +111,7 @@ def run_jobs(
     per_gpu: int = 1,
     slurm: Mapping[str, Any] | None = None,
     folder: Path | None = None,
+    manifest: Mapping[str, Any] | None = None,
     show: Board | None = None,
 ) -> list[Outcome]:
     """Run all jobs that are not done, `workers` at once, and say how each ended, in the order given.
@@ -126,10 +127,12 @@ def run_jobs(
         per_gpu: how many workers share a GPU, where `workers` is not given.
         slurm: options of sbatch, for `executor="slurm"`.
         folder: where the logs of the jobs are kept; by default in sweeps/ below the runs folder.
+        manifest: what `folder`/sweep.json is to say beside the jobs; none is written if not given.
         show: is told how far all is.
 
     Raises:
-        ConfigError: jobs that cannot be configured, every problem at once; nothing is started then.
+        ConfigError: jobs that cannot be configured, every problem at once, or no such workers; nothing is started then.
+        RunError: the folder cannot be written to.
         Interrupted: Ctrl-C or SIGTERM. All jobs have stored what they learnt, and the same call goes on.
     """
     check(jobs)
@@ -144,6 +147,9 @@ def run_jobs(
         from pearl.slurm import Submitit
 
         place = Submitit(workers or len(unique), folder / "submitit", slurm or {}, real=executor == "slurm")
+    if manifest is not None:  # now that all is checked
+        runs = [{"overrides": [*job.overrides], "run": job.run.name} for job in jobs]
+        files.write_json(folder / "sweep.json", {"format": files.FORMAT, **manifest, "jobs": runs})
     options = ["--device", device] if device != "auto" else []
     board = show or Board()
     work = _Work(unique, place, folder / "logs", options, board)
@@ -162,10 +168,9 @@ def check(jobs: Iterable[Job]) -> None:
     """
     jobs = list(jobs)
     having: dict[str, list[Job]] = {}
-    built: dict[str, tuple[str, ...]] = {}
     for job in jobs:
         try:
-            problems = _method_problems(job.config, built)
+            problems = _method_problems(job.config)
         except ConfigError as error:
             problems = error.problems
         for problem in problems:
@@ -178,23 +183,26 @@ def check(jobs: Iterable[Job]) -> None:
         raise ConfigError(*lines)
 
 
-def _method_problems(config: RunConfig, built: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+_BUILT: dict[str, tuple[str, ...]] = {}  # what was wrong, by method and network: a ViT takes most of a second
+
+
+def _method_problems(config: RunConfig) -> tuple[str, ...]:
     """What is wrong with a method on its network, found by building both without memory for the weights."""
     import torch
 
     from pearl.saved import build_method
 
     key = repr((config.method, config.backbone, config.images.size))
-    if key not in built:
-        built[key] = ()
+    if key not in _BUILT:
+        _BUILT[key] = ()
         try:
             with torch.device("meta"):
                 build_method(config, structure_only=True)
         except PearlError as error:
-            built[key] = (f"method {config.method['name']} on {config.backbone['name']}: {error}",)
+            _BUILT[key] = (f"method {config.method['name']} on {config.backbone['name']}: {error}",)
         except (NotImplementedError, RuntimeError):
-            pass  # a network that cannot be built so; the run will tell
-    return built[key]
+            pass  # a network that cannot be _BUILT so; the run will tell
+    return _BUILT[key]
 
 
 # ---------------------------------------------------------------------------------------------------- the work

@@ -20,6 +20,25 @@ ASK = 30.0  # seconds between two questions to SLURM about a job: each costs its
 AT_WORK = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "UNKNOWN"}
 
 
+def parse_options(items: Sequence[str]) -> dict[str, str | int | bool]:
+    """Options of sbatch as the command line gives them. Not as YAML, to which 10:00:00 is a number.
+
+    Raises:
+        ConfigError: with every item that is not key=value.
+    """
+    pairs = [item.partition("=") for item in items]
+    wrong = [
+        f"--slurm {''.join(pair)}: write it as key=value, such as partition=gpu" for pair in pairs if not all(pair)
+    ]
+    if wrong:
+        raise ConfigError(*wrong)
+    words = {"true": True, "false": False}
+    return {
+        key.lstrip("-").replace("-", "_"): int(text) if text.isdecimal() else words.get(text, text)
+        for key, _, text in pairs
+    }
+
+
 def on_node(arguments: Sequence[str], log: str) -> int:
     """What a job of SLURM does: pearl with these arguments; its exit code.
 

@@ -23,13 +23,10 @@ from pearl import files
 from pearl.board import duration
 from pearl.config import parse_overrides
 from pearl.errors import ConfigError, ReportError, RunError, printable
-from pearl.files import FORMAT, MANIFEST, finished, read_json, write_file, write_json
-from pearl.jobs import Job, Outcome, check, run_jobs
+from pearl.files import FORMAT, MANIFEST, finished, read_json, write_file
+from pearl.jobs import Job, Outcome, check
 from pearl.paths import runs_root
 
-__all__ = ["Job", "Outcome", "Sweep", "parse", "run_jobs"]
-
-MANIFEST_NAME = "sweep.json"
 COLUMNS = {
     "class_il.final": "class-IL A_T",
     "class_il.average": "average",
@@ -80,11 +77,10 @@ class Sweep:
         digest = hashlib.sha256(json.dumps(sorted({job.run.name for job in self.jobs})).encode()).hexdigest()[:8]
         return runs_root() / "sweeps" / f"{self.jobs[0].config.recipe}-{digest}"
 
-    def write_manifest(self, command: str) -> None:
-        """Write what the sweep is made of, whole or not at all."""
-        jobs = [{"overrides": [*job.overrides], "run": job.run.name} for job in self.jobs]
-        facts = {"format": FORMAT, "command": command, "recipe": self.recipe, "smoke": self.smoke}
-        write_json(self.path / MANIFEST_NAME, facts | {"axes": [*self.axes], "seeds": [*self.seeds], "jobs": jobs})
+    def manifest(self, command: str) -> dict[str, Any]:
+        """What the sweep is made of, and the command that goes on with it."""
+        facts = {"command": command, "recipe": self.recipe, "smoke": self.smoke}
+        return facts | {"axes": [*self.axes], "seeds": [*self.seeds]}
 
 
 def parse(recipe: str, items: Sequence[str], seeds: str | None = None, *, smoke: bool = False) -> Sweep:
@@ -185,7 +181,7 @@ def plan(sweep: Sweep, workers: int) -> str:
 
 def _expected(sweep: Sweep, took: Mapping[Path, float]) -> dict[Path, float]:
     """How long runs take by what others of their point took, where any has."""
-    expected = {}
+    expected: dict[Path, float] = {}
     for point in sweep.points:
         runs = [job.run for job in sweep.jobs_of(point)]
         known = [took[run] for run in runs if run in took]

@@ -57,21 +57,20 @@ def command(
     pearl sweep imagenet_r-10t-vit method=[pearl,l2p] --executor slurm --slurm partition=gpu --slurm gpus_per_node=1
     """
     from pearl.board import board
-    from pearl.config import parse_overrides
     from pearl.errors import printable
     from pearl.jobs import Local, run_jobs
+    from pearl.slurm import parse_options
     from pearl.sweep import check_output, page, parse, plan, rows, write
 
     if output is not None:
         check_output(output)
-    options = parse_overrides(slurm or [])
+    options = parse_options(slurm or [])
     sweep = parse(recipe, settings or [], seeds, smoke=smoke)
     if dry_run:
         here = executor is Where.local
         at_once = Local(workers, device=device, per_gpu=per_gpu).workers if here else workers or len(sweep.jobs)
         typer.echo(plan(sweep, at_once))
         return
-    sweep.write_manifest(shlex.join(["pearl", *sys.argv[1:]]))
     outcomes = run_jobs(
         sweep.jobs,
         workers=workers,
@@ -80,6 +79,7 @@ def command(
         per_gpu=per_gpu,
         slurm=options,
         folder=sweep.path,
+        manifest=sweep.manifest(shlex.join(["pearl", *sys.argv[1:]])),
         show=board(quiet),
     )
     table = rows(sweep, outcomes)
