@@ -145,7 +145,7 @@ def _of_backbone(options: tuple[tuple[str, Any], ...], size: int) -> float:
     from pearl.registry import BACKBONES
 
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        net = BACKBONES.build(dict(options), size)
+        net = BACKBONES.build(dict(options), size).eval()
         counter.flop_counts.clear()
         net(torch.zeros(1, 3, size, size))
     return float(counter.get_total_flops())
