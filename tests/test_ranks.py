@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pearl.errors import ConfigError, TrainingError
 from pearl.nn.lowrank import Fold, to_matrix
-from pearl.nn.ranks import Choice, EnergyRule, FixedRule, PaperRule, RankRule
+from pearl.nn.ranks import Choice, EnergyRule, EvenRule, FixedRule, PaperRule, RandomRule, RankRule, share_out
 from pearl.registry import RANK_RULES
 
 TIE = 1e-9  # shares nearer to each other than this may be told apart either way
@@ -323,3 +323,67 @@ def test_choosing_leaves_the_weights_alone() -> None:
     before = [weight.clone() for weight in weights]
     PaperRule().choose(*weights)
     assert all(torch.equal(*both) for both in zip(weights, before, strict=True))
+
+
+# ------------------------------------------------------------------------------------------- the same budget
+
+
+def layers(seed: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Layers of several shapes whose weights have moved by different distances."""
+    rng = np.random.default_rng(seed)
+    found = {}
+    for index in range(count):
+        rows, columns = (int(size) for size in rng.integers(2, 40, size=2))
+        reference = rng.normal(size=(rows, columns))
+        tuned = reference + rng.uniform(0.1, 3) * rng.normal(size=(rows, columns))
+        found[f"layer{index}"] = (torch.from_numpy(reference), torch.from_numpy(tuned))
+    return found
+
+
+def parameters(choices: dict[str, Choice], of: dict[str, tuple[Tensor, Tensor]]) -> int:
+    return sum(choice.rank * sum(of[name][0].shape) for name, choice in choices.items())
+
+
+SAME_BUDGET = [RandomRule(), EvenRule(), EvenRule(of="parameters")]
+
+
+@pytest.mark.parametrize("rule", SAME_BUDGET, ids=["random", "ranks", "parameters"])
+@given(seed=st.integers(0, 500), count=st.integers(1, 8))
+@settings(deadline=None, max_examples=40)
+def test_the_papers_budget_is_spent_but_for_less_than_a_rank(rule: RankRule, seed: int, count: int) -> None:
+    weights = layers(seed, count)
+    paper, ours = PaperRule().choose_all(weights), rule.choose_all(weights)
+    left = parameters(paper, weights) - parameters(ours, weights)
+    assert ours.keys() == paper.keys()
+    assert all(1 <= choice.rank <= choice.full for choice in ours.values())
+    room = [sum(weights[name][0].shape) for name, choice in ours.items() if choice.rank < choice.full]
+    assert 0 <= left < min(room, default=1)  # with all layers full, the paper's were too
+    assert [choice.threshold for choice in ours.values()] == [choice.threshold for choice in paper.values()]
+
+
+def test_random_ranks_are_the_seeds() -> None:
+    weights = layers(3, 8)
+    draws = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        draws.append([choice.rank for choice in RandomRule().choose_all(weights).values()])
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_even_ranks_and_even_parameters() -> None:
+    costs, full = [10, 20, 40], [100, 100, 100]
+    assert share_out(700, costs, full, [1, 1, 1]) == [10, 10, 10]
+    assert share_out(1200, costs, full, [1 / 10, 1 / 20, 1 / 40]) == [40, 20, 10]  # 400 parameters each
+
+
+def test_what_a_full_layer_leaves_goes_to_others() -> None:
+    assert share_out(100, [10, 10], [2, 50], [1, 1]) == [2, 8]
+
+
+def test_a_layer_keeps_a_rank_whatever_its_weight() -> None:
+    assert share_out(100, [10, 10], [50, 50], [1e-12, 1]) == [1, 9]
+
+
+def test_a_rule_for_each_layer_by_itself_chooses_so() -> None:
+    weights = layers(0, 4)
+    assert PaperRule().choose_all(weights) == {name: PaperRule().choose(*pair) for name, pair in weights.items()}

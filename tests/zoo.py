@@ -22,7 +22,7 @@ from pearl.methods.pearl import Pearl
 from pearl.methods.pnn import Progressive
 from pearl.methods.seqlora import SeqLora
 from pearl.nn.bsconv import bsc
-from pearl.nn.ranks import EnergyRule, FixedRule
+from pearl.nn.ranks import EnergyRule, FixedRule, RandomRule
 
 
 def separable():
@@ -46,6 +46,7 @@ ZOO = {
     "pearl with given weights": lambda: Pearl(small_resnet(), reference="given"),
     "pearl on BSC": lambda: Pearl(separable()),
     "pearl, energy rule, view": lambda: Pearl(small_resnet(), rank=EnergyRule(keep=0.8), fold="view"),
+    "pearl, random ranks": lambda: Pearl(small_resnet(), rank=RandomRule()),
     "pearl, fixed rank, unfold": lambda: Pearl(small_resnet(), rank=FixedRule(r=2), fold="unfold"),
     "pearl, from the SVD": lambda: Pearl(small_resnet(), init="svd"),
     "seqlora": lambda: SeqLora(small_vit()),

@@ -18,8 +18,9 @@ from pearl.version import __version__
 if TYPE_CHECKING:
     from pearl.model import Model
     from pearl.runs import Run
+    from pearl.tables.values import Filled
 
-__all__ = ["PearlError", "__version__", "learn", "load", "run", "show"]
+__all__ = ["PearlError", "__version__", "learn", "load", "run", "show", "table"]
 
 
 def run(
@@ -100,3 +101,43 @@ def load(model: str | Path, *, tasks: int | None = None, device: str = "auto", m
     from pearl.model import Model
 
     return Model.open(model, tasks=tasks, device=device, method=method)
+
+
+def table(
+    name: str,
+    *,
+    run_missing: bool = False,
+    seeds: int | None = None,
+    size: str = "paper",
+    output: str | Path | None = None,
+    device: str = "auto",
+    quiet: bool = False,
+    **overrides: Any,
+) -> "Filled":
+    """A table or figure of the paper with what the runs there are say: `pearl.table("growth").cells`.
+
+    `run_missing` first runs what is missing; those that fail leave their cells empty, and what they wait for is in
+    `.missing`. `output` is a file that it is also written to. `overrides` are set in all runs, nested as dictionaries.
+
+    Raises:
+        PearlError: anything a user can mend, in one line.
+    """
+    import json
+
+    from pearl.board import board
+    from pearl.report import flat
+    from pearl.tables.missing import run_missing as run_all
+    from pearl.tables.show import check_output, write
+    from pearl.tables.spec import as_size, read
+    from pearl.tables.values import fill
+
+    extra = [f"{key}={json.dumps(value)}" for key, value in flat(overrides).items()]
+    if output is not None:
+        check_output(Path(output))
+    filled = fill(read(name), as_size(size), seeds, extra)
+    if run_missing:
+        run_all(filled, device=device, show=board(quiet))
+        filled = fill(read(name), as_size(size), seeds, extra)
+    if output is not None:
+        write(filled, Path(output))
+    return filled

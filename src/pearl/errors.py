@@ -42,6 +42,10 @@ class RunError(PearlError):
     """A run directory that is damaged, foreign, of another configuration or of a newer version."""
 
 
+class Busy(RunError):
+    """Another process is at work on the same directory. Once that has ended, the same command goes on."""
+
+
 class Lost(RunError):
     """Another process that trains the same run has ended. Its own words say why."""
 

@@ -118,6 +118,19 @@ def finished(run: Path) -> list[Path]:
     return [numbered[index] for index in itertools.takewhile(numbered.__contains__, itertools.count())]
 
 
+def done(run: Path) -> bool:
+    """Whether every task of a run has been learnt and evaluated.
+
+    Raises:
+        RunError: its results are damaged.
+    """
+    file = run / "results.json"
+    if not file.is_file():
+        return False
+    results = read_json(file)
+    return bool(results.get("complete")) and len(finished(run)) == len(results["tasks"])
+
+
 def check_no_gap(run: Path) -> None:
     """Refuse a directory that has lost a task: learning on would put another one in its place.
 

@@ -1,4 +1,6 @@
-"""The processes of `--devices N`: started and watched here, or there already (torchrun, SLURM). No torch.
+"""Processes of pearl that other processes start. No torch.
+
+Those of `--devices N` are started and watched here, or there already (torchrun, SLURM).
 
 The process that starts the others trains nothing: it cannot hang with them. It passes Ctrl-C and SIGTERM on, once, and
 when one of them dies it ends the others and says in one line which it was and why.
@@ -19,7 +21,9 @@ from typing import IO
 
 from pearl.errors import ConfigError
 
+COMMAND = (sys.executable, "-m", "pearl")
 LOST = 75  # exit code of a process that ends because another one has
+BUSY = 69  # exit code of a process that found another one at work on its directory
 GRACE = 15.0  # seconds that the others have to end by themselves, once one has failed
 _WATCHED = "PEARL_WATCHED"
 
@@ -73,7 +77,6 @@ def start(devices: int, arguments: Sequence[str]) -> int:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": devices, "LOCAL_WORLD_SIZE": devices}
-    command = [sys.executable, "-m", "pearl", *arguments]
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as folder:
         said = [open(os.path.join(folder, str(rank)), "w+b") for rank in range(devices)]  # noqa: SIM115, PTH118, PTH123
@@ -87,19 +90,7 @@ def start(devices: int, arguments: Sequence[str]) -> int:
         try:
             for rank in range(devices):
                 own = {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-                out = said[rank] if rank else None  # the first alone speaks to the user
-                # their own process group: Ctrl-C in a terminal reaches them through `forward` alone
-                # their end of stdin is closed when this process is no more, see `enter`
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        env={**os.environ, **own, _WATCHED: "1"},
-                        stdin=subprocess.PIPE,
-                        stdout=out,
-                        stderr=out,
-                        process_group=0,
-                    )
-                )
+                processes.append(child(arguments, own, said[rank] if rank else None))  # the first alone speaks
             codes = _wait(processes)
         finally:
             for process in processes:
@@ -112,6 +103,23 @@ def start(devices: int, arguments: Sequence[str]) -> int:
     if words:
         print(words, file=sys.stderr)
     return code
+
+
+def child(
+    arguments: Sequence[str], environment: Mapping[str, str], out: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start pearl with these arguments. It stops, as on SIGTERM, when its stdin is closed or this process is no more.
+
+    What it says goes to `out`, or where this process speaks.
+    """
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        env={**os.environ, **environment, _WATCHED: "1"},
+        stdin=subprocess.PIPE,  # see `enter`
+        stdout=out,
+        stderr=out,
+        process_group=0,  # its own: Ctrl-C in a terminal reaches it through whoever started it alone
+    )
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
@@ -156,8 +164,13 @@ def _verdict(codes: Mapping[int, int], said: Sequence[IO[bytes]]) -> tuple[int, 
     return code, "\n".join([*lines, f"pearl: {name}: {lines[-1]}"])
 
 
+def ignored(kind: signal.Signals) -> bool:
+    """Whether this process does not hear a signal."""
+    return signal.getsignal(kind) == signal.SIG_IGN
+
+
 def enter() -> bool:
-    """Begin as what this process is; whether `start` started it, to which it can leave the last words.
+    """Begin as what this process is; whether `child` started it, to whose process it can leave the last words.
 
     If so it stops when that one is gone, as on SIGTERM, so all is stored.
     """
@@ -170,7 +183,7 @@ def enter() -> bool:
         with suppress(OSError):
             while os.read(0, 1):
                 pass
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT if ignored(signal.SIGTERM) else signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()
     return True

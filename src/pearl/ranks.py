@@ -6,6 +6,7 @@ rank alone writes and evaluates, and the others read what it has written. They n
 """
 
 import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -142,6 +143,7 @@ def make_fabric(device: str, here: Place | None = None, **options: Any) -> Fabri
     # not Fabric's own choice: it prefers Apple's GPUs, which have no float64 for the rank rule
     accelerator = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # the precision is told in environment.json
+    warnings.filterwarnings("ignore", message="The `srun` command is available")  # that SLURM is here is no mistake
     try:
         if here is None:
             return Fabric(accelerator=accelerator, devices=1, **options)

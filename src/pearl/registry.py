@@ -383,5 +383,7 @@ RANK_RULES = Registry(
         "paper": "pearl.nn.ranks:PaperRule",
         "fixed": "pearl.nn.ranks:FixedRule",
         "energy": "pearl.nn.ranks:EnergyRule",
+        "random": "pearl.nn.ranks:RandomRule",
+        "even": "pearl.nn.ranks:EvenRule",
     },
 )

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from pearl.checkpoint import changed, read_part, snapshot, write_part
 from pearl.errors import Interrupted, RunError
+from pearl.launch import ignored
 from pearl.methods.base import Method, Phase
 from pearl.ranks import Ranks
 
@@ -33,11 +34,14 @@ class Stop:
 
     @contextmanager
     def caught(self) -> Iterator["Stop"]:
-        """Handle the two signals meanwhile; in any thread but the main one they cannot be handled."""
+        """Handle the two signals meanwhile; in any thread but the main one they cannot be handled.
+
+        SIGTERM stays ignored if whoever started the process had it so, to tell it in another way (`slurm.on_node`).
+        """
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        kinds = (signal.SIGINT, signal.SIGTERM)
+        kinds = [signal.SIGINT, *([] if ignored(signal.SIGTERM) else [signal.SIGTERM])]
         before = [signal.signal(kind, self._on_signal) for kind in kinds]
         try:
             yield self

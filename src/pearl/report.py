@@ -33,7 +33,16 @@ from pearl.registry import readable
 from pearl.text import HEADLINES
 from pearl.version import __version__
 
-Cell = str | int | float | None
+
+@dataclass(frozen=True)
+class Link:
+    """A cell that leads somewhere."""
+
+    text: str
+    address: str
+
+
+Cell = str | int | float | Link | None
 SCENARIOS: dict[metrics.Scenario, str] = {"class_il": "class-IL", "task_il": "task-IL"}
 
 
@@ -213,10 +222,15 @@ def page(records: Sequence[Record]) -> str:
     chapters = [about_run(record, f"run{index}") for index, record in enumerate(records)]
     if len(records) > 1:
         chapters.insert(0, compare(records))
+    title = records[0].title if len(records) == 1 else f"{_runs_and_models(records)} side by side"
+    return render(title, chapters)
+
+
+def render(title: str, chapters: Sequence[Chapter]) -> str:
+    """Chapters as one page of HTML that needs nothing else."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters["shown"] = shown
     template = environment.from_string((resources.files("pearl.templates") / "report.html.jinja").read_text("utf-8"))
-    title = records[0].title if len(records) == 1 else f"{_runs_and_models(records)} side by side"
     return template.render(title=title, chapters=chapters, version=__version__)
 
 
@@ -490,7 +504,7 @@ def _accuracy(record: Record, counts: metrics.Counts, name: str) -> list[Figure]
                 top=100,
             )
         )
-    return [*figures, _curves("Mean accuracy over the tasks seen (%)", curves, f"{name}-stages", "accuracy (%)")]
+    return [*figures, curve_figure("Mean accuracy over the tasks seen (%)", curves, f"{name}-stages", "accuracy (%)")]
 
 
 def _confusion(record: Record, counts: metrics.Counts, name: str) -> Figure:
@@ -533,7 +547,7 @@ def _ranks(record: Record, name: str) -> list[Figure]:
             )
         )
     full = [max(record.layers[t].get(layer, {}).get("full_rank", 0) for t in adapted) for layer in layers]
-    return [*figures, _bars("Full rank of each layer", short, full, f"{name}-full-rank", x="full rank", y="layer")]
+    return [*figures, bar_figure("Full rank of each layer", short, full, f"{name}-full-rank", x="full rank", y="layer")]
 
 
 def _parameters(record: Record, name: str) -> list[Figure]:
@@ -542,7 +556,7 @@ def _parameters(record: Record, name: str) -> list[Figure]:
         millions["complete isolation"] = np.array(record.isolation) / 1e6
     names, stored = [task.name for task in record.learnt], [task.bytes for task in record.learnt]
     return [
-        _bars(
+        bar_figure(
             "Share of the added parameters (%)",
             record.tasks,
             record.shares,
@@ -551,7 +565,7 @@ def _parameters(record: Record, name: str) -> list[Figure]:
             y="task",
             beside={"parameters added": record.added},
         ),
-        _bars(
+        bar_figure(
             "Share of the stored bytes (%)",
             names,
             _percent(stored),
@@ -560,7 +574,7 @@ def _parameters(record: Record, name: str) -> list[Figure]:
             y="task",
             beside={"bytes stored": stored},
         ),
-        _curves("Growth of the model (million parameters)", millions, f"{name}-growth", "parameters (million)"),
+        curve_figure("Growth of the model (million parameters)", millions, f"{name}-growth", "parameters (million)"),
     ]
 
 
@@ -698,7 +712,7 @@ _GROUP_NOTE = (
 
 def _shares(share: Mapping[str, Any]) -> Figure:
     """The paper's figure on resource allocation over several runs; shares of a run half done would mislead."""
-    return _curves("Share of the added parameters, by run (%)", share, "all-share", "share (%)", x="task")
+    return curve_figure("Share of the added parameters, by run (%)", share, "all-share", "share (%)", x="task")
 
 
 def _group_table(together: Sequence[Group]) -> Table:
@@ -727,13 +741,15 @@ def _group_figures(together: Sequence[Group]) -> list[Figure]:
             if (all_counts := [run.counts for run in group.complete if run.counts])
         }
         if curves:
-            figures.append(_curves(f"{title}, mean over seeds (%)", curves, f"all-{scenario}", "accuracy (%)"))
+            figures.append(curve_figure(f"{title}, mean over seeds (%)", curves, f"all-{scenario}", "accuracy (%)"))
     millions = {
         f"{group.label} (n={len(group.complete)})": spread([np.array(run.parameters) / 1e6 for run in group.complete])
         for group in with_runs
     }
     if millions:
-        figures.append(_curves("Parameters, mean over seeds (million)", millions, "all-growth", "parameters (million)"))
+        figures.append(
+            curve_figure("Parameters, mean over seeds (million)", millions, "all-growth", "parameters (million)")
+        )
     return figures
 
 
@@ -764,7 +780,7 @@ def _heat_map(title: str, values: Any, *, rows: Sequence[str], columns: Sequence
     return Figure(Markup(plots.heat_map(values, alt=alt, rows=rows, columns=columns, **axes)), table)
 
 
-def _curves(title: str, curves: Mapping[str, Any], name: str, y: str, x: str = "after task") -> Figure:
+def curve_figure(title: str, curves: Mapping[str, Any], name: str, y: str, x: str = "after task") -> Figure:
     """A curve per label over the tasks; its values, or their mean and standard deviation."""
     pairs = {label: curve if isinstance(curve, tuple) else (curve, None) for label, curve in curves.items()}
     longest = max(len(mean) for mean, _ in pairs.values())
@@ -779,7 +795,7 @@ def _curves(title: str, curves: Mapping[str, Any], name: str, y: str, x: str = "
     return Figure(Markup(svg), Table(title, [*columns], list(itertools.zip_longest(*columns.values()))))
 
 
-def _bars(
+def bar_figure(
     title: str,
     labels: Sequence[str],
     values: Sequence[float],
@@ -819,6 +835,8 @@ def shown(cell: Cell) -> str:
     """A cell as the page shows it."""
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return "–"
+    if isinstance(cell, Link):
+        return Markup('<a href="{}">{}</a>').format(cell.address, cell.text)
     if isinstance(cell, bool | str):
         return str(cell)
     if isinstance(cell, int):
@@ -830,6 +848,8 @@ def _csv_cell(cell: Cell) -> Cell:
     """A cell that a spreadsheet will not take for a formula, with an apostrophe before one that it would."""
     if isinstance(cell, float) and math.isnan(cell):
         return None
+    if isinstance(cell, Link):
+        return cell.address
     if isinstance(cell, str) and re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n]", cell):
         return f"'{cell}"
     return cell

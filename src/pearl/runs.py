@@ -28,7 +28,7 @@ from pearl.data.stream import Stream, make_stream
 from pearl.engine import Observer, is_out_of_memory
 from pearl.errors import ConfigError, DataError, RunError, TrainingError
 from pearl.evaluate import Evaluator, TestSet
-from pearl.files import FORMAT, MANIFEST, check_no_gap, finished, read_json, write_json
+from pearl.files import FORMAT, MANIFEST, check_no_gap, done, finished, read_json, write_json
 from pearl.methods.base import Method
 from pearl.paths import runs_root
 from pearl.ranks import Ranks
@@ -65,8 +65,7 @@ class Run:
     @property
     def done(self) -> bool:
         """Whether every task has been learnt and evaluated."""
-        results = self.results
-        return bool(results.get("complete")) and len(finished(self.path)) == len(results["tasks"])
+        return done(self.path)
 
     @cached_property
     def counts(self) -> metrics.Counts:

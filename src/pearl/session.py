@@ -24,7 +24,7 @@ from pearl.checkpoint import changed, snapshot, write_part
 from pearl.config import ModelConfig
 from pearl.data.batches import Task
 from pearl.engine import Engine, Observer
-from pearl.errors import Interrupted, Lost, RunError
+from pearl.errors import Busy, Interrupted, Lost, RunError
 from pearl.files import FORMAT, check_no_gap, finished, folder_name, task_folders, write_file, write_json
 from pearl.methods.base import Method
 from pearl.ranks import Ranks, lost
@@ -51,7 +51,8 @@ def session(
     """A session that alone may write to `path`; `again` is the command that goes on after an interruption.
 
     Raises:
-        RunError: another process is at work there, or the directory cannot be written to.
+        Busy: another process is at work there.
+        RunError: the directory cannot be written to.
         Lost: one of the other `ranks` has ended.
         Interrupted: the user asked to stop, with the words to go on.
     """
@@ -81,7 +82,8 @@ def locked(path: Path) -> Iterator[None]:
     """Hold a directory for this process. The lock goes with its process, however that ends.
 
     Raises:
-        RunError: another process holds it, and which, or it cannot be written to.
+        Busy: another process holds it, and which.
+        RunError: it cannot be written to.
     """
     lock, holder = FileLock(path / ".lock"), path / ".holder.json"
     try:
@@ -93,7 +95,7 @@ def locked(path: Path) -> Iterator[None]:
             name = f"process {who['pid']} on {who['host']} since {who['since']}"
         except (OSError, ValueError, KeyError):
             name = "another process"
-        raise RunError(f"{path}: {name} is at work on it; wait for it to end, or stop it") from None
+        raise Busy(f"{path}: {name} is at work on it; wait for it to end, or stop it") from None
     except OSError as error:
         raise RunError(
             f"{path}: cannot be written ({error.strerror}); mend its permissions, free space, or choose another place "

@@ -10,8 +10,22 @@ import typer
 STARTED = time.perf_counter()  # for `pearl predict --verbose`
 
 from pearl import launch  # noqa: E402
-from pearl.cli import doctor, evaluate, export, inspect, learn, list, predict, report, resume, run, show  # noqa: E402
-from pearl.errors import Interrupted, Lost, PearlError, printable  # noqa: E402
+from pearl.cli import (  # noqa: E402
+    doctor,
+    evaluate,
+    export,
+    inspect,
+    learn,
+    list,
+    predict,
+    report,
+    resume,
+    run,
+    show,
+    sweep,
+    table,
+)
+from pearl.errors import Busy, Interrupted, Lost, PearlError, printable  # noqa: E402
 
 app = typer.Typer(
     name="pearl",
@@ -22,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (run, resume, learn, predict, evaluate, inspect, export, report, list, show, doctor):
+for verb in (run, resume, sweep, learn, predict, evaluate, inspect, export, report, table, list, show, doctor):
     app.command(name=verb.__name__.rpartition(".")[2])(verb.command)
 
 
@@ -49,7 +63,7 @@ def main() -> None:
             sys.exit(launch.LOST)  # the one that watches knows more
         for line in str(error).splitlines():
             print(f"pearl: {printable(line)}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(launch.BUSY if isinstance(error, Busy) else 2)
     except PermissionError as error:
         print(f"pearl: {error.filename}: no permission; mend it, or set PEARL_DATA or PEARL_RUNS", file=sys.stderr)
         sys.exit(2)

@@ -100,11 +100,10 @@ class Pearl(Method):
     def choose_ranks(self, probe: nn.Module) -> dict[str, Choice]:
         """The rank of every low-rank target, from its weights in the probe and in the reference."""
         reference, tuned = dict(self.backbone.named_parameters()), dict(probe.named_parameters())
-        return {
-            target.label: self.rank.choose(self._matrix(target, reference), self._matrix(target, tuned))
-            for target in self.targets
-            if not target.dense
-        }
+        low_rank = [target for target in self.targets if not target.dense]
+        return self.rank.choose_all(
+            {target.label: (self._matrix(target, reference), self._matrix(target, tuned)) for target in low_rank}
+        )
 
     def start_updates(self, t: int, probe: nn.Module, choices: dict[str, Choice]) -> list[nn.Parameter]:
         """Create task t's tensors: from scratch, or from the probe (`init: svd`)."""

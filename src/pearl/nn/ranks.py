@@ -1,7 +1,8 @@
 """Rank rules: how many ranks a layer's low-rank update gets, from its weights before and after fine-tuning."""
 
-from dataclasses import dataclass
-from typing import Annotated, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ class Choice:
 
 
 class RankRule(Protocol):
-    """Chooses a rank from 2-D views of a layer's weights."""
+    """Chooses ranks from 2-D views of the layers' weights, as a rule for each layer by itself."""
 
     @property
     def needs_probe(self) -> bool:
@@ -33,6 +34,10 @@ class RankRule(Protocol):
     def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
         """Both (m, n), any floating dtype. Raises TrainingError if a weight that it looks at is not finite."""
         ...
+
+    def choose_all(self, layers: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Choice]:
+        """A choice for each layer; another rule than for each by itself goes here. Raises as `choose`."""
+        return {name: self.choose(reference, tuned) for name, (reference, tuned) in layers.items()}
 
 
 def energies(matrix: Tensor) -> Tensor:
@@ -83,7 +88,7 @@ def _in_range(reference: Tensor, tuned: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperRule:
+class PaperRule(RankRule):
     """PEARL: the share of the task vector's energy to keep is the layer's normalised distance from the reference."""
 
     needs_probe = True
@@ -96,7 +101,7 @@ class PaperRule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedRule:
+class FixedRule(RankRule):
     """The same rank r everywhere, or full rank where a layer has less. Looks at no weights."""
 
     r: Annotated[int, Field(ge=1)] = 8
@@ -110,7 +115,7 @@ class FixedRule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnergyRule:
+class EnergyRule(RankRule):
     """The same share of the task vector's energy everywhere, whatever its distance."""
 
     keep: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -121,3 +126,57 @@ class EnergyRule:
         """See `RankRule.choose`."""
         reference, tuned = _in_range(reference, tuned)
         return Choice(explained_rank(energies(tuned - reference), self.keep), min(reference.shape), self.keep)
+
+
+# ------------------------------------------------------------------------------- the paper's budget, shared otherwise
+
+
+class _SameBudget(PaperRule):
+    """As many parameters as the paper's rule spends on a task, or a few less, shared out by other weights."""
+
+    def choose_all(self, layers: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Choice]:
+        """See `RankRule.choose_all`. Thresholds stay those of the paper's rule, which set the budget."""
+        choices = super().choose_all(layers)
+        costs = [sum(reference.shape) for reference, _ in layers.values()]  # parameters of a rank
+        budget = sum(choice.rank * cost for choice, cost in zip(choices.values(), costs, strict=True))
+        ranks = share_out(budget, costs, [choice.full for choice in choices.values()], self.weights(costs))
+        return {name: replace(choices[name], rank=rank) for name, rank in zip(choices, ranks, strict=True)}
+
+    def weights(self, costs: Sequence[int]) -> Sequence[float]:
+        """How many ranks each layer is to have, relative to the others."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomRule(_SameBudget):
+    """The paper's rule decides the parameters of a task; how they are spread over the layers is drawn at random."""
+
+    def weights(self, costs: Sequence[int]) -> Sequence[float]:
+        """Independent and exponential: every way to share is as likely as any other. The run's seed decides."""
+        return torch.empty(len(costs)).exponential_().tolist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvenRule(_SameBudget):
+    """The paper's rule decides the parameters of a task; each layer gets as many ranks, or parameters, as any other."""
+
+    of: Literal["ranks", "parameters"] = "ranks"
+
+    def weights(self, costs: Sequence[int]) -> Sequence[float]:
+        """See `_SameBudget.weights`."""
+        return [1.0 if self.of == "ranks" else 1 / cost for cost in costs]
+
+
+def share_out(budget: int, costs: Sequence[int], full: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """Ranks in proportion to weights, 1 to full in each layer, for at most `budget` parameters in all.
+
+    The highest averages: the next rank goes where ranks per weight are fewest, among layers that it fits in. What is
+    left in the end is less than a rank of any layer that is not full.
+    """
+    ranks = [1] * len(costs)
+    left = budget - sum(costs)
+    while open_ := [i for i, cost in enumerate(costs) if ranks[i] < full[i] and cost <= left]:
+        next_ = min(open_, key=lambda i: ranks[i] / max(weights[i], 1e-30))
+        ranks[next_] += 1
+        left -= costs[next_]
+    return ranks

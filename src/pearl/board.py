@@ -1,0 +1,177 @@
+"""How far many runs are, read off their events.jsonl: a live table on a terminal, plain lines elsewhere. No torch."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pearl.errors import printable
+
+
+class Position:
+    """Where a run is, from what is added to its events from now on."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.offset = file.stat().st_size if file.is_file() else 0
+        self.learnt: int | None = None  # tasks; None until the run has said
+        self.tasks = 0
+        self.doing = "starting"
+
+    def read(self) -> None:
+        """Read on. A line that is not whole is left for the next time."""
+        with suppress(OSError), self.file.open("rb") as file:
+            file.seek(self.offset)
+            whole, newline, _ = file.read().rpartition(b"\n")
+            self.offset += len(whole) + len(newline)
+            for line in whole.splitlines():
+                with suppress(ValueError, KeyError, TypeError):  # one whose writer was killed
+                    self._take(json.loads(line))
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "run":
+            self.learnt, self.tasks, self.doing = event["done"], event["tasks"], "starting"
+        elif kind == "phase":
+            self.doing = f"{event['phase']}, {event['steps']} steps"
+        elif kind == "epoch":
+            self.doing = f"{event['phase']}, epoch {event['epoch']} done, loss {event['loss']:.3f}"
+        elif kind == "learnt":
+            self.learnt, self.doing = event["task"] + 1, "evaluating"
+        elif kind == "stage":
+            self.doing = f"class-IL {event['class_il']:.2f} %"
+
+    def __str__(self) -> str:
+        return self.doing if self.learnt is None else f"{self.learnt}/{self.tasks} tasks learnt; {self.doing}"
+
+
+@dataclass
+class Status:
+    """How far all runs are together, in tasks: those of one run take longer than those of another, so it is rough."""
+
+    tasks: Mapping[Path, int]  # of each run
+    learnt: dict[Path, int] = field(default_factory=dict)  # before the work began, of those that are not done
+    states: dict[Path, str] = field(default_factory=dict)  # of those that have ended
+    running: list[tuple[str, Position, float]] = field(default_factory=list)  # name, where it is, seconds
+    began: float = 0.0
+
+    def begin(self, learnt: dict[Path, int]) -> None:
+        """The work begins: so many tasks of each run that is not done are learnt."""
+        self.learnt, self.began = learnt, time.monotonic()
+
+    def ended(self, run: Path, state: str) -> None:
+        """A run has ended."""
+        self.states[run] = state
+
+    @property
+    def share(self) -> float:
+        """How much of the work is behind us, from 0 to 1."""
+        todo = sum(self.tasks[run] - learnt for run, learnt in self.learnt.items())
+        return self._behind / todo if todo else 1.0
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that are left, if it goes on as so far; None before the first task is learnt."""
+        share = self.share
+        return (time.monotonic() - self.began) * (1 - share) / share if share else None
+
+    @property
+    def _behind(self) -> int:
+        ended = sum(self.tasks[run] - learnt for run, learnt in self.learnt.items() if run in self.states)
+        running = {position.file.parent: position.learnt for _, position, _ in self.running}
+        return ended + sum(
+            max(0, learnt - self.learnt[run]) for run, learnt in running.items() if learnt and run in self.learnt
+        )
+
+    def __str__(self) -> str:
+        count = {state: [*self.states.values()].count(state) for state in ("done", "skipped", "failed")}
+        waiting = len(self.tasks) - len(self.states) - len(self.running)
+        numbers = {"running": len(self.running), "waiting": waiting, "failed": count["failed"]}
+        parts = [f"{count['done'] + count['skipped']} of {len(self.tasks)} runs done"]
+        parts += [f"{number} {what}" for what, number in numbers.items() if number]
+        if self.left and (self.running or waiting):
+            parts.append(f"about {duration(self.left)} left")
+        return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+class Board:
+    """Is told how far all is. This one shows nothing."""
+
+    def say(self, line: str) -> None:
+        """Something worth a line."""
+
+    def update(self, status: Status) -> None:
+        """Called a few times a second."""
+
+    def close(self) -> None:
+        """All has ended, well or not."""
+
+
+def board(quiet: bool = False) -> Board:
+    """The board that fits where the output goes."""
+    if quiet:
+        return Board()
+    return LiveBoard() if sys.stderr.isatty() else LineBoard()
+
+
+class LineBoard(Board):
+    """A line for each run that ends, and every minute, or when the first one starts, one for all."""
+
+    interval = 60.0
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.said = -self.interval
+
+    def say(self, line: str) -> None:
+        """Print it."""
+        self.console.print(printable(line), markup=False)
+
+    def update(self, status: Status) -> None:
+        """Print where all are, now and then."""
+        if status.running and time.monotonic() - self.said >= self.interval:
+            self.said = time.monotonic()
+            self.say(str(status))
+            for name, position, seconds in status.running:
+                self.say(f"  {name}: {position}; {duration(seconds)}")
+
+
+class LiveBoard(LineBoard):
+    """A table with a line per run that is at work, and a bar for all, below the lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = Live(console=self.console, auto_refresh=False, transient=True)
+
+    def update(self, status: Status) -> None:
+        """Draw it anew."""
+        self.live.start()
+        table = Table.grid(padding=(0, 2), expand=True)
+        table.add_column(no_wrap=True, overflow="ellipsis")
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+        table.add_column(justify="right", no_wrap=True)
+        for name, position, seconds in status.running:
+            table.add_row(Text(printable(name)), Text(printable(str(position))), duration(seconds))
+        self.live.update(Group(table, Text(str(status)), ProgressBar(completed=100 * status.share)), refresh=True)
+
+    def close(self) -> None:
+        """Give the terminal its cursor back."""
+        self.live.stop()

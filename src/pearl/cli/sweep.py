@@ -1,0 +1,95 @@
+"""pearl sweep RECIPE [key=[a,b] key=value ...]"""
+
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Where(StrEnum):
+    """Where jobs run."""
+
+    local = "local"
+    slurm = "slurm"
+
+
+def command(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="Name of a recipe (`pearl list recipes`) or path of a YAML file.")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=[A,B]|KEY=VALUE]...", help="Axes of the grid, as method=[er,lwf], and settings."),
+    ] = None,
+    seeds: Annotated[str | None, typer.Option(help="How many, as 3 (0, 1 and 2), or which, as 0,1,5.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Runs at once. [default: one per GPU, or per 4 cores; on SLURM all]")
+    ] = None,
+    per_gpu: Annotated[int, typer.Option(help="Runs that share a GPU.")] = 1,
+    executor: Annotated[Where, typer.Option(help="local or slurm.")] = Where.local,
+    slurm: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of sbatch, as partition=gpu; repeat it.")
+    ] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="One step per phase on a few images, through everything.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the jobs and what is done of them; run none.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write the table, to a .csv, .md or .json file.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Run every combination of settings with every seed, several at once, and print the means over the seeds.
+
+    Runs that are done are not run again, so the same command goes on. Those that fail are listed at the end, the others
+    done, and the exit code is 1.
+
+    \b
+    pearl sweep digits method=[pearl,er,lwf] --seeds 3
+    pearl sweep cifar100-5t-resnet18 'method.rank.name=[paper,energy]' stream.order=[1,2] --seeds 0,1,5 --dry-run
+    pearl sweep digits train.lr=[0.001,0.003] train.epochs=5 --workers 4 -o table.md
+    pearl sweep imagenet_r-10t-vit method=[pearl,l2p] --executor slurm --slurm partition=gpu --slurm gpus_per_node=1
+    """
+    from pearl.board import board
+    from pearl.errors import printable
+    from pearl.jobs import Local, run_jobs
+    from pearl.slurm import parse_options
+    from pearl.sweep import check_output, page, parse, plan, rows, write
+
+    if output is not None:
+        check_output(output)
+    options = parse_options(slurm or [])
+    sweep = parse(recipe, settings or [], seeds, smoke=smoke)
+    if dry_run:
+        here = executor is Where.local
+        at_once = Local(workers, device=device, per_gpu=per_gpu).workers if here else workers or len(sweep.jobs)
+        typer.echo(plan(sweep, at_once))
+        return
+    outcomes = run_jobs(
+        sweep.jobs,
+        workers=workers,
+        executor=executor.value,
+        device=device,
+        per_gpu=per_gpu,
+        slurm=options,
+        folder=sweep.path,
+        manifest=sweep.manifest(shlex.join(["pearl", *sys.argv[1:]])),
+        show=board(quiet),
+    )
+    table = rows(sweep, outcomes)
+    typer.echo(page(sweep, table))
+    if output is not None:
+        typer.echo(f"written: {write(sweep, table, output)}")
+    failed = {outcome.run: outcome for outcome in outcomes if outcome.state == "failed"}.values()
+    for outcome in failed:
+        log = f"; see {outcome.log}" if outcome.log else ""
+        typer.echo(f"pearl: {printable(f'{outcome.job.title}: {outcome.error}{log}')}", err=True)
+    if failed:
+        typer.echo(f"pearl: {len(failed)} runs failed; once mended, the same command runs them again", err=True)
+        raise typer.Exit(1)

@@ -1,0 +1,70 @@
+"""pearl table NAME, pearl table list"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a table, or list for all of them.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change in all of its runs.")
+    ] = None,
+    run_missing: Annotated[bool, typer.Option("--run-missing", help="First run what is missing.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many seeds each value of ours is over. [default: 3]")
+    ] = None,
+    size: Annotated[
+        str, typer.Option(help="paper: its own recipes; cpu: ones of 2 minutes on a CPU; smoke: one step per phase.")
+    ] = "paper",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write it, to a .md, .html, .csv or .tex file.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Runs at once. [default: one per GPU, or per 4 cores]")] = None,
+    per_gpu: Annotated[int, typer.Option(help="Runs that share a GPU.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """A table or figure of the paper, with ours beside it, from the runs there are. Nothing is trained unasked.
+
+    Runs that fail are listed, the others done, and the exit code is 1.
+
+    \b
+    pearl table list
+    pearl table growth
+    pearl table fixed_rank --size cpu --seeds 2 --run-missing -o fixed_rank.html
+    pearl table necil engine.precision=bf16
+    """
+    from pearl.errors import ConfigError, printable
+    from pearl.tables.missing import run_missing as run_all
+    from pearl.tables.show import check_output, listing, page, write
+    from pearl.tables.spec import as_size, read
+    from pearl.tables.values import fill
+
+    at, extra = as_size(size), overrides or []
+    if name == "list":
+        if output is not None or run_missing:
+            raise ConfigError("table list: only prints; give the name of a table to run or write one")
+        typer.echo(listing(at, seeds, extra))
+        return
+    if output is not None:
+        check_output(output)
+    table = read(name)
+    filled = fill(table, at, seeds, extra)
+    outcomes = []
+    if run_missing:
+        from pearl.board import board
+
+        outcomes = run_all(filled, workers=workers, device=device, per_gpu=per_gpu, show=board(quiet))
+        filled = fill(table, at, seeds, extra)
+    typer.echo(page(filled))
+    if output is not None:
+        typer.echo(f"written: {write(filled, output)}")
+    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
+    for outcome in failed:
+        log = f"; see {outcome.log}" if outcome.log else ""
+        typer.echo(f"pearl: {printable(f'{outcome.job.title}: {outcome.error}{log}')}", err=True)
+    if failed:
+        typer.echo(f"pearl: {len(failed)} runs failed; once mended, the same command runs them again", err=True)
+        raise typer.Exit(1)

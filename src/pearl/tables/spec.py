@@ -1,0 +1,292 @@
+"""What a table is: a file in this folder, read and checked. From a cell to the run that supports it.
+
+A run is found by its configuration: a cell's recipe and settings name the run directory of each seed, so that there is
+no list of runs to keep.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import resources
+from string import Template
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from pearl.config import RunConfig, load_config
+from pearl.errors import ConfigError
+from pearl.registry import nearest, problems_of
+
+Size = Literal["smoke", "cpu", "paper"]
+SIZES: tuple[Size, ...] = get_args(Size)
+
+# The small recipe of each network; its stream is cut into as many tasks as the paper's.
+SMALL = {"resnet18": "table-resnet18", "bsc": "table-bsc", "vit": "table-deit_tiny"}
+
+# Metrics beside those of `metrics.summary`: `values.py` reads them off the files of a run. Those of a figure are one
+# number per task or layer.
+OF_A_RUN = ("mean_rank", "inference_ms", "settings.")
+OF_TASKS = ("class_il.each", "task_il.each", "share.each")
+OF_LAYERS = ("threshold.layers", "rank.layers", "full_rank.layers")
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A number as a paper prints it."""
+
+    text: str
+    mean: float
+    std: float | None = None
+
+    @classmethod
+    def read(cls, cell: Any) -> "Printed | None":
+        """From `51.97 ± 0.93` or `51.97`; nothing from `-`, which stands where a paper has no value."""
+        if cell is None or cell == "-":
+            return None
+        match = re.fullmatch(r"([\d,]+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?", str(cell))
+        if match is None:
+            raise ValueError(f"{cell!r} is no value of a paper; write 51.97, '51.97 ± 0.93' or '-'")
+        mean, std = match.groups()
+        return cls(str(cell), float(mean.replace(",", "")), None if std is None else float(std))
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+def _cells(cells: Any) -> list[Printed | None]:
+    """The paper's values in a row, as `51.97 ± 0.93 | - | 41.11`."""
+    return [Printed.read(cell.strip()) for cell in str(cells).split("|")] if cells else []
+
+
+Cells = Annotated[list[Printed | None], BeforeValidator(_cells)]
+Notes = Annotated[list[str], BeforeValidator(lambda keys: [keys] if isinstance(keys, str) else keys)]
+Settings = Annotated[list[str], AfterValidator(lambda items: [str(item) for item in items])]
+
+
+class _Line(_Section):
+    """What rows and columns share."""
+
+    given: dict[str, str] = {}  # words for $word in recipes and settings, of this row or column and what crosses it
+    recipe: str = ""  # a row's goes before a column's, a column's before the table's
+    counted: Settings = []  # set as well where parameters are counted without a run
+    notes: Notes = []
+    sizes: list[Size] = [*SIZES]  # where it is left out, runs would take too long or say nothing
+
+
+class Row(_Line):
+    """A line of the table: a method or variant. Without `set` no run of ours supports it."""
+
+    name: str
+    set: Settings | None = None  # what its runs have set, as on the command line; [] for the recipe as it is
+    paper: Cells = []
+    quoted: str = ""  # the paper took the values from there
+    mean_of: list[str] = []  # instead of runs: the mean over these rows
+    add: list[float] = []  # a number per column, to values of ours, for what the paper counts and we do not have
+
+
+class Column(_Line):
+    """A column: what is measured, and on what."""
+
+    id: str
+    name: str
+    group: str = ""  # heading above several columns
+    set: Settings = []
+    metric: str
+    implied_from: str = ""  # the paper's mean rank, as its total of parameters in that column implies it
+    add: float = 0.0  # to all values of the column
+    at: float | None = None  # figures over columns: where on the axis
+
+    @property
+    def title(self) -> str:
+        """Group and name."""
+        return f"{self.group}: {self.name}" if self.group else self.name
+
+    @property
+    def vector(self) -> bool:
+        """Whether it has a number per task or layer."""
+        return self.metric in {*OF_TASKS, *OF_LAYERS}
+
+
+Place = tuple[str, str]  # row's name and column's id
+
+
+class Claim(_Section):
+    """What the paper says of the table, in a form that can be checked where there is one.
+
+    A place has `more` than others; places have a `spread` (standard deviation) `below` some number of points; a vector
+    `rises` along its layers or tasks: the mean of its later half is above that of its earlier half.
+    """
+
+    text: str
+    more: Place | None = None
+    than: list[Place] = []
+    spread: list[Place] = []
+    below: float = 1.0
+    rises: Place | None = None
+
+    @property
+    def places(self) -> list[Place]:
+        """All that it compares."""
+        return [place for place in (self.more, *self.than, *self.spread, self.rises) if place]
+
+
+class Table(_Section):
+    """A table or figure of the paper, or one beyond it."""
+
+    name: str
+    title: str
+    kind: Literal["table", "figure"] = "table"
+    where: str  # "Table 4", or "beyond the paper"
+    label: str = ""  # of the LaTeX environment that has the values
+    about: str = ""
+    paper_runs: Annotated[int, Field(ge=1)] = 3  # over which the paper's mean and standard deviation are
+    seeds: Annotated[int, Field(ge=1)] = 3  # of ours, unless said otherwise
+    rows_are: str = ""
+    recipe: str = ""
+    values: str = ""  # figures over columns: what is drawn, with its unit ...
+    over: str = ""  # ... and over what
+    columns: list[Column] = []
+    rows: list[Row] = []
+    claims: list[Claim] = []
+    notes: dict[str, str] = {}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Table":
+        columns, rows = [column.id for column in self.columns], [row.name for row in self.rows]
+        for names in (columns, rows):
+            twice = [name for name in names if names.count(name) > 1]
+            if twice:
+                raise ValueError(f"{twice[0]} stands there twice; give each its own name")
+        for row in self.rows:
+            for values, of in ((row.paper, "of the paper"), (row.add, "to add")):
+                if values and len(values) != len(columns):
+                    raise ValueError(f"row {row.name}: {len(values)} values {of} for {len(columns)} columns")
+        places = [place for claim in self.claims for place in claim.places]
+        lost = [place for place in places if place[0] not in rows or place[1] not in columns]
+        lost += [(name, row.name) for row in self.rows for name in row.mean_of if name not in rows]
+        if lost:
+            raise ValueError(f"there is no place {lost[0]}; give a row's name and a column's id")
+        parts: list[_Line] = [*self.rows, *self.columns]
+        used = {key for part in parts for key in part.notes}
+        if used != set(self.notes):
+            raise ValueError(f"notes {sorted(used ^ set(self.notes))} are used or written only; do both")
+        return self
+
+    def added(self, row: Row, index: int) -> float:
+        """What the paper counts in a cell and we do not have; at its own settings."""
+        return self.columns[index].add + (row.add[index] if row.add else 0.0)
+
+    def request(self, row: Row, column: Column, size: Size, extra: tuple[str, ...] = ()) -> "Request | None":
+        """The run that supports a cell, or None."""
+        if row.set is None or size not in row.sizes or size not in column.sizes:
+            return None
+        words = {**column.given, **row.given}
+        recipe, *settings = (
+            Template(text).substitute(words)
+            for text in (row.recipe or column.recipe or self.recipe, *column.set, *row.set)
+        )
+        small = sized(recipe, size)
+        return small and Request(small[0], (*small[1], *settings, *extra), size == "smoke")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A run less its seed."""
+
+    recipe: str
+    settings: tuple[str, ...]
+    smoke: bool
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The configuration, with seed 0 if the settings say none.
+
+        Raises:
+            ConfigError: with every problem of it.
+        """
+        return _config(self)
+
+    def seeds(self, count: int) -> list[int]:
+        """Which seeds to run: the one that the settings have, or the first `count`."""
+        given = any(item.startswith("seed=") for item in self.settings)
+        return [self.config.seed] if given else [*range(count)]
+
+    def overrides(self, seed: int) -> tuple[str, ...]:
+        """What `pearl run RECIPE` is given for one seed."""
+        return (*(item for item in self.settings if not item.startswith("seed=")), f"seed={seed}")
+
+    def id(self, seed: int) -> str:
+        """Name of the run directory of one seed."""
+        return self.config.model_copy(update={"seed": seed}).id
+
+
+@cache
+def _config(request: Request) -> RunConfig:
+    return load_config(request.recipe, request.settings, smoke=request.smoke)
+
+
+def sized(recipe: str, size: Size) -> tuple[str, list[str]] | None:
+    """A recipe at a size, and what it has set there; None if there is none.
+
+    Small ones learn CIFAR-100, in as many tasks as the paper's: TinyImageNet has no counterpart on CPUs, and in smoke
+    runs, whose results say nothing, CIFAR-100 stands in.
+    """
+    match = re.fullmatch(r"(cifar100|tinyimagenet|imagenet_r)-(\d+)t-(\w+)", recipe)
+    if size == "paper" or match is None:
+        return recipe, []
+    data, tasks, net = match.groups()
+    if size == "cpu" and data == "tinyimagenet":
+        return None
+    return SMALL[net], [f"stream.tasks={tasks}"]
+
+
+def as_size(text: str) -> Size:
+    """A size by its name.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    for size in SIZES:
+        if text == size:
+            return size
+    raise ConfigError(f"unknown size {text!r}; {nearest(text, SIZES)}")
+
+
+def names() -> list[str]:
+    """Names of all tables, those of the paper first, in its order."""
+    return [table.name for table in sorted(map(read, _files()), key=lambda table: _order(table.where))]
+
+
+def read(name: str) -> Table:
+    """A table by its name.
+
+    Raises:
+        ConfigError: no such table, or its file is wrong.
+    """
+    known = _files()
+    if name not in known:
+        raise ConfigError(f"unknown table {name!r}; {nearest(name, known)} (`pearl table list`)")
+    text = (resources.files("pearl.tables") / f"{name}.yaml").read_text(encoding="utf-8")
+    try:
+        raw = yaml.safe_load(text)
+        return Table.model_validate({"name": name, **raw})
+    except (yaml.YAMLError, TypeError) as error:
+        raise ConfigError(f"table {name}: not valid YAML: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        raise ConfigError(*problems_of(error, f"table {name}", lambda path: None)) from None
+
+
+@cache
+def _files() -> tuple[str, ...]:
+    folder = resources.files("pearl.tables")
+    return tuple(sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")))
+
+
+def _order(where: str) -> tuple[int, int]:
+    """Tables, figures, and what is not of the paper; by number."""
+    kind, _, number = where.partition(" ")
+    return ("Table", "Figure").index(kind) if kind in {"Table", "Figure"} else 2, int(
+        number
+    ) if number.isdecimal() else 0

@@ -1,0 +1,310 @@
+"""From run directories to the numbers in cells, and to what they say about the paper's claims."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pearl import metrics, report
+from pearl.files import read_json
+from pearl.paths import runs_root
+from pearl.tables.objects import classes_per_task, implied_rank, parameters
+from pearl.tables.spec import OF_LAYERS, OF_TASKS, Claim, Column, Place, Printed, Request, Row, Size, Table
+
+INFERENCE = "inference.json"  # in a run directory: how long an answer takes, see `missing.py`
+NOISE = 2.0  # standard errors; a difference below it may be another seed's
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A run that a cell waits for."""
+
+    request: Request
+    seed: int
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return runs_root() / self.request.id(self.seed)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is known of one cell. Values are one per seed; of a figure they are vectors."""
+
+    paper: Printed | None = None
+    quoted: str = ""
+    values: tuple[Any, ...] = ()
+    runs: tuple[Path, ...] = ()
+    missing: tuple[Missing, ...] = ()
+    counted: bool = False  # exact, from a model object or from settings: no run, no seed
+    labels: tuple[str, ...] = ()  # of a vector's entries
+
+    @property
+    def n(self) -> int:
+        """How many seeds."""
+        return len(self.values)
+
+    @property
+    def mean(self) -> Any:
+        """Over seeds; None without any."""
+        return report.spread(self.values)[0]
+
+    @property
+    def std(self) -> Any:
+        """Over seeds, with n - 1; None for fewer than two."""
+        return report.spread(self.values)[1]
+
+    @property
+    def sample(self) -> "Sample":
+        """Mean, standard deviation and number; what is counted does not vary."""
+        return self.mean, 0.0 if self.counted else self.std, self.n
+
+
+Sample = tuple[float, float | None, int]  # mean, standard deviation (None: not known), over how many
+
+
+def difference(ours: Sample, other: Sample) -> tuple[float, float | None]:
+    """The difference of two means, and the same in standard errors of the difference.
+
+    The standard error is sqrt(s1^2 / n1 + s2^2 / n2); where a side has no standard deviation, that of the other alone,
+    which makes it too small. None if neither has one, or if they do not vary.
+    """
+    variance = sum(std**2 / n for _, std, n in (ours, other) if std is not None)
+    apart = float(ours[0] - other[0])
+    return apart, apart / math.sqrt(variance) if variance > 0 else None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds here."""
+
+    claim: Claim
+    holds: str  # yes, no, within noise; or that runs are missing, or that it is not checked
+    because: str
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A table with what the runs on this machine say."""
+
+    table: Table
+    size: Size
+    seeds: int
+    cells: Mapping[Place, Cell] = field(repr=False)
+
+    @cached_property
+    def missing(self) -> list[Missing]:
+        """Runs that cells wait for, each once."""
+        found = {waiting.path: waiting for cell in self.cells.values() for waiting in cell.missing}
+        return [*found.values()]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Rows that there are at this size."""
+        return [row for row in self.table.rows if self.size in row.sizes]
+
+    @property
+    def columns(self) -> list[Column]:
+        """Columns that there are at this size."""
+        return [column for column in self.table.columns if self.size in column.sizes]
+
+    @property
+    def runs(self) -> dict[Path, str]:
+        """Finished runs that a number came from, and the first cell that used it."""
+        found: dict[Path, str] = {}
+        for (row, _), cell in self.cells.items():
+            for path in cell.runs:
+                found.setdefault(path, row)
+        return found
+
+    @property
+    def ours(self) -> tuple[int, int]:
+        """How many cells of ours are complete, and how many there can be."""
+        cells = [cell for cell in self.cells.values() if cell.values or cell.missing]
+        return sum(not cell.missing for cell in cells), len(cells)
+
+    def difference(self, cell: Cell) -> tuple[float | None, float | None]:
+        """Ours less the paper's, and the same in standard errors; None for what cannot be said.
+
+        Other settings than the paper's are not held against its values, only against its claims.
+        """
+        if self.size != "paper" or cell.paper is None or not cell.values or cell.labels:
+            return None, None
+        return difference(cell.sample, (cell.paper.mean, cell.paper.std, self.table.paper_runs))
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What the runs say about each claim."""
+        return [verdict(claim, self.cells) for claim in self.table.claims]
+
+
+def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> Filled:
+    """Find what runs there are for each cell. `extra` is set in all of them.
+
+    Raises:
+        ConfigError: settings that cannot be.
+        RunError: a run is damaged.
+    """
+    filling = _Filling(table, size, seeds or table.seeds, tuple(extra))
+    cells: dict[Place, Cell] = {}
+    for row, (index, column) in itertools.product(table.rows, enumerate(table.columns)):
+        cells[row.name, column.id] = filling.cell(row, index)
+    for row, column in itertools.product(table.rows, table.columns):
+        if row.mean_of:
+            below = [cells[name, column.id] for name in row.mean_of]
+            whole = all(cell.values and not cell.missing for cell in below)
+            means = tuple(cell.mean for cell in below) if whole else ()
+            cells[row.name, column.id] = replace(cells[row.name, column.id], values=means)
+    return Filled(table, size, filling.seeds, cells)
+
+
+class _Filling:
+    """Cells from runs, each of which is read once."""
+
+    def __init__(self, table: Table, size: Size, seeds: int, extra: tuple[str, ...]) -> None:
+        self.table, self.size, self.seeds, self.extra = table, size, seeds, extra
+        self.records: dict[Path, report.Record | None] = {}
+
+    def cell(self, row: Row, index: int) -> Cell:
+        """The cell of a row in a column."""
+        column = self.table.columns[index]
+        paper = row.paper[index] if row.paper else None
+        blank = Cell(self.implied(row, column) or paper, row.quoted if paper else "")
+        add = self.table.added(row, index) if self.size == "paper" else 0.0
+        request = self.table.request(row, column, self.size, self.extra)
+        if request is None:
+            return blank
+        if column.metric.startswith("settings."):
+            value = _setting(request, column.metric.removeprefix("settings."))
+            return replace(blank, values=(value,), counted=True)
+        if column.metric == "parameters_million" or column.implied_from:
+            exact = parameters(_as_counted(request, row, column))
+            if exact is not None:  # then there are no ranks that depend on what is learnt
+                return blank if column.implied_from else replace(blank, values=(exact / 1e6 + add,), counted=True)
+        return self.measure(blank, request, column, add)
+
+    def measure(self, blank: Cell, request: Request, column: Column, add: float) -> Cell:
+        """What the runs of a cell say."""
+        values: list[Any] = []
+        runs: list[Path] = []
+        missing: list[Missing] = []
+        labels: tuple[str, ...] = ()
+        for seed in request.seeds(self.seeds):
+            waiting = Missing(request, seed)
+            record = self.record(waiting.path)
+            value = None if record is None else measured(record, column.metric)
+            if value is None and (record is None or column.metric == "inference_ms"):
+                missing.append(waiting)
+            elif value is not None:
+                if column.vector:
+                    labels, value = tuple(value), np.array([*value.values()])
+                values.append(value + add)
+                runs.append(waiting.path)
+        return replace(blank, values=tuple(values), runs=tuple(runs), missing=tuple(missing), labels=labels)
+
+    def implied(self, row: Row, column: Column) -> Printed | None:
+        """The mean rank that a total of the paper implies, where the total depends on ranks."""
+        index = next((i for i, one in enumerate(self.table.columns) if one.id == column.implied_from), None)
+        if index is None or not row.paper:
+            return None
+        total, of = row.paper[index], self.table.columns[index]
+        request = self.table.request(row, of, "paper")
+        if total is None or request is None or parameters(request) is not None:
+            return None
+        rank = implied_rank(_as_counted(request, row, of), (total.mean - self.table.added(row, index)) * 1e6)
+        return Printed(f"{rank:.1f}", rank)
+
+    def record(self, path: Path) -> report.Record | None:
+        """A run if it is complete."""
+        if path not in self.records:
+            begun = (path / "results.json").is_file() and read_json(path / "results.json").get("stages")
+            record = report.read(path) if begun else None
+            self.records[path] = record if record and record.complete else None
+        return self.records[path]
+
+
+def _as_counted(request: Request, row: Row, column: Column) -> Request:
+    return Request(request.recipe, (*request.settings, *column.counted, *row.counted), request.smoke)
+
+
+def measured(record: report.Record, metric: str) -> Any:
+    """A metric of a run: a number, or for a figure one by label; None if the run has none."""
+    if metric == "inference_ms":
+        file = record.path / INFERENCE
+        return float(read_json(file)["milliseconds"]) if file.is_file() else None
+    if metric == "share.each":
+        return dict(zip(_numbers(record.shares), record.shares, strict=True))
+    if metric in OF_TASKS:
+        counts = record.counts
+        if counts is None:
+            return None
+        scenario: metrics.Scenario = "class_il" if metric.startswith("class_il") else "task_il"
+        last = metrics.accuracy_matrix(counts, scenario)[:, -1]
+        return dict(zip(_numbers(last), last.tolist(), strict=True))
+    if metric in OF_LAYERS:
+        layers = record.layers[-1]
+        return {name.removesuffix(".weight"): layer[metric.removesuffix(".layers")] for name, layer in layers.items()}
+    return record.summary.get(metric)
+
+
+def _numbers(values: Any) -> list[str]:
+    return [str(number) for number in range(1, len(values) + 1)]
+
+
+def _setting(request: Request, key: str) -> float:
+    """A number that a recipe sets."""
+    if key == "classes_per_task":
+        return float(classes_per_task(request.config)[0])
+    return float(report.flat(request.config.model_dump(mode="json"))[key])
+
+
+# --------------------------------------------------------------------------------------------------------- claims
+
+
+def verdict(claim: Claim, cells: Mapping[Place, Cell]) -> Verdict:
+    """Whether a claim holds: it does if every part of it does, and is refuted by any that is."""
+    if not claim.places:
+        return Verdict(claim, "not checked", "it compares nothing that a machine could")
+    unsupported = [place for place in claim.places if not cells[place].values]
+    if unsupported:
+        return Verdict(claim, "open", f"no run of {' / '.join(unsupported[0])} yet at this size")
+    if claim.rises:
+        halves = [np.array_split(vector, 2) for vector in cells[claim.rises].values]
+        rise = Cell(values=tuple(float(later.mean() - earlier.mean()) for earlier, later in halves))
+        holds, because = _above(rise.sample, (0.0, 0.0, 1), "the earlier half")
+        return Verdict(claim, holds, because)
+    if claim.spread:
+        means = [float(cells[place].mean) for place in claim.spread]
+        spread = float(np.std(means, ddof=1))
+        because = f"standard deviation {spread:.2f} over {len(means)}, against {claim.below:g}"
+        return Verdict(claim, "yes" if spread < claim.below else "no", because)
+    checked = [
+        _above(cells[claim.more or other].sample, cells[other].sample, _label(claim, other)) for other in claim.than
+    ]
+    parts = [holds for holds, _ in checked]
+    holds = "no" if "no" in parts else "yes" if all(part == "yes" for part in parts) else "within noise"
+    return Verdict(claim, holds, "; ".join(because for _, because in checked))
+
+
+def _above(a: Sample, b: Sample, name: str) -> tuple[str, str]:
+    """Whether one mean is above another, and why."""
+    apart, errors = difference(a, b)
+    against = f"{apart:+.2f} against {name}"
+    if a[1] is None or b[1] is None:
+        return "within noise", f"{against}, and one seed does not tell how much seeds differ"
+    if errors is None:  # neither varies
+        return "yes" if apart > 0 else "no", against
+    return (
+        "within noise" if abs(errors) < NOISE else "yes" if errors > 0 else "no",
+        f"{against} ({errors:+.1f} standard errors)",
+    )
+
+
+def _label(claim: Claim, place: Place) -> str:
+    return place[0] if claim.more and place[0] != claim.more[0] else place[1]
