@@ -9,11 +9,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from torch import Tensor
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
 
 from pearl.errors import ConfigError, TrainingError
 from pearl.nn.lowrank import Fold, to_matrix
-from pearl.nn.ranks import Choice, EnergyRule, EvenRule, FixedRule, PaperRule, RandomRule, RankRule, share_out
+from pearl.nn.ranks import Choice, EnergyRule, EvenRule, FixedRule, PaperRule, RandomRule, RankRule, energies, share_out
+from pearl.nn.resnet import resnet18
 from pearl.registry import RANK_RULES
 
 TIE = 1e-9  # shares nearer to each other than this may be told apart either way
@@ -387,3 +389,45 @@ def test_a_layer_keeps_a_rank_whatever_its_weight() -> None:
 def test_a_rule_for_each_layer_by_itself_chooses_so() -> None:
     weights = layers(0, 4)
     assert PaperRule().choose_all(weights) == {name: PaperRule().choose(*pair) for name, pair in weights.items()}
+
+
+def test_trained_task_vectors_get_the_rank_of_an_svd() -> None:
+    """On real images: a network trained on digits 0 to 4, fine-tuned on 5 to 9."""
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8).expand(-1, 3, 8, 8) / 16
+    y, later = torch.tensor(labels), torch.tensor(labels >= 5)
+    torch.manual_seed(0)
+    net = nn.Sequential(resnet18(8, width=8), nn.Linear(64, 10))
+
+    def train(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        optimizer = torch.optim.Adam(net.parameters(), 0.01)
+        for start in range(0, 512, 32):
+            batch = rows.nonzero().flatten()[start : start + 32]
+            loss = nn.functional.cross_entropy(net(x[batch]), y[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return {name: p.detach().clone() for name, p in net.named_parameters() if p.ndim == 4}
+
+    before, after = train(~later), train(later)
+    ranks = []
+    for fold in ("spatial", "view", "unfold"):
+        for name, weight in before.items():
+            reference, tuned = (to_matrix(w, fold).double().numpy() for w in (weight, after[name]))
+            choice = PaperRule().choose(to_matrix(weight, fold), to_matrix(after[name], fold))
+            check(choice, reference, tuned)
+            assert choice.rank == smallest_rank(explained(tuned - reference), share_of(reference, tuned)), (fold, name)
+            ranks.append(choice.rank)
+    assert len(set(ranks)) > 1
+
+
+def test_small_singular_values_are_as_exact_as_a_sum_can_see() -> None:
+    """Squares from 1 down to 1e-24: each is right to 1e-14 of their sum."""
+    rng = np.random.default_rng(0)
+    left, _ = np.linalg.qr(rng.normal(size=(40, 40)))
+    right, _ = np.linalg.qr(rng.normal(size=(60, 40)))
+    squares = 10.0 ** -np.linspace(0, 24, 40)
+    found = energies(torch.tensor(left * np.sqrt(squares) @ right.T)).numpy()
+    found = found / found.sum() * squares.sum()
+    assert np.abs(found - squares).max() < 1e-14
+    assert np.abs(found.cumsum() - squares.cumsum()).max() < 1e-14
