@@ -67,7 +67,7 @@ class Method(nn.Module):
     rehearsal = False  # True: it keeps images of past tasks
     task_identity = False  # True: made for task-IL; its class-IL puts the heads' raw logits side by side
     phases: tuple[str, ...] = ()  # names of the phases that `learn` may yield
-    fast = True  # False: sub-networks are evaluated in the form that they are trained in; results are the same
+    fast = True  # False: no faster form of the same function is used, in evaluation or in training
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
