@@ -145,6 +145,8 @@ try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except OSError:
     sys.exit(69)
+if (run / "results.json").exists():
+    sys.exit()  # already done
 with open(os.environ["LEDGER"], "a") as file:
     file.write(f"start {run.name} {os.getpid()}\\n")
 if behaviour.startswith("stop") and not (run / "resume").exists():
@@ -233,9 +235,13 @@ def test_failures_are_isolated_say_why_and_are_tried_again(fake):
     assert outcomes[1].error == "images are missing (and 1 more lines)"
     assert outcomes[2].error.startswith("ended by signal 9 (Killed)")
     assert "Traceback ..." in outcomes[0].log.read_text()
-    fake.jobs("well", "refuse", "well", "well")
-    assert states(run_jobs(made, workers=3)) == ["done", "failed", "done", "skipped"]
+    fake.jobs("well", "die", "refuse", "well")
+    outcomes = run_jobs(made, workers=3)
+    assert states(outcomes) == ["done", "failed", "failed", "skipped"]
+    assert outcomes[1].error.startswith("ended by signal 9"), "of this time, though the log has all"
     assert "so are labels" in outcomes[1].log.read_text()
+    fake.jobs("well", "refuse", "fail once", "well")
+    assert run_jobs(made)[2].error == "ValueError: no such luck"
 
 
 def test_one_that_cannot_be_started_is_isolated(fake, monkeypatch):
@@ -358,7 +364,11 @@ def test_where_a_run_is_comes_from_its_new_events(tmp_path):
     position.read()
     assert str(position) == "1/5 tasks learnt; probe, 7 steps"
     with file.open("a") as more:
-        more.write('ch", "phase": "probe", "epoch": 3, "loss": 0.5}\n' + events({"event": "learnt", "task": 1}))
+        more.write('ch", "phase": "probe", "epoch": 3, "loss": 0.5}\n')
+    position.read()
+    assert str(position) == "1/5 tasks learnt; probe, epoch 3 done, loss 0.500"
+    with file.open("a") as more:
+        more.write(events({"event": "learnt", "task": 1}))
     position.read()
     assert (str(position), position.learnt) == ("2/5 tasks learnt; evaluating", 2)
 
