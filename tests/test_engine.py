@@ -16,7 +16,7 @@ from pearl.methods.finetune import Finetune
 from pearl.methods.isolation import Isolation
 from pearl.methods.joint import Joint
 from pearl.methods.pearl import Pearl
-from pearl.nn.ranks import FixedRule
+from pearl.nn.ranks import FixedRule, RankRule
 from pearl.nn.resnet import resnet18
 from pearl.replay import Replay
 
@@ -194,7 +194,7 @@ def test_unknown_device_is_one_line():
 def test_frozen_rank_rule_equals_fixed_rank():
     """PEARL whose rule always answers r is fixed rank, whatever the probe does."""
 
-    class Frozen:
+    class Frozen(RankRule):
         needs_probe = True
 
         def choose(self, reference, tuned):
