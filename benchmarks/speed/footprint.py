@@ -8,6 +8,7 @@ merged, 8 bytes, and the activations that autograd keeps. Bytes are those of a t
 """
 
 import argparse
+import ctypes
 import os
 import subprocess
 import sys
@@ -18,11 +19,12 @@ from pathlib import Path
 from statistics import median
 
 from timing import Row, show
-from training import BATCH, NETWORKS, config, make_task
+from training import BATCH, NETWORKS, RANK, config, make_task
 
 from pearl.checkpoint import changed, snapshot, write_part
 from pearl.engine import Engine
 from pearl.methods.pearl import Pearl
+from pearl.nn.beside import fits_beside
 from pearl.nn.ranks import FixedRule
 from pearl.plan import activation_bytes
 from pearl.registry import BACKBONES
@@ -88,6 +90,7 @@ def peak_above(work: Callable[[], object]) -> int:
         return 1024 * next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(key))
 
     work()  # what libraries keep is allocated by the first steps
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what is free goes back to the system, or the next steps would reuse it
     clear.write_text("5")
     before = read("VmRSS:")
     work()
@@ -99,9 +102,10 @@ def memory(backbone: str) -> list[Row]:
     size, rows = NETWORKS[backbone], []
     settings = config(backbone, size)
     engine = Engine(settings, device="cpu")
-    method = engine.place(Pearl(BACKBONES.build(settings.backbone, size), rank=FixedRule(r=8), init="svd"))
+    method = engine.place(Pearl(BACKBONES.build(settings.backbone, size), rank=FixedRule(r=RANK), init="svd"))
     kept = BATCH * activation_bytes(method.backbone, size, engine.precision)
-    merged = sum(method.backbone.get_parameter(target.parameter).numel() for target in method.targets)
+    layers = {t.parameter: method.backbone.get_submodule(t.parameter.removesuffix(".weight")) for t in method.targets}
+    merged = sum(layer.weight.numel() for layer in layers.values() if not fits_beside(layer, RANK, method.fold))
     for task in (make_task(settings, 0), make_task(settings, 1)):
         before = snapshot(method.state_dict())
         for phase in method.learn(task):

@@ -20,10 +20,14 @@ class TaskTensors(nn.Module):
     def __init__(self, *, buffers: bool = False) -> None:
         super().__init__()
         self._as_buffers = buffers
+        self._groups: dict[
+            str, dict[str, str]
+        ] = {}  # keys by prefix and rest of the name, of groups that were asked for
 
     def add(self, name: str, value: Tensor) -> Tensor:
         """Store a copy of `value`; a parameter starts trainable."""
         key, value = name.replace(".", "/"), value.detach().clone()
+        self._groups.clear()
         if self._as_buffers:
             self.register_buffer(key, value)
             return value
@@ -44,9 +48,13 @@ class TaskTensors(nn.Module):
         return len(self._tensors())
 
     def group(self, prefix: str) -> dict[str, Tensor]:
-        """All tensors below `prefix`, by the rest of their names."""
-        start = prefix.replace(".", "/") + "/"
-        return {k.removeprefix(start).replace("/", "."): v for k, v in self._tensors().items() if k.startswith(start)}
+        """All tensors below `prefix`, by the rest of their names. Each step asks, so names are gone through once."""
+        if prefix not in self._groups:
+            start = prefix.replace(".", "/") + "/"
+            rest = {key: key.removeprefix(start).replace("/", ".") for key in self._tensors() if key.startswith(start)}
+            self._groups[prefix] = {name: key for key, name in rest.items()}
+        tensors = self._tensors()
+        return {name: tensors[key] for name, key in self._groups[prefix].items()}
 
     def in_order(self, prefix: str = "") -> list[nn.Parameter]:
         """The parameters whose names start so, by name.
