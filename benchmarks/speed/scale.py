@@ -85,7 +85,9 @@ def summary(row: Row) -> Row:
     return {
         "tasks": row["tasks"],
         "seconds in all": row["seconds"],
-        "seconds to learn a task, last tenth / first tenth": round(growth(row["learning"]), 2),
+        "milliseconds that a task adds to learning the next": round(
+            1e3 * float(np.polyfit(tasks, row["learning"][2:], 1)[0]), 2
+        ),
         "bytes a task adds, last tenth / first tenth": round(growth(row["bytes"]), 3),
         "evaluation grows as tasks to the power": round(
             float(np.polyfit(np.log(tasks[8:]), np.log(row["evaluation"][10:]), 1)[0]), 2
