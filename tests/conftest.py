@@ -1,6 +1,8 @@
+import io
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 # a thread per test process, and per process that a test starts: as many as there are cores run side by side
@@ -18,6 +20,24 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's data or runs."""
     monkeypatch.setenv("PEARL_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("PEARL_RUNS", str(tmp_path / "runs"))
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    """`pearl` in this process: standard output and standard error."""
+
+    def call(*arguments: object, code: int = 0, stdin: str = "") -> tuple[str, str]:
+        import pearl.cli
+
+        monkeypatch.setattr(sys, "argv", ["pearl", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as end:
+            pearl.cli.main()
+        out, err = capsys.readouterr()
+        assert (end.value.code or 0) == code, (out, err)
+        return out, err
+
+    return call
 
 
 @pytest.fixture

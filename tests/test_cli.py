@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import pearl.cli
 from layouts import cifar100_npz, image_folder
 from pearl.config import recipe_names
 from pearl.registry import METHODS
@@ -16,16 +15,9 @@ TINY = ["backbone.width=4", "train.epochs=1", "engine.max_steps=1", "stream.per_
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys):
-    def call(*arguments, code=0):
-        monkeypatch.setattr(sys, "argv", ["pearl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            pearl.cli.main()
-        assert (end.value.code or 0) == code
-        out, err = capsys.readouterr()
-        return out if code == 0 else err
-
-    return call
+def cli(cli):
+    """What `pearl` says: its output, or if it fails its complaint."""
+    return lambda *arguments, code=0: cli(*arguments, code=code)[code != 0]
 
 
 def test_run_prints_results_and_where_they_are(cli):

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -262,18 +261,10 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys, tmp_path):
+def cli(cli, monkeypatch, tmp_path):
+    """What `pearl export` says, in a folder of its own: its output, or if it fails its complaint."""
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments, code=0):
-        monkeypatch.setattr(sys, "argv", ["pearl", "export", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            pearl.cli.main()
-        assert (end.value.code or 0) == code
-        out, err = capsys.readouterr()
-        return out if code == 0 else err
-
-    return call
+    return lambda *arguments, code=0: cli("export", *arguments, code=code)[code != 0]
 
 
 def test_an_unfinished_run_is_exported_by_its_name(cli, run, monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ from pearl.engine import Engine
 from pearl.methods.finetune import Finetune
 from pearl.nn.bsconv import bsc
 from pearl.nn.grouped import GroupedInFloat32
+from pearl.nn.resnet import resnet18
 
 
 def layer(groups=4, stride=1, filters=1):
@@ -51,11 +52,14 @@ def test_nothing_changes_without_autocast():
         assert conv(x).dtype == torch.float32
 
 
-@pytest.mark.parametrize(("precision", "used"), [("bf16", True), ("fp32", False)])
-def test_the_engine_trains_so_where_it_is_faster(precision, used, monkeypatch):
+@pytest.mark.parametrize(
+    ("network", "precision", "used"),
+    [(bsc, "bf16", True), (bsc, "fp32", False), (resnet18, "bf16", False)],
+)
+def test_the_engine_trains_so_where_it_is_faster(network, precision, used, monkeypatch):
     met = []
     monkeypatch.setattr(GroupedInFloat32, "__enter__", lambda self: met.append(self) or self)
     monkeypatch.setattr(GroupedInFloat32, "__exit__", lambda self, *_: None)
     engine = Engine(config(train={"epochs": 1}), device="cpu", precision=precision)
-    engine.learn(Finetune(bsc(SIZE, width=4)), make_task(0))
+    engine.learn(Finetune(network(SIZE, width=4)), make_task(0))
     assert bool(met) == used

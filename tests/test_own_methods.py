@@ -67,17 +67,12 @@ def probe(tmp_path):
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys):
-    """`pearl` as a process of its own would be: no file has been named in it; (standard output, standard error)."""
+def cli(cli):
+    """`pearl` as a process of its own would be: no file has been named in it."""
 
     def call(*arguments, code=0):
         METHODS._files.clear()
-        monkeypatch.setattr(sys, "argv", ["pearl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            pearl.cli.main()
-        out, err = capsys.readouterr()
-        assert (end.value.code or 0) == code, (out, err)
-        return out, err
+        return cli(*arguments, code=code)
 
     return call
 

@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 import layouts
-import pearl.cli
 from pearl import metrics, report
 from pearl.config import load_config
 from pearl.learning import learn
@@ -99,16 +98,9 @@ def own(made, tmp_path) -> Path:
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys):
-    def call(*arguments, code=0):
-        monkeypatch.setattr(sys, "argv", ["pearl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            pearl.cli.main()
-        out, err = capsys.readouterr()
-        assert (end.value.code or 0) == code, err
-        return out if code == 0 else err
-
-    return call
+def cli(cli):
+    """What `pearl` says: its output, or if it fails its complaint."""
+    return lambda *arguments, code=0: cli(*arguments, code=code)[code != 0]
 
 
 class Reader(HTMLParser):

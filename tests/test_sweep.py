@@ -16,7 +16,6 @@ from types import SimpleNamespace
 import pytest
 from filelock import FileLock
 
-import pearl.cli
 from pearl import jobs, launch, slurm
 from pearl.board import Board, LineBoard, LiveBoard, Position, Status
 from pearl.config import load_config
@@ -29,19 +28,6 @@ from pearl.runs import execute
 from pearl.sweep import parse, plan
 
 TINY = ("backbone.width=4", "train.epochs=1", "engine.max_steps=1", "stream.per_class=4", "stream.test_per_class=2")
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    def call(*arguments, code=0):
-        monkeypatch.setattr(sys, "argv", ["pearl", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            pearl.cli.main()
-        out, err = capsys.readouterr()
-        assert (end.value.code or 0) == code, err
-        return out, err
-
-    return call
 
 
 # The grid

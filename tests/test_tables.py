@@ -482,15 +482,6 @@ def test_a_curve_over_columns(complete: Filled, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ the command line
 
 
-def cli(*arguments: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, code: int = 0) -> tuple[str, str]:
-    monkeypatch.setattr("sys.argv", ["pearl", "table", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        pearl.cli.main()
-    said = capsys.readouterr()
-    assert ended.value.code == code, said.err
-    return said.out, said.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -501,40 +492,39 @@ def cli(*arguments: str, capsys: Any, monkeypatch: pytest.MonkeyPatch, code: int
         (["list", "-o", "list.md"], "table list: only prints; give the name of a table to run or write one"),
     ],
 )
-def test_bad_input_is_one_line(arguments: list[str], complaint: str, capsys: Any, monkeypatch: Any) -> None:
-    _, said = cli(*arguments, capsys=capsys, monkeypatch=monkeypatch, code=2)
+def test_bad_input_is_one_line(arguments: list[str], complaint: str, cli: Any) -> None:
+    _, said = cli("table", *arguments, code=2)
     assert said == f"pearl: {complaint}\n"
 
 
-def test_run_missing_then_already_done(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_missing_then_already_done(tmp_path: Path, cli: Any) -> None:
     """The whole way, with small files in the official layout and a narrow network."""
     layouts.cifar100_npz(tmp_path / "data", classes=100, per_class=3)
     narrow = ["backbone.width=4", "engine.channels_last=false", "stream.classes=10"]
     command = ["folds", *narrow, "--size", "smoke", "--seeds", "1", "-q"]
-    out, _ = cli(*command, capsys=capsys, monkeypatch=monkeypatch)
+    out, _ = cli("table", *command)
     assert "1 of 12" not in out and "3 runs missing" in out
     output = tmp_path / "folds.html"
-    out, _ = cli(*command, "--run-missing", "-o", str(output), capsys=capsys, monkeypatch=monkeypatch)
+    out, _ = cli("table", *command, "--run-missing", "-o", str(output))
     assert "12 of 12 cells complete, 0 runs missing" in out
     assert output.is_file()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*") if path.is_file()}
-    again, _ = cli(*command, "--run-missing", capsys=capsys, monkeypatch=monkeypatch)
+    again, _ = cli("table", *command, "--run-missing")
     assert again.splitlines()[:3] == out.splitlines()[:3]
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*") if path.is_file()}
 
 
-def test_a_run_that_fails_is_told(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_is_told(tmp_path: Path, cli: Any) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "cifar100.npz").write_bytes(b"no archive")
     _, said = cli(
+        "table",
         "task_resources_runs",
         "data.path=cifar100.npz",
         "--size",
         "smoke",
         "--run-missing",
         "-q",
-        capsys=capsys,
-        monkeypatch=monkeypatch,
         code=1,
     )
     assert "3 runs failed" in said

@@ -54,22 +54,6 @@ def call(*arguments, **how):
     return subprocess.run(command, capture_output=True, text=True, check=False, **how)
 
 
-@pytest.fixture
-def cli(monkeypatch, capsys):
-    """`pearl` in this process: (standard output, standard error)."""
-
-    def run(*arguments, code=0, stdin=""):
-        monkeypatch.setattr(sys, "argv", ["pearl", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        with pytest.raises(SystemExit) as end:
-            pearl.cli.main()
-        out, err = capsys.readouterr()
-        assert (end.value.code or 0) == code, (out, err)
-        return out, err
-
-    return run
-
-
 def tree(*roots):
     """Every path there is, with the bytes of files."""
     return {place: place.is_file() and place.read_bytes() for root in roots for place in root.rglob("*")}

@@ -14,7 +14,7 @@ from pearl.data.batches import Batch, Task, batch_bounds, fold
 from pearl.errors import TrainingError
 from pearl.graphs import GraphedStep, Recorder
 from pearl.methods.base import Method, Phase
-from pearl.nn.grouped import GroupedInFloat32
+from pearl.nn.grouped import GroupedInFloat32, has_slow
 from pearl.ranks import Ranks, make_fabric
 from pearl.replay import Progress, Replay, Scene
 
@@ -54,8 +54,6 @@ class Engine:
         self.fabric = make_fabric(device, self.ranks.here, precision=kind)
         if self.ranks.world > 1:
             self.fabric.launch()
-        slow = self.fabric.device.type == "cpu" and self.precision == "bf16"
-        self.kernels: Callable[[], AbstractContextManager[object]] = GroupedInFloat32 if slow else nullcontext
         graphs = config.engine.cuda_graphs and self.fabric.device.type == "cuda" and self.ranks.world == 1
         self.recorder: type[Recorder] | None = Recorder if graphs else None
         self.memory_format = torch.channels_last if config.engine.channels_last else torch.contiguous_format
@@ -63,6 +61,11 @@ class Engine:
     def place(self, method: Method) -> Method:
         """Move a method to the device, in the layout of the recipe."""
         return method.to(device=self.fabric.device).to(memory_format=self.memory_format)
+
+    def kernels(self, *modules: nn.Module | None) -> Callable[[], AbstractContextManager[object]]:
+        """What steps through these modules run under, so that none of their kernels is a slow one."""
+        bf16_on_cpu = self.fabric.device.type == "cpu" and self.precision == "bf16"
+        return GroupedInFloat32 if bf16_on_cpu and any(has_slow(module) for module in modules) else nullcontext
 
     def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
         """Let a method learn one task; seconds per phase. With `replay`, from where an earlier attempt ended.
@@ -91,8 +94,8 @@ class Engine:
         """Train one phase. Randomness depends on seed, task, position of the phase, and epoch alone."""
         settings = self.config.train.phase(phase.name)
         phase.params = list(phase.params)
-        graphed = bool(phase.steady and self.recorder)
-        optimizer = make_optimizer(settings, phase.params, self.fabric.device, graphed=graphed)
+        recorder = self.recorder if phase.steady else None
+        optimizer = make_optimizer(settings, phase.params, self.fabric.device, graphed=recorder is not None)
         module, fabric_optimizer = self.fabric.setup(_Step(phase, self.ranks), optimizer)
         method.train()
         if phase.extra is not None:
@@ -101,10 +104,11 @@ class Engine:
         planned = settings.epochs * per_epoch
         steps = min(planned, self.config.engine.max_steps or planned)
         trained = sum(p.numel() for p in phase.params)
+        kernels = self.kernels(method, phase.extra)
 
         def step(batch: Batch) -> Tensor:
             optimizer.zero_grad(set_to_none=True)
-            with self.kernels():
+            with kernels():
                 loss = module(batch)
             self.fabric.backward(loss)
             if phase.after_backward:
@@ -114,8 +118,8 @@ class Engine:
             fabric_optimizer.step()
             return self.ranks.mean(loss.detach())
 
-        if graphed and self.recorder:
-            step = GraphedStep(step, self.recorder())
+        if recorder:
+            step = GraphedStep(step, recorder())
         at, scene = (task.id, position), Scene(method, phase, phase.params, optimizer)
         progress = replay.restore(at, scene)
         begun = {"images": len(task), "trained": trained, "done": progress.done}

@@ -78,6 +78,16 @@ class Outcome:
     seconds: float = 0.0
 
 
+def failures(outcomes: Iterable[Outcome]) -> list[str]:
+    """What to tell of those that failed, a line for each run and one at the end; nothing if none did."""
+    failed = {outcome.run: outcome for outcome in outcomes if outcome.state == "failed"}.values()
+    if not failed:
+        return []
+    logs = [f"; see {outcome.log}" if outcome.log else "" for outcome in failed]
+    lines = [f"{outcome.job.title}: {outcome.error}{log}" for outcome, log in zip(failed, logs, strict=True)]
+    return [*lines, f"{len(failed)} runs failed; once mended, the same command runs them again"]
+
+
 class Process(Protocol):
     """A job at work."""
 

@@ -274,7 +274,7 @@ def _run_file(file: Path, source: bytes, name: str) -> types.ModuleType:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        line = error.lineno if isinstance(error, SyntaxError) and not lines else [0, *lines][-1]
+        line = lines[-1] if lines else getattr(error, "lineno", None) or "?"  # a SyntaxError has its own
         raise ConfigError(f"{file}, line {line}: {_in_words(error)}; mend the file") from None
     return module
 

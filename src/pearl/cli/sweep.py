@@ -58,7 +58,7 @@ def command(
     """
     from pearl.board import board
     from pearl.errors import printable
-    from pearl.jobs import Local, run_jobs
+    from pearl.jobs import Local, failures, run_jobs
     from pearl.slurm import parse_options
     from pearl.sweep import check_output, page, parse, plan, rows, write
 
@@ -86,10 +86,8 @@ def command(
     typer.echo(page(sweep, table))
     if output is not None:
         typer.echo(f"written: {write(sweep, table, output)}")
-    failed = {outcome.run: outcome for outcome in outcomes if outcome.state == "failed"}.values()
-    for outcome in failed:
-        log = f"; see {outcome.log}" if outcome.log else ""
-        typer.echo(f"pearl: {printable(f'{outcome.job.title}: {outcome.error}{log}')}", err=True)
+    failed = failures(outcomes)
+    for line in failed:
+        typer.echo(f"pearl: {printable(line)}", err=True)
     if failed:
-        typer.echo(f"pearl: {len(failed)} runs failed; once mended, the same command runs them again", err=True)
         raise typer.Exit(1)

@@ -37,6 +37,7 @@ def command(
     pearl table necil engine.precision=bf16
     """
     from pearl.errors import ConfigError, printable
+    from pearl.jobs import failures
     from pearl.tables.missing import run_missing as run_all
     from pearl.tables.show import check_output, listing, page, write
     from pearl.tables.spec import as_size, read
@@ -61,10 +62,8 @@ def command(
     typer.echo(page(filled))
     if output is not None:
         typer.echo(f"written: {write(filled, output)}")
-    failed = [outcome for outcome in outcomes if outcome.state == "failed"]
-    for outcome in failed:
-        log = f"; see {outcome.log}" if outcome.log else ""
-        typer.echo(f"pearl: {printable(f'{outcome.job.title}: {outcome.error}{log}')}", err=True)
+    failed = failures(outcomes)
+    for line in failed:
+        typer.echo(f"pearl: {printable(line)}", err=True)
     if failed:
-        typer.echo(f"pearl: {len(failed)} runs failed; once mended, the same command runs them again", err=True)
         raise typer.Exit(1)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 
@@ -21,10 +21,20 @@ class GroupedInFloat32(TorchFunctionMode):
         """Compute as asked, but for such a convolution."""
         if func is torch.conv2d and len(args) == 7:  # as nn.Conv2d calls it
             x, weight, bias, stride, padding, dilation, groups = args
-            slow = groups > 1 and (max(stride) > 1 or len(weight) > groups)
-            if slow and torch.is_autocast_enabled(x.device.type):
+            if is_slow(stride, groups, len(weight)) and torch.is_autocast_enabled(x.device.type):
                 return _in_float32(x, weight, bias, (stride, padding, dilation, groups))
         return func(*args, **(kwargs or {}))
+
+
+def is_slow(stride: Sequence[int], groups: int, filters: int) -> bool:
+    """Whether oneDNN has no fast bfloat16 kernel for the gradients of such a convolution."""
+    return groups > 1 and (max(stride) > 1 or filters > groups)
+
+
+def has_slow(module: nn.Module | None) -> bool:
+    """Whether a module holds such a convolution, so that steps through it are faster under `GroupedInFloat32`."""
+    convs = (m for m in module.modules() if isinstance(m, nn.Conv2d)) if module is not None else ()
+    return any(is_slow(conv.stride, conv.groups, conv.out_channels) for conv in convs)
 
 
 def _in_float32(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...]) -> Tensor:
