@@ -26,6 +26,7 @@ from pearl.errors import ConfigError, ReportError, RunError, printable
 from pearl.files import FORMAT, MANIFEST, finished, read_json, write_file
 from pearl.jobs import Job, Outcome, check
 from pearl.paths import runs_root
+from pearl.text import aligned, markdown
 
 COLUMNS = {
     "class_il.final": "class-IL A_T",
@@ -258,10 +259,8 @@ def _cell(mean: float | None, std: float | None) -> str:
 
 def page(sweep: Sweep, table: Sequence[Row]) -> str:
     """The table for a terminal."""
-    lines = cells(sweep, table)
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(f"{printable(cell):{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines]
-    return "\n".join(line.rstrip() for line in [*text, "", "mean ± standard deviation over n seeds; accuracies in %"])
+    shown = [[printable(cell) for cell in line] for line in cells(sweep, table)]
+    return f"{aligned(shown)}\n\nmean ± standard deviation over n seeds; accuracies in %"
 
 
 def check_output(output: Path) -> None:
@@ -303,8 +302,7 @@ def _csv(sweep: Sweep, table: Sequence[Row]) -> str:
 
 
 def _markdown(sweep: Sweep, table: Sequence[Row]) -> str:
-    head, *lines = ([cell.replace("|", "\\|") for cell in line] for line in cells(sweep, table))
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines]) + "\n"
+    return markdown(cells(sweep, table)) + "\n"
 
 
 def _json(sweep: Sweep, table: Sequence[Row]) -> str:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -251,3 +252,17 @@ def _part_page(registry: Registry, name: str) -> str:
 
 def _default(field: Any) -> str:
     return "(needed)" if field.is_required() else json.dumps(field.default)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts for a terminal."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts in Markdown; the first row is its head."""
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    head, *body = (f"| {' | '.join(row)} |" for row in escaped)
+    return "\n".join([head, f"|{' --- |' * len(rows[0])}", *body])

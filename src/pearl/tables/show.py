@@ -15,6 +15,7 @@ import numpy as np
 from markupsafe import Markup
 
 from pearl import plots, report
+from pearl.board import duration
 from pearl.config import RunConfig
 from pearl.errors import ConfigError
 from pearl.files import write_file
@@ -22,6 +23,7 @@ from pearl.tables import spec
 from pearl.tables.objects import CPU_CORE, GPU, seconds
 from pearl.tables.spec import Column, Row, Size
 from pearl.tables.values import Cell, Filled, Missing, fill
+from pearl.text import aligned, markdown
 
 Lines = list[list[str]]
 
@@ -58,18 +60,22 @@ def lines(filled: Filled) -> Lines:
     """The table less its head: name of the row, which line of it this is, a text for each column."""
     found = []
     for row in filled.rows:
-        cells = [filled.cells[row.name, column.id] for column in filled.columns if not column.vector]
-        columns = [column for column in filled.columns if not column.vector]
+        cells = [filled.cells[row.name, column.id] for column in filled.scalars]
         if not cells:
             continue
         paper = [cell.paper.text if cell.paper else "" for cell in cells]
-        ours = [_ours(cell, column) for cell, column in zip(cells, columns, strict=True)]
+        ours = [_ours(cell, column) for cell, column in zip(cells, filled.scalars, strict=True)]
         apart = [_apart(filled, cell) for cell in cells]
         name = f"{row.name}{_marks(filled, row)}"
         mine: Lines = [["quoted" if row.quoted else "paper", *paper], ["ours", *ours], ["difference", *apart]]
         kept = [line for line in mine if any(line[1:])] or [["ours", *ours]]
         found += [[name if index == 0 else "", *line] for index, line in enumerate(kept)]
     return found
+
+
+def _head(filled: Filled) -> list[str]:
+    """What stands above `lines`, each column by its whole name."""
+    return [filled.table.rows_are, "", *(f"{column.title}{_marks(filled, column)}" for column in filled.scalars)]
 
 
 def _ours(cell: Cell, column: Column) -> str:
@@ -123,6 +129,9 @@ _READING = (
 )
 
 
+_VERDICT = ["the paper's claim", "holds", "because"]
+
+
 def _verdicts(filled: Filled) -> Lines:
     return [[verdict.claim.text, verdict.holds, verdict.because] for verdict in filled.verdicts]
 
@@ -135,13 +144,11 @@ def page(filled: Filled) -> str:
     table = filled.table
     parts = [f"{table.title} ({table.name})", *_about(filled)]
     if body := lines(filled):
-        columns = [column for column in filled.columns if not column.vector]
-        heads: Lines = [["", "", *(column.group for column in columns)]] if any(c.group for c in columns) else []
-        heads.append([table.rows_are, "", *(f"{column.name}{_marks(filled, column)}" for column in columns)])
-        parts += ["", _aligned([*_once(heads[:-1]), heads[-1], *body])]
-    for title, labels, series in _vectors(filled):
-        rows = [[label, *(values[index] for _, values in series)] for index, label in enumerate(labels)]
-        parts += ["", title, _aligned([["", *(name for name, _ in series)], *rows])]
+        groups = ["", "", *(column.group for column in filled.scalars)]
+        head = [table.rows_are, "", *(f"{column.name}{_marks(filled, column)}" for column in filled.scalars)]
+        parts += ["", aligned([*([_once(groups)] if any(groups) else []), head, *body])]
+    for title, rows in _vectors(filled):
+        parts += ["", title, aligned(rows)]
     if verdicts := _verdicts(filled):
         parts += ["", "Does it hold here?", *(f"  {holds}: {text} ({because})" for text, holds, because in verdicts)]
     if notes := _notes(filled):
@@ -151,28 +158,22 @@ def page(filled: Filled) -> str:
     return "\n".join(parts)
 
 
-def _once(heads: Lines) -> Lines:
+def _once(head: list[str]) -> list[str]:
     """A heading that stands above several columns, at the first of them only."""
-    return [[text if text != line[i - 1] or not i else "" for i, text in enumerate(line)] for line in heads]
+    return [text if not i or text != head[i - 1] else "" for i, text in enumerate(head)]
 
 
-def _aligned(rows: Lines) -> str:
-    widths = [max(len(line[i]) for line in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(f"{cell:{width}}" for cell, width in zip(line, widths, strict=True)).rstrip() for line in rows
-    )
-
-
-def _vectors(filled: Filled) -> list[tuple[str, list[str], list[tuple[str, list[str]]]]]:
-    """Of a figure over tasks or layers: for each column its title, its labels, and the texts of each row."""
+def _vectors(filled: Filled) -> list[tuple[str, Lines]]:
+    """Of a figure over tasks or layers: for each column its title, and a table with a line per label."""
     found = []
     for column in filled.columns:
         there = [(row.name, filled.cells[row.name, column.id]) for row in filled.rows] if column.vector else []
         there = [(name, cell) for name, cell in there if cell.values]
         if there:
-            longest = max((cell.labels for _, cell in there), key=len)
-            series = [(name, _texts(cell, len(longest))) for name, cell in there]
-            found.append((column.title, [*longest], series))
+            labels = max((cell.labels for _, cell in there), key=len)
+            texts = zip(*(_texts(cell, len(labels)) for _, cell in there), strict=True)
+            body = [[label, *line] for label, line in zip(labels, texts, strict=True)]
+            found.append((column.title, [["", *(name for name, _ in there)], *body]))
     return found
 
 
@@ -188,31 +189,17 @@ def _markdown(filled: Filled, folder: Path) -> str:
     table = filled.table
     parts = [f"# {table.title}", "", " ".join(_about(filled)), ""]
     if body := lines(filled):
-        columns = [column for column in filled.columns if not column.vector]
-        head = [table.rows_are, "", *(f"{column.title}{_marks(filled, column)}" for column in columns)]
-        parts += [_markdown_table([head, *body]), "", _READING, ""]
-    for title, labels, series in _vectors(filled):
-        rows = [[label, *(values[index] for _, values in series)] for index, label in enumerate(labels)]
-        parts += [f"## {title}", "", _markdown_table([["", *(name for name, _ in series)], *rows]), ""]
+        parts += [markdown([_head(filled), *body]), "", _READING, ""]
+    for title, rows in _vectors(filled):
+        parts += [f"## {title}", "", markdown(rows), ""]
     if verdicts := _verdicts(filled):
-        parts += [
-            "## Does it hold here?",
-            "",
-            _markdown_table([["the paper's claim", "holds", "because"], *verdicts]),
-            "",
-        ]
+        parts += ["## Does it hold here?", "", markdown([_VERDICT, *verdicts]), ""]
     if notes := _notes(filled):
         parts += [f"- {note}" for note in notes] + [""]
     if filled.runs:
         links = [f"- [{path.name}]({_address(path, folder)}): {row}" for path, row in filled.runs.items()]
         parts += ["## Runs", "", *links, ""]
     return "\n".join(parts)
-
-
-def _markdown_table(rows: Lines) -> str:
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    head, *body = [f"| {' | '.join(row)} |" for row in escaped]
-    return "\n".join([head, f"|{' --- |' * len(rows[0])}", *body])
 
 
 def _address(path: Path, folder: Path) -> str:
@@ -227,25 +214,15 @@ def _html(filled: Filled, folder: Path) -> str:
     table = filled.table
     parts = []
     if body := lines(filled):
-        columns = [column for column in filled.columns if not column.vector]
-        head = [table.rows_are, "", *(f"{column.title}{_marks(filled, column)}" for column in columns)]
-        parts.append(
-            report.Part(
-                table.where, [], [report.Table(table.title, head, body)], f"{' '.join(_about(filled)[1:])} {_READING}"
-            )
-        )
+        note = f"{' '.join(_about(filled)[1:])} {_READING}"
+        parts.append(report.Part(table.where, [], [report.Table(table.title, _head(filled), body)], note))
     if figures := _figures(filled):
-        parts.append(
-            report.Part("Drawn" if body else table.where, figures, note="" if body else " ".join(_about(filled)[1:]))
-        )
+        note = "" if body else " ".join(_about(filled)[1:])
+        parts.append(report.Part("Drawn" if body else table.where, figures, note=note))
     if not parts:
         parts.append(report.Part(table.where, note=" ".join(_about(filled))))
     if verdicts := _verdicts(filled):
-        parts.append(
-            report.Part(
-                "Does it hold here?", [], [report.Table("Claims", ["the paper's claim", "holds", "because"], verdicts)]
-            )
-        )
+        parts.append(report.Part("Does it hold here?", [], [report.Table("Claims", _VERDICT, verdicts)]))
     if notes := _notes(filled):
         parts.append(report.Part("Notes", [], [report.Table("Notes", ["note"], [[note] for note in notes])]))
     if filled.runs:
@@ -332,13 +309,10 @@ def _entries(cell: Cell) -> list[tuple[Any, Any, Any]]:
 
 def _latex(filled: Filled, folder: Path) -> str:
     table = filled.table
-    columns = [column for column in filled.columns if not column.vector]
-    head = [table.rows_are, "", *(f"{column.title}{_marks(filled, column)}" for column in columns)]
-    body = lines(filled)
-    for title, labels, series in [] if body else _vectors(filled):
-        head = [title, *(name for name, _ in series)]
-        body = [[label, *(values[index] for _, values in series)] for index, label in enumerate(labels)]
-        break  # a tabular has one; the CSV and the page have all
+    head, body = _head(filled), lines(filled)
+    if not body and (vectors := _vectors(filled)):  # a tabular has one; the CSV and the page have all
+        title, (names, *body) = vectors[0]
+        head = [title, *names[1:]]
     rows = [" & ".join(map(_tex, row)) + r" \\" for row in (head, *body)]
     claims = [f"{text} {holds}: {because}." for text, holds, because in _verdicts(filled)]
     return "\n".join(
@@ -406,23 +380,12 @@ def listing(size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> 
         )
     rows.append(["all", "", "", "", str(len(waiting)), *_times([*waiting.values()]), ""])
     counts = f"Size {size}, {seeds} seeds" if seeds else f"Size {size}"
-    return f"{counts}. A run that several tables share is run once. Times are rough.\n{_aligned(rows)}"
+    return f"{counts}. A run that several tables share is run once. Times are rough.\n{aligned(rows)}"
 
 
 def _times(missing: Sequence[Missing]) -> tuple[str, str]:
-    return tuple(_duration(sum(seconds(one.request.config, machine) for one in missing)) for machine in (CPU_CORE, GPU))  # type: ignore[return-value]
-
-
-def _duration(total: float) -> str:
-    if not total:
-        return "-"
-    return (
-        f"{total / 3600:.0f} h"
-        if total >= 36000
-        else f"{total / 3600:.1f} h"
-        if total >= 3600
-        else f"{total / 60:.0f} min"
-    )
+    cpu, gpu = (sum(seconds(one.request.config, machine) for one in missing) for machine in (CPU_CORE, GPU))
+    return duration(cpu) if cpu else "-", duration(gpu) if gpu else "-"
 
 
 def _needs(filled: Filled) -> str:

@@ -115,6 +115,11 @@ class Filled:
         return [column for column in self.table.columns if self.size in column.sizes]
 
     @property
+    def scalars(self) -> list[Column]:
+        """Those of them that have one number a cell."""
+        return [column for column in self.columns if not column.vector]
+
+    @property
     def runs(self) -> dict[Path, str]:
         """Finished runs that a number came from, and the first cell that used it."""
         found: dict[Path, str] = {}
