@@ -20,9 +20,7 @@ class TaskTensors(nn.Module):
     def __init__(self, *, buffers: bool = False) -> None:
         super().__init__()
         self._as_buffers = buffers
-        self._groups: dict[
-            str, dict[str, str]
-        ] = {}  # keys by prefix and rest of the name, of groups that were asked for
+        self._groups: dict[str, dict[str, str]] = {}  # of groups that were asked for: keys by the rest of the name
 
     def add(self, name: str, value: Tensor) -> Tensor:
         """Store a copy of `value`; a parameter starts trainable."""
