@@ -524,14 +524,3 @@ def test_tensors_in_order_whatever_a_file_says():
     assert [float(p.detach()[0]) for p in shuffled.in_order()] == [2, 0, 1]
     assert [float(p.detach()[0]) for p in shuffled.in_order("0.")] == [2, 0]
     assert len(tensors.in_order("1.")) == 1
-
-
-def test_a_group_has_what_is_added_after_it_was_asked_for():
-    tensors = TaskTensors()
-    tensors.add("0.A.x", torch.zeros(2))
-    assert [*tensors.group("0.A")] == ["x"] and not tensors.group("1")
-    tensors.add("0.A.y.z", torch.zeros(2))
-    tensors.load_state_dict({**tensors.state_dict(), "1/B": torch.ones(2)})
-    assert [*tensors.group("0.A")] == ["x", "y.z"] and [*tensors.group("1")] == ["B"]
-    tensors.to(torch.float64)
-    assert tensors.group("1")["B"] is tensors["1.B"]

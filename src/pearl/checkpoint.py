@@ -24,9 +24,10 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of `after` that `before` lacks or has with other bits."""
-    return {key: value for key, value in after.items() if key not in before or not _same_bits(before[key], value)}
+def changed(before: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A snapshot of what `before`, a snapshot itself, lacks of a state_dict or has with other bits."""
+    rows = ((key, _row_major(value)) for key, value in state.items())
+    return {key: value.clone() for key, value in rows if key not in before or not _same_bits(before[key], value)}
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
@@ -35,12 +36,16 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().view(-1).view(torch.uint8)
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _row_major(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous()
 
 
 def snapshot(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A copy of a state_dict on the CPU, row-major, that training cannot touch."""
-    return {key: value.detach().cpu().contiguous().clone() for key, value in state.items()}
+    return {key: _row_major(value).clone() for key, value in state.items()}
 
 
 def write_part(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:

@@ -176,7 +176,7 @@ class Scene:
         the optimizer's too.
         """
         groups: dict[str, Mapping[str, Tensor]] = {
-            "method": changed(start, snapshot(self.method.state_dict())),
+            "method": changed(start, self.method.state_dict()),
             "extra": snapshot(self.phase.extra.state_dict()) if self.phase.extra else {},
             "loose": snapshot({str(i): p for i, p in self._loose().items()}),
         }

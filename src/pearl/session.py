@@ -138,7 +138,7 @@ class Session:
         if not self.ranks.first:
             self.replay.end()
             return
-        added = changed(self.replay.start, snapshot(method.state_dict()))
+        added = changed(self.replay.start, method.state_dict())
         for folder in task_folders(self.path).get(task.id, []):  # of an attempt that was killed
             shutil.rmtree(folder, ignore_errors=True)
         classes = [len(info.classes) for info in task_infos(self.path)] + [len(task.classes)]

@@ -141,7 +141,8 @@ class Pearl(Method):
 
     def weights(self, t: int, without: Collection[Target] = ()) -> dict[str, Tensor]:
         """What task t's sub-network has different from the reference, by the backbone's own names."""
-        changed = {**self.tensors.group(f"{t}.norm"), **self.statistics.group(f"{t}.norm")}
+        changed = {name: self.tensors[f"{t}.norm.{name}"] for name in self.norms}
+        changed |= {name: self.statistics[f"{t}.norm.{name}"] for name in self.norm_statistics}
         with torch.autocast(self.device.type, enabled=False):  # updates are merged in float32, then cast once
             for target in self.targets:
                 if target in without:

@@ -20,12 +20,10 @@ class TaskTensors(nn.Module):
     def __init__(self, *, buffers: bool = False) -> None:
         super().__init__()
         self._as_buffers = buffers
-        self._groups: dict[str, dict[str, str]] = {}  # of groups that were asked for: keys by the rest of the name
 
     def add(self, name: str, value: Tensor) -> Tensor:
         """Store a copy of `value`; a parameter starts trainable."""
         key, value = name.replace(".", "/"), value.detach().clone()
-        self._groups.clear()
         if self._as_buffers:
             self.register_buffer(key, value)
             return value
@@ -44,15 +42,6 @@ class TaskTensors(nn.Module):
 
     def __len__(self) -> int:
         return len(self._tensors())
-
-    def group(self, prefix: str) -> dict[str, Tensor]:
-        """All tensors below `prefix`, by the rest of their names. Each step asks, so names are gone through once."""
-        if prefix not in self._groups:
-            start = prefix.replace(".", "/") + "/"
-            rest = {key: key.removeprefix(start).replace("/", ".") for key in self._tensors() if key.startswith(start)}
-            self._groups[prefix] = {name: key for key, name in rest.items()}
-        tensors = self._tensors()
-        return {name: tensors[key] for name, key in self._groups[prefix].items()}
 
     def in_order(self, prefix: str = "") -> list[nn.Parameter]:
         """The parameters whose names start so, by name.
