@@ -420,6 +420,14 @@ def test_evaluation_equals_a_count_of_predictions(model, tmp_path):
     assert (evaluation.class_il == np.diag(confusion)).all()
 
 
+def test_evaluation_does_not_list_a_whole_catalogue(model, tmp_path):
+    data = write_photos(tmp_path, {f"unknown {i:02d}": 0 for i in range(40)}, 1)
+    with pytest.raises(DataError) as error:
+        model.evaluate(data)
+    assert str(error.value).count("choose from") == 1
+    assert str(error.value).endswith("'unknown 03', 'unknown 04', 35 more; give a folder without them")
+
+
 def test_evaluation_names_what_it_does_not_know(model, tmp_path):
     data = write_photos(tmp_path / "test", {"zero": 0, "tow": 2}, 2)
     with pytest.raises(DataError, match=r"does not know: 'tow' \(did you mean 'two'"):

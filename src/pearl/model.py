@@ -192,14 +192,17 @@ class Model:
         """Accuracy on an image folder: DATA/CLASS/*, or DATA/test/CLASS/*; any of the model's classes.
 
         Raises:
-            DataError: a class that the model does not know, or images that cannot be read; all are named.
+            DataError: classes that the model does not know, or images that cannot be read, all of which are named.
         """
         root = Path(data)
         names, files, known = class_folders(root / "test" if (root / "test").is_dir() else root)
         place = {name: index for index, name in enumerate(self.classes)}
-        strange = [f"{name!r} ({nearest(name, self.classes)})" for name in names if name not in place]
-        if strange:
-            raise DataError(f"{root}: classes that the model does not know: {', '.join(strange)}; remove their folders")
+        if strange := [name for name in names if name not in place]:
+            first = f"{strange[0]!r} ({nearest(strange[0], self.classes)})"
+            more = [*map(repr, strange[1:5]), *([f"{len(strange) - 5} more"] if len(strange) > 5 else [])]
+            raise DataError(
+                f"{root}: classes that the model does not know: {', '.join([first, *more])}; give a folder without them"
+            )
         labels = np.array([place[names[label]] for label in known])
         confusion = np.zeros((len(place), len(place)), dtype=np.int64)
         bounds = np.array([task.first_class for task in self.tasks] + [len(place)])
