@@ -1,5 +1,8 @@
 """Any network of the timm library (Wightman) as a backbone: ViTs at any image size, CNNs."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import timm
@@ -39,10 +42,11 @@ def timm_backbone(model: str, image_size: int, *, pretrained: bool = False, weig
 
 def _create(model: str, image_size: int, pretrained: bool) -> Any:
     try:
-        try:
-            return timm.create_model(model, pretrained=pretrained, num_classes=0, img_size=image_size)
-        except TypeError:  # a CNN: takes any image size, and no such argument
-            return timm.create_model(model, pretrained=pretrained, num_classes=0)
+        with _quiet_hub():
+            try:
+                return timm.create_model(model, pretrained=pretrained, num_classes=0, img_size=image_size)
+            except TypeError:  # a CNN: takes any image size, and no such argument
+                return timm.create_model(model, pretrained=pretrained, num_classes=0)
     except (OSError, RuntimeError) as error:
         if "Invalid pretrained tag" in str(error):
             raise ConfigError(
@@ -54,6 +58,18 @@ def _create(model: str, image_size: int, pretrained: bool) -> Any:
             f"pretrained weights of {model} cannot be downloaded ({type(error).__name__}); without internet, give a "
             f"local file: backbone.pretrained=false backbone.weights=FILE.safetensors"
         ) from None
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Without internet the hub's client prints a dozen lines of what it tries; ours says what to do."""
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _feature_width(net: nn.Module, model: str, image_size: int) -> int:
