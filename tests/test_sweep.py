@@ -258,6 +258,15 @@ def test_a_locked_run_is_waited_for_while_others_run(fake):
     assert fake.lines("start") == [made[1].run.name, made[0].run.name]
 
 
+def test_a_lock_that_cannot_be_opened_is_not_waited_for(fake, monkeypatch):
+    (made,) = fake.jobs("well")
+    made.run.mkdir(parents=True)
+    (made.run / ".lock").touch()
+    monkeypatch.setattr(FileLock, "acquire", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    assert not jobs.locked(made.run)
+    assert states(run_jobs([made])) == ["done"], "whoever starts is told by the run itself"
+
+
 def test_a_run_that_turns_out_to_be_busy_is_not_failed(fake):
     made = fake.jobs("busy once", "well")
     assert states(run_jobs(made, workers=2)) == ["done", "done"]
@@ -387,6 +396,9 @@ def test_boards_show_where_all_are(kind, tmp_path, capsys):
     shown = capsys.readouterr().err
     assert "done: it" in shown
     if kind is LineBoard:
+        waits = LineBoard()
+        waits.update(Status({tmp_path: 5}))
+        assert "0 of 1 runs done, 1 waiting" in capsys.readouterr().err
         assert "0 of 1 runs done, 1 running\n  method=er seed=1: starting; 61 s\n" in shown
 
 
@@ -521,6 +533,22 @@ def test_without_slurm_there_is_one_line(cli, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     _, err = cli("sweep", "digits", "--executor", "slurm", "-q", code=2)
     assert err == "pearl: --executor slurm: no srun here; start it where SLURM's commands are\n"
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_slurm_has_at_least_one_worker(fake, workers):
+    pytest.importorskip("submitit")
+    with pytest.raises(ConfigError, match=f"--workers {workers}: give 1 or more"):
+        run_jobs(fake.jobs("well"), executor="submitit-local", workers=workers)
+
+
+def test_one_that_cannot_be_cancelled_does_not_keep_the_others_from_it():
+    def cancel(check=True):
+        if check:
+            raise subprocess.CalledProcessError(1, "scancel")
+        raise FileNotFoundError("scancel")
+
+    slurm._Submitted(SimpleNamespace(cancel=cancel), real=True).stop()
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,18 @@ import csv
 import io
 import math
 import re
+import shutil
 import statistics
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
 import layouts
 import pearl
@@ -19,11 +24,11 @@ from pearl.config import ConfigError
 from pearl.metrics import Counts, summary
 from pearl.runs import Run, execute
 from pearl.tables import spec
-from pearl.tables.missing import measure
+from pearl.tables.missing import measure, run_missing
 from pearl.tables.objects import CPU_CORE, GPU, parameters, seconds
 from pearl.tables.show import FORMATS, lines, listing, page, write
 from pearl.tables.spec import OF_LAYERS, OF_TASKS, SIZES, Printed, Request, Table, names, read, sized
-from pearl.tables.values import Cell, Filled, difference, fill, verdict
+from pearl.tables.values import Cell, Filled, Missing, chance, difference, fill, verdict
 
 SOURCE = Path(__file__).parents[2] / "shared" / "reference" / "paper.tex"
 TABLES = names()
@@ -282,6 +287,35 @@ def test_an_unfinished_run_counts_as_missing(tmp_path: Path, made: Path) -> None
     assert waiting.path in [missing.path for missing in mine().missing]
 
 
+def test_a_damaged_run_is_as_good_as_missing_and_told(tmp_path: Path, cli: Any) -> None:
+    (waiting, *_) = mine().missing
+    waiting.path.mkdir(parents=True)
+    (waiting.path / "results.json").write_text("{")
+    filled = mine()
+    assert waiting.path in [missing.path for missing in filled.missing]
+    assert f"counted as missing: {waiting.path / 'results.json'}: damaged" in page(filled)
+    (job,) = [job for job in (one.path for one in mine().missing) if job == waiting.path]
+    outcomes = run_missing(replace(filled, cells={place: keep_only(cell, job) for place, cell in filled.cells.items()}))
+    assert [outcome.state for outcome in outcomes] == ["failed"]
+
+
+def keep_only(cell: Cell, run: Path) -> Cell:
+    return replace(cell, missing=tuple(one for one in cell.missing if one.path == run))
+
+
+def test_a_run_that_cannot_be_measured_fails_alone(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Path(shutil.copytree(made, tmp_path / "runs", dirs_exist_ok=True))
+    monkeypatch.setenv("PEARL_RUNS", str(runs))
+    for file in runs.glob("*/inference.json"):
+        file.unlink()
+    filled = mine()
+    broken, whole = filled.missing[0].path, filled.missing[1].path
+    (next((broken / "tasks").iterdir()) / "weights.safetensors").write_bytes(b"")
+    outcomes = run_missing(filled)
+    assert [outcome.run for outcome in outcomes if outcome.state == "failed"] == [broken]
+    assert (whole / "inference.json").is_file()
+
+
 def test_values_are_those_of_the_runs(complete: Filled) -> None:
     assert complete.missing == []
     for row in ("pearl", "finetune"):
@@ -338,23 +372,60 @@ def test_verdicts() -> None:
     assert claimed(low, high) == "no"
     assert claimed(wide, low) == "within noise"
     assert claimed(Cell(values=(10.0,)), low) == "within noise"  # one seed does not tell
-    assert claimed(Cell(), low) == "open"
+    assert claimed(Cell(), low) == "not here"
+    waiting = spec.Request("digits", (), False)
+    assert claimed(Cell(values=(10.0, 10.1), missing=(Missing(waiting, 2),)), low) == "open"
+    assert claimed(Cell(values=(10.0, 10.3)), Cell(values=(9.0, 9.4))) == "within noise"  # 4 standard errors, 2 seeds
     assert claimed(Cell(values=(2.0,), counted=True), Cell(values=(1.0,), counted=True)) == "yes"
 
 
 def test_a_spread_is_of_the_means() -> None:
-    claim = spec.Claim(text="alike", spread=[("a", "x"), ("b", "x"), ("c", "x")], below=1.0)
-    at = {(row, "x"): Cell(values=(value, value)) for row, value in (("a", 1.0), ("b", 2.0), ("c", 3.5))}
-    found = verdict(claim, at)
-    assert found.holds == "no"
-    assert f"{statistics.stdev([1.0, 2.0, 3.5]):.2f}" in found.because
+    assert spread([[1.0, 1.0], [4.0, 4.0], [9.0, 9.0]]) == "no"
+    assert spread([[1.0, 1.0], [1.01, 1.01], [1.02, 1.02]]) == "yes"
+    assert spread([[1.0, 1.0], [2.0, 2.0], [3.5, 3.5]]) == "within noise"
+    assert spread([[1.0, 17.0], [4.0, 20.0], [9.0, 25.0]]) == "within noise"  # seeds vary as much
+    assert spread([[1.0], [4.0], [9.0]]) == "within noise"  # one seed does not tell
+    claim = spec.Claim(text="alike", spread=[("a", "x"), ("b", "x")])
+    found = verdict(claim, {("a", "x"): Cell(values=(1.0, 3.0)), ("b", "x"): Cell(values=(4.0, 6.0))})
+    assert f"{statistics.stdev([2.0, 5.0]):.2f} over 2, against 1; seeds alone make 1.00" in found.because
+
+
+def spread(values: list[list[float]]) -> str:
+    cells = {(str(row), "x"): Cell(values=tuple(seeds)) for row, seeds in enumerate(values)}
+    return verdict(spec.Claim(text="alike", spread=[*cells]), cells).holds
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 100), min_size=2, max_size=5), st.lists(st.floats(0, 100), min_size=2, max_size=5))
+def test_chance_is_welchs(a: list[float], b: list[float]) -> None:
+    one, other = Cell(values=tuple(a)), Cell(values=tuple(b))
+    assume(one.std > 1e-3 or other.std > 1e-3)
+    known = [part for x in (a, b) for part in (statistics.mean(x), statistics.stdev(x), len(x))]
+    welch = stats.ttest_ind_from_stats(*known, equal_var=False).pvalue
+    assert chance(one.sample, other.sample) == pytest.approx(welch, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_seeds_alone_seldom_decide(seeds: int) -> None:
+    """Seven rows and five orders that do not differ, a thousand times."""
+    rng = np.random.default_rng(seeds)
+    decided = {"means": 0, "spread": 0}
+    for _ in range(1000):
+        cells = {(str(row), "x"): Cell(values=tuple(rng.normal(50, 2, seeds))) for row in range(7)}
+        first, *others = cells
+        claim = spec.Claim(text="more than all", more=first, than=others)
+        decided["means"] += verdict(claim, cells).holds in ("yes", "no")
+        claim = spec.Claim(text="alike", spread=others, below=0.01)
+        decided["spread"] += verdict(claim, cells).holds == "no"
+    assert decided["means"] <= 70
+    assert decided["spread"] <= 40  # half of the level: too small is no mistake here
 
 
 @pytest.mark.parametrize(
     ("seeds", "holds"),
     [
-        ([[1, 2, 2, 5], [1, 2, 3, 5]], "yes"),
-        ([[5, 2, 2, 1], [5, 3, 2, 1]], "no"),
+        ([[1, 2, 2, 5], [1, 2, 3, 5], [1, 2, 2.5, 5]], "yes"),
+        ([[5, 2, 2, 1], [5, 3, 2, 1], [5, 2.5, 2, 1]], "no"),
         ([[1, 2, 2, 5], [5, 2, 2, 1]], "within noise"),
         ([[1, 2, 2, 5]], "within noise"),
     ],

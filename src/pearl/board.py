@@ -147,7 +147,7 @@ class LineBoard(Board):
 
     def update(self, status: Status) -> None:
         """Print where all are, now and then."""
-        if status.running and time.monotonic() - self.said >= self.interval:
+        if len(status.states) < len(status.tasks) and time.monotonic() - self.said >= self.interval:
             self.said = time.monotonic()
             self.say(str(status))
             for name, position, seconds in status.running:

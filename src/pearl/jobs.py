@@ -156,7 +156,9 @@ def run_jobs(
     else:
         from pearl.slurm import Submitit
 
-        place = Submitit(workers or len(unique), folder / "submitit", slurm or {}, real=executor == "slurm")
+        place = Submitit(
+            len(unique) if workers is None else workers, folder / "submitit", slurm or {}, real=executor == "slurm"
+        )
     if manifest is not None:  # now that all is checked
         runs = [{"overrides": [*job.overrides], "run": job.run.name} for job in jobs]
         files.write_json(folder / "sweep.json", {"format": files.FORMAT, **manifest, "jobs": runs})
@@ -361,8 +363,10 @@ def locked(run: Path) -> bool:
     try:
         with FileLock(run / ".lock", timeout=0):
             return False
-    except (Timeout, OSError):
+    except Timeout:
         return True
+    except OSError:  # whoever starts it will be told why it cannot be locked
+        return False
 
 
 def stored(run: Path) -> list[str]:

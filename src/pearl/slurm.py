@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ class Submitit:
             import submitit
         except ImportError:
             raise ConfigError('submitit is not installed; pip install "pearl[slurm]"') from None
+        if workers < 1:
+            raise ConfigError(f"--workers {workers}: give 1 or more")
         self.workers, self.real = workers, real
         try:
             if real:
@@ -136,4 +139,5 @@ class _Submitted:
 
     def stop(self) -> None:
         self.every = 2.0  # someone waits
-        self.job.cancel()
+        with suppress(OSError):
+            self.job.cancel(check=False)  # with its controller away, the others are still to be told

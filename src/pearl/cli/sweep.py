@@ -82,12 +82,14 @@ def command(
         manifest=sweep.manifest(shlex.join(["pearl", *sys.argv[1:]])),
         show=board(quiet),
     )
-    table = rows(sweep, outcomes)
-    typer.echo(page(sweep, table))
-    if output is not None:
-        typer.echo(f"written: {write(sweep, table, output)}")
     failed = failures(outcomes)
-    for line in failed:
-        typer.echo(f"pearl: {printable(line)}", err=True)
+    try:
+        table = rows(sweep, outcomes)
+        typer.echo(page(sweep, table))
+        if output is not None:
+            typer.echo(f"written: {write(sweep, table, output)}")
+    finally:  # whatever else goes wrong
+        for line in failed:
+            typer.echo(f"pearl: {printable(line)}", err=True)
     if failed:
         raise typer.Exit(1)

@@ -59,11 +59,13 @@ def command(
 
         outcomes = run_all(filled, workers=workers, device=device, per_gpu=per_gpu, show=board(quiet))
         filled = fill(table, at, seeds, extra)
-    typer.echo(page(filled))
-    if output is not None:
-        typer.echo(f"written: {write(filled, output)}")
     failed = failures(outcomes)
-    for line in failed:
-        typer.echo(f"pearl: {printable(line)}", err=True)
+    try:
+        typer.echo(page(filled))
+        if output is not None:
+            typer.echo(f"written: {write(filled, output)}")
+    finally:  # whatever else goes wrong
+        for line in failed:
+            typer.echo(f"pearl: {printable(line)}", err=True)
     if failed:
         raise typer.Exit(1)

@@ -2,12 +2,15 @@
 
 import statistics
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pearl import files
 from pearl.board import Board
+from pearl.errors import PearlError, RunError
 from pearl.files import FORMAT, write_json
-from pearl.jobs import Job, Outcome, run_jobs
+from pearl.jobs import Job, Outcome, one_line, run_jobs
 from pearl.paths import runs_root
 from pearl.tables.values import INFERENCE, Filled
 
@@ -30,16 +33,24 @@ def run_missing(
     ]
     folder = runs_root() / "tables"  # for logs
     outcomes = run_jobs(jobs, workers=workers, device=device, per_gpu=per_gpu, folder=folder, show=show) if jobs else []
-    for run in _unmeasured(filled):
-        measure(run, device=device)
+    for job in _unmeasured(filled, jobs):
+        try:
+            measure(job.run, device=device)
+        except PearlError as error:
+            outcomes.append(Outcome(job, job.run, "failed", one_line(str(error).splitlines())))
     return outcomes
 
 
-def _unmeasured(filled: Filled) -> list[Path]:
-    """Finished runs whose time of answering is asked for, and not known."""
+def _unmeasured(filled: Filled, jobs: Sequence[Job]) -> list[Job]:
+    """Those whose runs are finished and whose time of answering is asked for, and not known."""
     timed = {column.id for column in filled.columns if column.metric == "inference_ms"}
-    runs = {one.path: None for (_, id), cell in filled.cells.items() if id in timed for one in cell.missing}
-    return [run for run in runs if files.done(run) and not (run / INFERENCE).exists()]
+    runs = {one.path for (_, id), cell in filled.cells.items() if id in timed for one in cell.missing}
+    found = []
+    for job in jobs:
+        with suppress(RunError):  # a damaged one has failed already
+            if job.run in runs and files.done(job.run) and not (job.run / INFERENCE).exists():
+                found.append(job)
+    return found
 
 
 def measure(run: Path, *, device: str = "auto") -> float:

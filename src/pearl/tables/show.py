@@ -108,7 +108,8 @@ def _notes(filled: Filled) -> list[str]:
         if row.quoted:
             sources.setdefault(row.quoted, []).append(row.name)
     quoted = [f"quoted from {source}: {', '.join(rows)}" for source, rows in sources.items()]
-    return [f"[{number}] {text}" for number, (key, text) in notes if key in used] + quoted
+    damaged = [f"counted as missing: {problem}" for problem in filled.damaged]
+    return [f"[{number}] {text}" for number, (key, text) in notes if key in used] + quoted + damaged
 
 
 def _about(filled: Filled) -> list[str]:
@@ -129,7 +130,7 @@ _READING = (
 )
 
 
-_VERDICT = ["the paper's claim", "holds", "because"]
+_VERDICT = ["claim", "holds", "because"]
 
 
 def _verdicts(filled: Filled) -> Lines:
@@ -258,7 +259,7 @@ def _figures(filled: Filled) -> list[report.Figure]:
 
 
 def _over_columns(filled: Filled) -> list[report.Figure]:
-    """A curve per row over the columns; the paper's, where it prints values, beside ours."""
+    """A curve of ours per row over the columns."""
     table, columns = filled.table, filled.columns
     curves: dict[str, Any] = {}
     for row in filled.rows:
@@ -359,7 +360,6 @@ def listing(size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> 
     """All tables: where they stand, what they need, what is done, about how long the rest takes.
 
     Raises:
-        RunError: a run is damaged.
     """
     rows: Lines = [["name", "where", "title", "cells done", "runs missing", "CPU core", "GPU", "needs"]]
     waiting: dict[Path, Missing] = {}

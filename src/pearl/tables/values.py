@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from pearl import metrics, report
+from pearl.errors import RunError
 from pearl.files import read_json
 from pearl.paths import runs_root
 from pearl.tables.objects import classes_per_task, implied_rank, parameters
 from pearl.tables.spec import OF_LAYERS, OF_TASKS, Claim, Column, Place, Printed, Request, Row, Size, Table
 
 INFERENCE = "inference.json"  # in a run directory: how long an answer takes, see `missing.py`
-NOISE = 2.0  # standard errors; a difference below it may be another seed's
+LEVEL = 0.05  # how often seeds alone may decide a claim
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Verdict:
     """Whether a claim holds here."""
 
     claim: Claim
-    holds: str  # yes, no, within noise; or that runs are missing, or that it is not checked
+    holds: str  # yes, no, within noise; open: runs are missing; not here: there are none at this size; not checked
     because: str
 
 
@@ -97,6 +99,7 @@ class Filled:
     size: Size
     seeds: int
     cells: Mapping[Place, Cell] = field(repr=False)
+    damaged: tuple[str, ...] = ()  # what is wrong with runs that could not be read
 
     @cached_property
     def missing(self) -> list[Missing]:
@@ -150,11 +153,10 @@ class Filled:
 
 
 def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> Filled:
-    """Find what runs there are for each cell. `extra` is set in all of them.
+    """Find what runs there are for each cell. `extra` is set in all of them. A damaged run is as good as missing.
 
     Raises:
         ConfigError: settings that cannot be.
-        RunError: a run is damaged.
     """
     filling = _Filling(table, size, seeds or table.seeds, tuple(extra))
     cells: dict[Place, Cell] = {}
@@ -166,7 +168,7 @@ def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str
             whole = all(cell.values and not cell.missing for cell in below)
             means = tuple(cell.mean for cell in below) if whole else ()
             cells[row.name, column.id] = replace(cells[row.name, column.id], values=means)
-    return Filled(table, size, filling.seeds, cells)
+    return Filled(table, size, filling.seeds, cells, tuple(filling.damaged))
 
 
 class _Filling:
@@ -175,6 +177,7 @@ class _Filling:
     def __init__(self, table: Table, size: Size, seeds: int, extra: tuple[str, ...]) -> None:
         self.table, self.size, self.seeds, self.extra = table, size, seeds, extra
         self.records: dict[Path, report.Record | None] = {}
+        self.damaged: list[str] = []
 
     def cell(self, row: Row, index: int) -> Cell:
         """The cell of a row in a column."""
@@ -228,9 +231,13 @@ class _Filling:
     def record(self, path: Path) -> report.Record | None:
         """A run if it is complete."""
         if path not in self.records:
-            begun = (path / "results.json").is_file() and read_json(path / "results.json").get("stages")
-            record = report.read(path) if begun else None
-            self.records[path] = record if record and record.complete else None
+            self.records[path] = None
+            try:
+                if (path / "results.json").is_file() and read_json(path / "results.json").get("stages"):
+                    record = report.read(path)
+                    self.records[path] = record if record.complete else None
+            except RunError as error:
+                self.damaged.append(str(error))
         return self.records[path]
 
 
@@ -273,42 +280,75 @@ def _setting(request: Request, key: str) -> float:
 
 
 def verdict(claim: Claim, cells: Mapping[Place, Cell]) -> Verdict:
-    """Whether a claim holds: it does if every part of it does, and is refuted by any that is."""
+    """Whether a claim holds: `yes`, `no`, or `within noise` where other seeds might say otherwise.
+
+    Means are compared by Welch's t-test. A claim of several comparisons holds if each of them does, and is refuted by
+    any, at a level divided by their number.
+    """
     if not claim.places:
         return Verdict(claim, "not checked", "it compares nothing that a machine could")
-    unsupported = [place for place in claim.places if not cells[place].values]
-    if unsupported:
-        return Verdict(claim, "open", f"no run of {' / '.join(unsupported[0])} yet at this size")
+    for place in claim.places:
+        if cells[place].missing:
+            return Verdict(claim, "open", f"runs of {' / '.join(place)} are missing")
+    for place in claim.places:
+        if not cells[place].values:
+            return Verdict(claim, "not here", f"no run of {' / '.join(place)} at this size")
+    if claim.spread:
+        return _spread(claim, [cells[place] for place in claim.spread])
     if claim.rises:
         halves = [np.array_split(vector, 2) for vector in cells[claim.rises].values]
         rise = Cell(values=tuple(float(later.mean() - earlier.mean()) for earlier, later in halves))
-        holds, because = _above(rise.sample, (0.0, 0.0, 1), "the earlier half")
-        return Verdict(claim, holds, because)
-    if claim.spread:
-        means = [float(cells[place].mean) for place in claim.spread]
-        spread = float(np.std(means, ddof=1))
-        because = f"standard deviation {spread:.2f} over {len(means)}, against {claim.below:g}"
-        return Verdict(claim, "yes" if spread < claim.below else "no", because)
-    checked = [
-        _above(cells[claim.more or other].sample, cells[other].sample, _label(claim, other)) for other in claim.than
-    ]
-    parts = [holds for holds, _ in checked]
-    holds = "no" if "no" in parts else "yes" if all(part == "yes" for part in parts) else "within noise"
-    return Verdict(claim, holds, "; ".join(because for _, because in checked))
+        compared: list[tuple[str, Sample, Sample]] = [("the earlier half", rise.sample, (0.0, 0.0, 1))]
+    else:
+        more = cells[claim.more].sample if claim.more else (0.0, 0.0, 1)
+        compared = [(_label(claim, place), more, cells[place].sample) for place in claim.than]
+    because = []
+    parts: list[tuple[float, float | None]] = []
+    for name, a, b in compared:
+        apart, p = a[0] - b[0], chance(a, b)
+        parts.append((apart, p))
+        reason = ", and one seed does not tell how much seeds differ" if p is None else f" (p = {p:.2g})" if p else ""
+        because.append(f"{apart:+.2f} against {name}{reason}")
+    holds = "within noise"
+    if all(apart > 0 and p is not None and p < LEVEL for apart, p in parts):
+        holds = "yes"
+    elif any(apart <= 0 and p is not None and p < LEVEL / len(parts) for apart, p in parts):
+        holds = "no"
+    return Verdict(claim, holds, "; ".join(because))
 
 
-def _above(a: Sample, b: Sample, name: str) -> tuple[str, str]:
-    """Whether one mean is above another, and why."""
-    apart, errors = difference(a, b)
-    against = f"{apart:+.2f} against {name}"
+def chance(a: Sample, b: Sample) -> float | None:
+    """How often seeds alone would set two means as far apart: p of Welch's t-test, two-sided.
+
+    0 where neither varies; None where one of them has a single seed.
+    """
     if a[1] is None or b[1] is None:
-        return "within noise", f"{against}, and one seed does not tell how much seeds differ"
-    if errors is None:  # neither varies
-        return "yes" if apart > 0 else "no", against
-    return (
-        "within noise" if abs(errors) < NOISE else "yes" if errors > 0 else "no",
-        f"{against} ({errors:+.1f} standard errors)",
-    )
+        return None
+    parts = [(std**2 / n, n - 1) for _, std, n in (a, b) if std]
+    if not parts:
+        return 0.0
+    variance = sum(part for part, _ in parts)
+    freedom = variance**2 / sum(part**2 / free for part, free in parts)
+    return float(2 * stats.t.sf(abs(a[0] - b[0]) / math.sqrt(variance), freedom))
+
+
+def _spread(claim: Claim, cells: Sequence[Cell]) -> Verdict:
+    """Whether means differ by less than some standard deviation, beside what their own seeds make of it.
+
+    At just that deviation the variance of the means over what is expected of it has an F distribution: of one degree
+    less than there are means, and of as many (Satterthwaite) as the seeds' part of it has.
+    """
+    found, free = float(np.std([cell.mean for cell in cells], ddof=1)), len(cells) - 1
+    because = f"standard deviation {found:.2f} over {len(cells)}, against {claim.below:g}"
+    own = [(std**2 / n, n - 1) for _, std, n in (cell.sample for cell in cells) if std is not None]
+    if len(own) < len(cells):
+        return Verdict(claim, "within noise", f"{because}; one seed each does not tell how much of it is the seeds'")
+    seeds = math.sqrt(sum(part for part, _ in own) / len(own))
+    expected = claim.below**2 + seeds**2
+    known = expected**2 * sum(n for _, n in own) / seeds**4 if seeds else 1e9
+    share = stats.f.cdf(found**2 / expected, free, known)
+    holds = "yes" if share < LEVEL / 2 else "no" if share > 1 - LEVEL / 2 else "within noise"
+    return Verdict(claim, holds, f"{because}; seeds alone make {seeds:.2f}")
 
 
 def _label(claim: Claim, place: Place) -> str:
