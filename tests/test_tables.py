@@ -20,7 +20,9 @@ from scipy import stats
 import layouts
 import pearl
 import pearl.cli
+from pearl.board import duration
 from pearl.config import ConfigError
+from pearl.files import read_json
 from pearl.metrics import Counts, summary
 from pearl.runs import Run, execute
 from pearl.tables import spec
@@ -269,6 +271,18 @@ def test_without_runs_only_the_paper_and_what_is_counted_are_there() -> None:
     assert [verdict.holds for verdict in filled.verdicts] == ["open", "not checked"]
     assert "quoted from A_1 et al.: other & co" in page(filled)
     assert ["other & co", "quoted", "30.0 ± 2.0", "", "40.0", ""] in lines(filled)
+
+
+def test_what_runs_were_made_with_is_told(complete: Filled) -> None:
+    made = read_json(complete.cells["pearl", "final"].runs[0] / "environment.json")
+    assert f"4 runs in {duration(sum(map(took, complete.runs)))}: {made['device']}, " in page(complete)
+    assert f"torch {made['packages']['torch']}" in page(complete)
+
+
+def took(run: Path) -> float:
+    manifests = [read_json(file)["seconds"] for file in run.glob("tasks/*/manifest.json")]
+    stages = read_json(run / "results.json")["stages"]
+    return sum(sum(one.values()) for one in manifests) + sum(stage["evaluation_seconds"] for stage in stages)
 
 
 def test_half_the_seeds(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

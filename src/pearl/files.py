@@ -149,3 +149,13 @@ def check_no_gap(run: Path) -> None:
             f"{lost}: missing, though {though}; restore it from a copy, or, to learn again from there, remove "
             f"classes.json and the folders of tasks from {done:03d} on"
         )
+
+
+def seconds(run: Path) -> float:
+    """What learning and evaluating a run took.
+
+    Raises:
+        RunError: its files are damaged.
+    """
+    learning = sum(sum(read_json(folder / MANIFEST)["seconds"].values()) for folder in finished(run))
+    return learning + sum(stage["evaluation_seconds"] for stage in read_json(run / "results.json")["stages"])

@@ -23,7 +23,7 @@ from pearl import files
 from pearl.board import duration
 from pearl.config import parse_overrides
 from pearl.errors import ConfigError, ReportError, RunError, printable
-from pearl.files import FORMAT, MANIFEST, finished, read_json, write_file
+from pearl.files import FORMAT, finished, write_file
 from pearl.jobs import Job, Outcome, check
 from pearl.paths import runs_root
 from pearl.text import aligned, markdown
@@ -162,7 +162,7 @@ def plan(sweep: Sweep, workers: int) -> str:
     """The grid as text: each job, what is done of it, and how long the rest takes where that is known."""
     unique = {job.run: job for job in sweep.jobs}
     states = {run: _state(run) for run in unique}
-    took = {run: _seconds(run) for run in unique if states[run] == "done"}
+    took = {run: files.seconds(run) for run in unique if states[run] == "done"}
     width, wide = (max(map(len, names)) for names in ([job.title for job in unique.values()], states.values()))
     lines = [
         f"{job.title:{width}}  {states[run]:{wide}}  {run.name}" + (f"  {duration(took[run])}" if run in took else "")
@@ -198,12 +198,6 @@ def _state(run: Path) -> str:
         return "damaged"
     tasks = len(finished(run))
     return f"{tasks} tasks" if tasks else "missing"
-
-
-def _seconds(run: Path) -> float:
-    """What learning and evaluating took."""
-    learning = sum(sum(read_json(folder / MANIFEST)["seconds"].values()) for folder in finished(run))
-    return learning + sum(stage["evaluation_seconds"] for stage in read_json(run / "results.json")["stages"])
 
 
 # ------------------------------------------------------------------------------------------------------ results

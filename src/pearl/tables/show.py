@@ -8,6 +8,7 @@ import csv
 import io
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from markupsafe import Markup
 from pearl import plots, report
 from pearl.board import duration
 from pearl.config import RunConfig
-from pearl.errors import ConfigError
-from pearl.files import write_file
+from pearl.errors import ConfigError, RunError
+from pearl.files import read_json, write_file
+from pearl.files import seconds as seconds_of
 from pearl.tables import spec
 from pearl.tables.objects import CPU_CORE, GPU, seconds
 from pearl.tables.spec import Column, Row, Size
@@ -123,6 +125,20 @@ def _about(filled: Filled) -> list[str]:
     return [line for line in (f"{table.where}.", table.about, state if cells else "") if line]
 
 
+def _made(filled: Filled) -> list[str]:
+    """What runs were made with, a line for those made alike, and how long they took together."""
+    alike: dict[str, list[float]] = {}
+    for run in filled.runs:
+        with suppress(RunError, KeyError):  # a run can be without it, and still has its numbers
+            made = read_json(run / "environment.json")
+            on = f"{made['device']}, threads: {made['threads']}, {made['precision']}"
+            versions = [f"{name} {made['packages'][name]}" for name in ("torch", "torchvision", "timm")]
+            commit = f", commit {made['commit'][:10]}" if made["commit"] else ""
+            facts = f"{on}; pearl {made['pearl']}{commit}, Python {made['python']}, {', '.join(versions)}"
+            alike.setdefault(facts, []).append(seconds_of(run))
+    return [f"{len(took)} runs in {duration(sum(took))}: {facts}" for facts, took in alike.items()]
+
+
 _READING = (
     "Ours: mean ± standard deviation (n - 1) over n seeds; a value without n is exact, from a model object. "
     "Difference: ours less the paper's, and in standard errors, sqrt(s²/n + s²/n) of what has a standard deviation; "
@@ -155,7 +171,7 @@ def page(filled: Filled) -> str:
     if notes := _notes(filled):
         parts += ["", *notes]
     if filled.runs:
-        parts += ["", "Runs:", *(f"  {path}" for path in filled.runs)]
+        parts += ["", "Runs:", *(f"  {path}" for path in filled.runs), *_made(filled)]
     return "\n".join(parts)
 
 
@@ -199,7 +215,7 @@ def _markdown(filled: Filled, folder: Path) -> str:
         parts += [f"- {note}" for note in notes] + [""]
     if filled.runs:
         links = [f"- [{path.name}]({_address(path, folder)}): {row}" for path, row in filled.runs.items()]
-        parts += ["## Runs", "", *links, ""]
+        parts += ["## Runs", "", *links, "", *_made(filled), ""]
     return "\n".join(parts)
 
 
@@ -230,7 +246,8 @@ def _html(filled: Filled, folder: Path) -> str:
         links: list[list[report.Cell]] = [
             [report.Link(path.name, _address(path, folder)), row] for path, row in filled.runs.items()
         ]
-        parts.append(report.Part("Runs", [], [report.Table("Runs", ["directory", "used for"], links)]))
+        made = "; ".join(_made(filled))
+        parts.append(report.Part("Runs", [], [report.Table("Runs", ["directory", "used for"], links)], made))
     return report.render(table.title, [report.Chapter(table.title, parts)])
 
 
