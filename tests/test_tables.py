@@ -377,7 +377,7 @@ def test_settings_that_are_not_the_papers_are_not_held_against_it(complete: Fill
 
 def claimed(a: Cell, b: Cell) -> str:
     claim = spec.Claim(text="a is above b", more=("a", "x"), than=[("b", "x")])
-    return verdict(claim, {("a", "x"): a, ("b", "x"): b}).holds
+    return verdict(claim, {("a", "x"): a, ("b", "x"): b}, {"x": "X"}).holds
 
 
 def test_verdicts() -> None:
@@ -400,13 +400,13 @@ def test_a_spread_is_of_the_means() -> None:
     assert spread([[1.0, 17.0], [4.0, 20.0], [9.0, 25.0]]) == "within noise"  # seeds vary as much
     assert spread([[1.0], [4.0], [9.0]]) == "within noise"  # one seed does not tell
     claim = spec.Claim(text="alike", spread=[("a", "x"), ("b", "x")])
-    found = verdict(claim, {("a", "x"): Cell(values=(1.0, 3.0)), ("b", "x"): Cell(values=(4.0, 6.0))})
+    found = verdict(claim, {("a", "x"): Cell(values=(1.0, 3.0)), ("b", "x"): Cell(values=(4.0, 6.0))}, {"x": "X"})
     assert f"{statistics.stdev([2.0, 5.0]):.2f} over 2, against 1; seeds alone make 1.00" in found.because
 
 
 def spread(values: list[list[float]]) -> str:
     cells = {(str(row), "x"): Cell(values=tuple(seeds)) for row, seeds in enumerate(values)}
-    return verdict(spec.Claim(text="alike", spread=[*cells]), cells).holds
+    return verdict(spec.Claim(text="alike", spread=[*cells]), cells, {"x": "X"}).holds
 
 
 @settings(deadline=None)
@@ -428,9 +428,9 @@ def test_seeds_alone_seldom_decide(seeds: int) -> None:
         cells = {(str(row), "x"): Cell(values=tuple(rng.normal(50, 2, seeds))) for row in range(7)}
         first, *others = cells
         claim = spec.Claim(text="more than all", more=first, than=others)
-        decided["means"] += verdict(claim, cells).holds in ("yes", "no")
+        decided["means"] += verdict(claim, cells, {"x": "X"}).holds in ("yes", "no")
         claim = spec.Claim(text="alike", spread=others, below=0.01)
-        decided["spread"] += verdict(claim, cells).holds == "no"
+        decided["spread"] += verdict(claim, cells, {"x": "X"}).holds == "no"
     assert decided["means"] <= 70
     assert decided["spread"] <= 40  # half of the level: too small is no mistake here
 
@@ -447,7 +447,7 @@ def test_seeds_alone_seldom_decide(seeds: int) -> None:
 def test_a_vector_that_rises(seeds: list[list[float]], holds: str) -> None:
     claim = spec.Claim(text="deeper is higher", rises=("a", "x"))
     values = tuple(np.array(vector, dtype=float) for vector in seeds)
-    assert verdict(claim, {("a", "x"): Cell(values=values, labels=tuple("abcd"))}).holds == holds
+    assert verdict(claim, {("a", "x"): Cell(values=values, labels=tuple("abcd"))}, {"x": "X"}).holds == holds
 
 
 # ------------------------------------------------------------------------------------------------------ formats

@@ -149,7 +149,8 @@ class Filled:
     @property
     def verdicts(self) -> list[Verdict]:
         """What the runs say about each claim."""
-        return [verdict(claim, self.cells) for claim in self.table.claims]
+        titles = {column.id: column.title for column in self.table.columns}
+        return [verdict(claim, self.cells, titles) for claim in self.table.claims]
 
 
 def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> Filled:
@@ -279,20 +280,20 @@ def _setting(request: Request, key: str) -> float:
 # --------------------------------------------------------------------------------------------------------- claims
 
 
-def verdict(claim: Claim, cells: Mapping[Place, Cell]) -> Verdict:
+def verdict(claim: Claim, cells: Mapping[Place, Cell], titles: Mapping[str, str]) -> Verdict:
     """Whether a claim holds: `yes`, `no`, or `within noise` where other seeds might say otherwise.
 
     Means are compared by Welch's t-test. A claim of several comparisons holds if each of them does, and is refuted by
-    any, at a level divided by their number.
+    any, at a level divided by their number. `titles` are the columns' by their ids.
     """
     if not claim.places:
         return Verdict(claim, "not checked", "it compares nothing that a machine could")
     for place in claim.places:
         if cells[place].missing:
-            return Verdict(claim, "open", f"runs of {' / '.join(place)} are missing")
+            return Verdict(claim, "open", f"runs of {place[0]}, {titles[place[1]]} are missing")
     for place in claim.places:
         if not cells[place].values:
-            return Verdict(claim, "not here", f"no run of {' / '.join(place)} at this size")
+            return Verdict(claim, "not here", f"no run of {place[0]}, {titles[place[1]]} at this size")
     if claim.spread:
         return _spread(claim, [cells[place] for place in claim.spread])
     if claim.rises:
@@ -301,7 +302,9 @@ def verdict(claim: Claim, cells: Mapping[Place, Cell]) -> Verdict:
         compared: list[tuple[str, Sample, Sample]] = [("the earlier half", rise.sample, (0.0, 0.0, 1))]
     else:
         more = cells[claim.more].sample if claim.more else (0.0, 0.0, 1)
-        compared = [(_label(claim, place), more, cells[place].sample) for place in claim.than]
+        same_row = [claim.more is not None and place[0] == claim.more[0] for place in claim.than]
+        names = [titles[place[1]] if same else place[0] for place, same in zip(claim.than, same_row, strict=True)]
+        compared = [(name, more, cells[place].sample) for name, place in zip(names, claim.than, strict=True)]
     because = []
     parts: list[tuple[float, float | None]] = []
     for name, a, b in compared:
@@ -349,7 +352,3 @@ def _spread(claim: Claim, cells: Sequence[Cell]) -> Verdict:
     share = stats.f.cdf(found**2 / expected, free, known)
     holds = "yes" if share < LEVEL / 2 else "no" if share > 1 - LEVEL / 2 else "within noise"
     return Verdict(claim, holds, f"{because}; seeds alone make {seeds:.2f}")
-
-
-def _label(claim: Claim, place: Place) -> str:
-    return place[0] if claim.more and place[0] != claim.more[0] else place[1]
