@@ -100,7 +100,8 @@ SMALLEST: dict[str, Any] = {
         ({"rows": [{"name": "a", "paper": "about 3"}]}, "is no value of a paper"),
         ({"rows": [{"name": "a", "mean_of": ["b"]}]}, "there is no place"),
         ({"rows": [{"name": "a", "notes": "n"}]}, "notes"),
-        ({"claims": [{"text": "t", "more": ["b", "a"]}]}, "there is no place"),
+        ({"claims": [{"text": "t", "more": ["b", "a"], "than": [["pearl", "a"]]}]}, "there is no place"),
+        ({"claims": [{"text": "t", "more": ["pearl", "a"]}]}, "`more` and `than` go together"),
         ({"colums": []}, "Extra inputs"),
     ],
 )

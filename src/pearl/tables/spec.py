@@ -126,6 +126,12 @@ class Claim(_Section):
     below: float = 1.0
     rises: Place | None = None
 
+    @model_validator(mode="after")
+    def _is_whole(self) -> "Claim":
+        if (self.more is None) != (not self.than):
+            raise ValueError(f"claim {self.text!r}: `more` and `than` go together; give both or neither")
+        return self
+
     @property
     def places(self) -> list[Place]:
         """All that it compares."""

@@ -296,15 +296,15 @@ def verdict(claim: Claim, cells: Mapping[Place, Cell], titles: Mapping[str, str]
             return Verdict(claim, "not here", f"no run of {place[0]}, {titles[place[1]]} at this size")
     if claim.spread:
         return _spread(claim, [cells[place] for place in claim.spread])
+    compared: list[tuple[str, Sample, Sample]] = []
     if claim.rises:
         halves = [np.array_split(vector, 2) for vector in cells[claim.rises].values]
         rise = Cell(values=tuple(float(later.mean() - earlier.mean()) for earlier, later in halves))
-        compared: list[tuple[str, Sample, Sample]] = [("the earlier half", rise.sample, (0.0, 0.0, 1))]
-    else:
-        more = cells[claim.more].sample if claim.more else (0.0, 0.0, 1)
-        same_row = [claim.more is not None and place[0] == claim.more[0] for place in claim.than]
-        names = [titles[place[1]] if same else place[0] for place, same in zip(claim.than, same_row, strict=True)]
-        compared = [(name, more, cells[place].sample) for name, place in zip(names, claim.than, strict=True)]
+        compared.append(("the earlier half", rise.sample, (0.0, 0.0, 1)))
+    elif claim.more:
+        for row, column in claim.than:
+            name = titles[column] if row == claim.more[0] else row
+            compared.append((name, cells[claim.more].sample, cells[row, column].sample))
     because = []
     parts: list[tuple[float, float | None]] = []
     for name, a, b in compared:
