@@ -127,7 +127,7 @@ def memory(backbone: str) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a JSON file to write")
     options = parser.parse_args()
     rows = start_up(options.repeats)

@@ -122,7 +122,7 @@ def _about(filled: Filled) -> list[str]:
         "smoke": "smoke runs, whose numbers say nothing",
     }
     state = f"Ours: {at[filled.size]}; {done} of {cells} cells complete, {len(filled.missing)} runs missing."
-    return [line for line in (f"{table.where}.", table.about, state if cells else "") if line]
+    return [line for line in (f"{table.where[0].upper()}{table.where[1:]}.", table.about, state if cells else "") if line]
 
 
 def _made(filled: Filled) -> list[str]:
@@ -215,7 +215,7 @@ def _markdown(filled: Filled, folder: Path) -> str:
         parts += [f"- {note}" for note in notes] + [""]
     if filled.runs:
         links = [f"- [{path.name}]({_address(path, folder)}): {row}" for path, row in filled.runs.items()]
-        parts += ["## Runs", "", *links, "", *_made(filled), ""]
+        parts += ["## Runs", "", *links, "", *(f"- {line}" for line in _made(filled)), ""]
     return "\n".join(parts)
 
 
