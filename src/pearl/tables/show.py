@@ -122,7 +122,8 @@ def _about(filled: Filled) -> list[str]:
         "smoke": "smoke runs, whose numbers say nothing",
     }
     state = f"Ours: {at[filled.size]}; {done} of {cells} cells complete, {len(filled.missing)} runs missing."
-    return [line for line in (f"{table.where[0].upper()}{table.where[1:]}.", table.about, state if cells else "") if line]
+    where = f"{table.where[0].upper()}{table.where[1:]}."
+    return [line for line in (where, table.about, state if cells else "") if line]
 
 
 def _made(filled: Filled) -> list[str]:
