@@ -457,7 +457,7 @@ def test_tables_for_people_and_for_programs(grid, grid_here, cli, tmp_path):
 
 
 def test_a_dry_run_tells_what_is_done_and_how_long_the_rest_takes(grid, grid_here, monkeypatch):
-    monkeypatch.setattr("pearl.sweep._seconds", lambda run: 30.0 if "ncm" in run.name else 60.0)
+    monkeypatch.setattr("pearl.files.seconds", lambda run: 30.0 if "ncm" in run.name else 60.0)
     text = plan(parse("digits", [*TINY, "method=[finetune,ncm,lwf]"], "4"), workers=2)
     lines = text.splitlines()
     assert [line.split()[2] for line in lines[:12]] == [*["done"] * 3, "missing"] * 2 + ["missing"] * 4
