@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import pearl.cli
 from pearl.conformance import maker, shows_strict_reload
 from pearl.registry import METHODS
 
@@ -42,7 +41,7 @@ def folder(tmp_path, monkeypatch):
     return place
 
 
-def test_its_commands_run(folder, monkeypatch, capsys):
+def test_its_commands_run(folder, cli):
     commands = [line for text in blocks("sh") for line in text.splitlines()]
     verbs = [line.split()[:2] for line in commands]
     assert verbs == [["pearl", verb] for verb in ("show", "run", "resume", "predict")] + [["python", "-m"]]
@@ -51,11 +50,7 @@ def test_its_commands_run(folder, monkeypatch, capsys):
         (name,) = [run.name for run in Path("runs").glob("*")] or ["NAME"]
         _, *arguments = shlex.split(line.replace("runs/NAME", f"runs/{name}"))
         METHODS._files.clear()  # each would be a process of its own
-        monkeypatch.setattr(sys, "argv", ["pearl", *arguments, *(SMALL if arguments[0] == "run" else [])])
-        with pytest.raises(SystemExit) as end:
-            pearl.cli.main()
-        said[arguments[0]], err = capsys.readouterr()
-        assert not end.value.code, err
+        said[arguments[0]], _ = cli(*arguments, *(SMALL if arguments[0] == "run" else []))
     assert "smoothing = 0.0" in said["show"]
     assert "class-IL after the last task" in said["run"] and said["resume"] == said["run"]
     assert said["predict"].startswith("photo.jpg")

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-import pearl.cli
 import pearl.export
 from layouts import write_images
 from pearl.config import ImagesConfig, load_config

@@ -13,7 +13,6 @@ import yaml
 from PIL import Image
 
 import pearl
-import pearl.cli
 from pearl.config import load_config
 from pearl.errors import ConfigError
 from pearl.export import export_directory

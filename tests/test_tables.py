@@ -19,7 +19,6 @@ from scipy import stats
 
 import layouts
 import pearl
-import pearl.cli
 from pearl.board import duration
 from pearl.config import ConfigError
 from pearl.files import read_json
@@ -309,13 +308,8 @@ def test_a_damaged_run_is_as_good_as_missing_and_told(tmp_path: Path, cli: Any) 
     filled = mine()
     assert waiting.path in [missing.path for missing in filled.missing]
     assert f"counted as missing: {waiting.path / 'results.json'}: damaged" in page(filled)
-    (job,) = [job for job in (one.path for one in mine().missing) if job == waiting.path]
-    outcomes = run_missing(replace(filled, cells={place: keep_only(cell, job) for place, cell in filled.cells.items()}))
-    assert [outcome.state for outcome in outcomes] == ["failed"]
-
-
-def keep_only(cell: Cell, run: Path) -> Cell:
-    return replace(cell, missing=tuple(one for one in cell.missing if one.path == run))
+    alone = {place: replace(cell, missing=(waiting,)) for place, cell in filled.cells.items() if cell.missing}
+    assert [outcome.state for outcome in run_missing(replace(filled, cells=alone))] == ["failed"]
 
 
 def test_a_run_that_cannot_be_measured_fails_alone(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

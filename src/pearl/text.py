@@ -1,4 +1,4 @@
-"""What the command line prints about names, recipes and runs. Reads files; trains nothing."""
+"""What the command line prints about names, recipes and runs, and tables of text. Reads files; trains nothing."""
 
 import inspect
 import json

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from pearl.cli.ending import failures_listed
+
 
 class Where(StrEnum):
     """Where jobs run."""
@@ -57,8 +59,7 @@ def command(
     pearl sweep imagenet_r-10t-vit method=[pearl,l2p] --executor slurm --slurm partition=gpu --slurm gpus_per_node=1
     """
     from pearl.board import board
-    from pearl.errors import printable
-    from pearl.jobs import Local, failures, run_jobs
+    from pearl.jobs import Local, run_jobs
     from pearl.slurm import parse_options
     from pearl.sweep import check_output, page, parse, plan, rows, write
 
@@ -82,14 +83,8 @@ def command(
         manifest=sweep.manifest(shlex.join(["pearl", *sys.argv[1:]])),
         show=board(quiet),
     )
-    failed = failures(outcomes)
-    try:
+    with failures_listed(outcomes):
         table = rows(sweep, outcomes)
         typer.echo(page(sweep, table))
         if output is not None:
             typer.echo(f"written: {write(sweep, table, output)}")
-    finally:  # whatever else goes wrong
-        for line in failed:
-            typer.echo(f"pearl: {printable(line)}", err=True)
-    if failed:
-        raise typer.Exit(1)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from pearl.cli.ending import failures_listed
+
 
 def command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a table, or list for all of them.")],
@@ -36,8 +38,7 @@ def command(
     pearl table fixed_rank --size cpu --seeds 2 --run-missing -o fixed_rank.html
     pearl table necil engine.precision=bf16
     """
-    from pearl.errors import ConfigError, printable
-    from pearl.jobs import failures
+    from pearl.errors import ConfigError
     from pearl.tables.missing import run_missing as run_all
     from pearl.tables.show import check_output, listing, page, write
     from pearl.tables.spec import as_size, read
@@ -59,13 +60,7 @@ def command(
 
         outcomes = run_all(filled, workers=workers, device=device, per_gpu=per_gpu, show=board(quiet))
         filled = fill(table, at, seeds, extra)
-    failed = failures(outcomes)
-    try:
+    with failures_listed(outcomes):
         typer.echo(page(filled))
         if output is not None:
             typer.echo(f"written: {write(filled, output)}")
-    finally:  # whatever else goes wrong
-        for line in failed:
-            typer.echo(f"pearl: {printable(line)}", err=True)
-    if failed:
-        raise typer.Exit(1)

@@ -375,10 +375,7 @@ FORMATS: dict[str, Callable[[Filled, Path], str]] = {".md": _markdown, ".html": 
 
 
 def listing(size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> str:
-    """All tables: where they stand, what they need, what is done, about how long the rest takes.
-
-    Raises:
-    """
+    """All tables: where they stand, what they need, what is done, about how long the rest takes."""
     rows: Lines = [["name", "where", "title", "cells done", "runs missing", "CPU core", "GPU", "needs"]]
     waiting: dict[Path, Missing] = {}
     for name in spec.names():
