@@ -20,12 +20,12 @@ from statistics import mean, stdev
 import torch
 
 import pearl
-from pearl.config import load_config, recipe_names
 from pearl.errors import PearlError, RunError
-from pearl.evaluate import Ensemble
-from pearl.progress import display
-from pearl.registry import BACKBONES
-from pearl.runs import Run, execute
+from pearl.evaluation.evaluate import Ensemble
+from pearl.lifecycle.runs import Run, execute
+from pearl.reports.progress import display
+from pearl.settings.config import load_config, recipe_names
+from pearl.settings.registry import BACKBONES
 from speed.timing import ratios
 
 RECIPES = ["cpu-cifar20-resnet18", "cpu-cifar100-deit_tiny", "cpu-grocery-deit_tiny"]

@@ -21,11 +21,11 @@ from pathlib import Path
 import sklearn.datasets  # noqa: F401 - imported once here, for all children
 import torch
 
-from pearl.config import RunConfig, load_config
-from pearl.engine import Observer
 from pearl.errors import PearlError
+from pearl.lifecycle.runs import execute
 from pearl.nn import resnet  # noqa: F401
-from pearl.runs import execute
+from pearl.settings.config import RunConfig, load_config
+from pearl.training.engine import Observer
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "reliability.md"
 TIMES = {"seconds", "evaluation_seconds", "started", "time"}  # what two equal runs may differ in

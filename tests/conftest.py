@@ -10,8 +10,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 

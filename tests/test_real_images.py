@@ -1,13 +1,10 @@
 """The script that writes the tables of docs/results, on digits made tiny."""
 
 import json
-import sys
 from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import real_images
 

@@ -1,28 +1,30 @@
 """All methods, on networks of a few thousand parameters: functions that make one by what it is called here."""
 
 import torch
+from torch import Tensor
 
-from pearl.conformance import SIZE, small_resnet, small_vit
-from pearl.methods.coda_prompt import CodaPrompt
-from pearl.methods.derpp import DerPlusPlus
-from pearl.methods.er import Er
-from pearl.methods.er_ace import ErAce
-from pearl.methods.ewc import OnlineEwc
-from pearl.methods.fecam import FeCam
-from pearl.methods.fetril import FeTril
-from pearl.methods.finetune import Finetune
-from pearl.methods.inflora import InfLoRA
-from pearl.methods.isolation import Isolation
-from pearl.methods.joint import Joint
-from pearl.methods.l2p import L2P
-from pearl.methods.lwf import Lwf
-from pearl.methods.ncm import NearestMean
-from pearl.methods.packnet import PackNet
+from pearl.lifecycle.small import SIZE, small_resnet, small_vit
+from pearl.methods.adapters.inflora import InfLoRA
+from pearl.methods.adapters.seqlora import SeqLora
+from pearl.methods.bounds.finetune import Finetune
+from pearl.methods.bounds.isolation import Isolation
+from pearl.methods.bounds.joint import Joint
 from pearl.methods.pearl import Pearl
-from pearl.methods.pnn import Progressive
-from pearl.methods.seqlora import SeqLora
+from pearl.methods.prompts.coda_prompt import CodaPrompt
+from pearl.methods.prompts.l2p import L2P
+from pearl.methods.prototypes.fecam import FeCam
+from pearl.methods.prototypes.fetril import FeTril
+from pearl.methods.prototypes.ncm import NearestMean
+from pearl.methods.regularization.ewc import OnlineEwc
+from pearl.methods.regularization.lwf import Lwf
+from pearl.methods.rehearsal.derpp import DerPlusPlus
+from pearl.methods.rehearsal.er import Er
+from pearl.methods.rehearsal.er_ace import ErAce
+from pearl.methods.sparse.packnet import PackNet
+from pearl.methods.sparse.pnn import Progressive
 from pearl.nn.bsconv import bsc
-from pearl.nn.ranks import EnergyRule, FixedRule, RandomRule
+from pearl.nn.lowrank import matrix_shape
+from pearl.nn.rank_rules import Choice, EnergyRule, FixedRule, RandomRule
 
 
 def separable():
@@ -64,3 +66,29 @@ ZOO = {
     "fetril with given weights": lambda: FeTril(small_resnet(), extractor="given"),
     "fecam": lambda: FeCam(small_resnet()),
 }
+
+
+def taught(method: Pearl, tasks: int = 3) -> Pearl:
+    """As after so many tasks, of updates, norm layers and numbers of classes that all differ."""
+    for t in range(tasks):
+        method.heads.grow(2 + t)
+        if t < method.first_adapted:
+            continue
+        choices = {}
+        for target in method.targets:
+            full = min(matrix_shape(target.shape, method.fold))
+            choices[target.label] = Choice(min(2 + t, full), full, 0.1)
+        method.start_updates(t, method.backbone, choices)
+    with torch.no_grad():
+        for name, tensor in [*method.tensors.named_parameters(), *method.statistics.named_buffers()]:
+            if tensor.is_floating_point() and "threshold" not in name:
+                tensor.uniform_(0.2, 2) if name.endswith(("weight", "var")) and "norm" in name else tensor.normal_(
+                    0, 0.2
+                )
+    return method.requires_grad_(False).eval()
+
+
+def same(ours: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
+    """Hold two tensors against each other, relative to the largest entry where that is above 1."""
+    scale = max(1.0, float(expected.abs().max()))
+    torch.testing.assert_close(ours / scale, expected / scale, rtol=0, atol=tolerance)

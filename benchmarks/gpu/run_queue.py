@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from pearl.config import load_config
-from pearl.engine import Observer
 from pearl.errors import PearlError
-from pearl.runs import Run, execute
+from pearl.lifecycle.runs import Run, execute
+from pearl.settings.config import load_config
+from pearl.training.engine import Observer
 
 FIGURES = (
     "class_il.final",

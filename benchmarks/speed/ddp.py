@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from pearl.config import check_config
 from pearl.data.augment import View
 from pearl.data.batches import Task
-from pearl.engine import Engine, Observer
 from pearl.methods.base import Method
-from pearl.methods.finetune import Finetune
+from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.pearl import Pearl
 from pearl.nn.timm import timm_backbone
-from pearl.ranks import Ranks
+from pearl.settings.config import check_config
+from pearl.training.engine import Engine, Observer
+from pearl.training.world import World
 
 METHODS: dict[str, Any] = {"pearl": Pearl, "finetune": Finetune}
 
@@ -73,11 +73,11 @@ class Keep(Engine):
 
     def learn_all(self, method: Method, tasks: range, count: int, **how: Any) -> torch.Tensor:
         kept: list[torch.Tensor] = []
-        mean = self.ranks.mean
-        self.ranks.mean = lambda value: kept.append(mean(value)) or kept[-1]  # type: ignore[method-assign]
+        mean = self.world.mean
+        self.world.mean = lambda value: kept.append(mean(value)) or kept[-1]  # type: ignore[method-assign]
         for t in tasks:
             self.learn(method, make_task(self, t, count), **how)
-        self.ranks.mean = mean  # type: ignore[method-assign]
+        self.world.mean = mean  # type: ignore[method-assign]
         return torch.stack(kept)
 
 
@@ -86,8 +86,8 @@ def learn(method: Method, tasks: range, count: int, *, replay: Any = None, **cha
     raw = {"recipe": "ddp", "data": "digits", "stream": {"tasks": 2}, "images": {"size": 32, "augment": "crop"}}
     raw |= {"backbone": "resnet18", "method": "finetune", **changes}
     devices = int(os.environ.get("WORLD_SIZE", 1))
-    engine = Keep(check_config(raw), device="cpu", ranks=Ranks.join("cpu", devices), observer=Observer())
-    how = {"replay": replay(engine.ranks)} if replay else {}
+    engine = Keep(check_config(raw), device="cpu", world=World.join("cpu", devices), observer=Observer())
+    how = {"replay": replay(engine.world)} if replay else {}
     return engine.learn_all(engine.place(method), tasks, count, **how)
 
 

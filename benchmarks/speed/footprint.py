@@ -19,21 +19,21 @@ from pathlib import Path
 from statistics import median
 
 from timing import Row, show
-from training import BATCH, NETWORKS, RANK, config, make_task
 
-from pearl.checkpoint import changed, snapshot, write_part
-from pearl.engine import Engine
 from pearl.methods.pearl import Pearl
-from pearl.nn.beside import fits_beside
-from pearl.nn.ranks import FixedRule
-from pearl.plan import activation_bytes
-from pearl.registry import BACKBONES
-from pearl.replay import Replay
+from pearl.nn.fast.beside import fits_beside
+from pearl.nn.rank_rules import FixedRule
+from pearl.reports.plan import activation_bytes
+from pearl.settings.registry import BACKBONES
+from pearl.storage.checkpoint import changed, snapshot, write_part
+from pearl.training.engine import Engine
+from pearl.training.replay import Replay
+from training import BATCH, NETWORKS, RANK, config, make_task
 
 FIRST_STEP = """
 import sys, time
-import pearl.cli, pearl.progress
-from pearl.engine import Observer
+import pearl.cli, pearl.reports.progress
+from pearl.training.engine import Observer
 
 class Watch(Observer):
     def event(self, kind, **facts):
@@ -45,7 +45,7 @@ class Watch(Observer):
             print(time.time())
             raise SystemExit
 
-pearl.progress.display = lambda quiet: Watch()
+pearl.reports.progress.display = lambda quiet: Watch()
 sys.argv = ["pearl", "run", "digits"]
 pearl.cli.main()
 """

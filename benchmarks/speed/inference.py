@@ -17,10 +17,10 @@ import torch
 from timing import Row, ratios, show
 from torch import Tensor, nn
 
-from pearl.evaluate import Ensemble
+from pearl.evaluation.evaluate import Ensemble
 from pearl.methods.pearl import Pearl
 from pearl.nn.lowrank import matrix_shape
-from pearl.nn.ranks import Choice
+from pearl.nn.rank_rules import Choice
 from pearl.nn.resnet import resnet18
 from pearl.nn.timm import timm_backbone
 

@@ -16,7 +16,7 @@ from timing import Row, ratios, show
 from torch import Tensor
 
 from pearl.nn.lowrank import matrix_shape
-from pearl.nn.ranks import ROUNDING, PaperRule
+from pearl.nn.rank_rules import ROUNDING, PaperRule
 from pearl.nn.resnet import resnet18
 
 

@@ -17,11 +17,11 @@ import numpy as np
 import psutil
 from timing import Row, show
 
-from pearl.config import check_config
-from pearl.engine import Observer
-from pearl.files import MANIFEST, finished, read_json
-from pearl.plots import lines
-from pearl.runs import execute
+from pearl.lifecycle.runs import execute
+from pearl.reports.plots import lines
+from pearl.settings.config import check_config
+from pearl.storage.files import MANIFEST, finished, read_json
+from pearl.training.engine import Observer
 
 
 def data(file: Path, tasks: int, per_class: int = 32) -> None:

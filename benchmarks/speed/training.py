@@ -21,15 +21,15 @@ import torch.nn.functional as F
 from timing import Row, ratios, show
 from torch import nn
 
-from pearl.config import check_config
 from pearl.data.augment import View
 from pearl.data.batches import Task
-from pearl.engine import Engine, make_optimizer
 from pearl.methods.base import Phase, own_loss
 from pearl.methods.pearl import Pearl
-from pearl.nn.ranks import FixedRule
-from pearl.registry import BACKBONES
-from pearl.replay import Replay
+from pearl.nn.rank_rules import FixedRule
+from pearl.settings.config import check_config
+from pearl.settings.registry import BACKBONES
+from pearl.training.engine import Engine, make_optimizer
+from pearl.training.replay import Replay
 
 NETWORKS = {"resnet18": 32, "bsc": 32, "timm/deit_tiny_patch16_224": 112}
 BATCH, RANK = 32, 8

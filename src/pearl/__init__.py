@@ -12,15 +12,18 @@ print(model.predict("photo.jpg")[0].name)
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pearl import moved
 from pearl.errors import PearlError
 from pearl.version import __version__
 
 if TYPE_CHECKING:
-    from pearl.model import Model
-    from pearl.runs import Run
+    from pearl.lifecycle.model import Model
+    from pearl.lifecycle.runs import Run
     from pearl.tables.values import Filled
 
 __all__ = ["PearlError", "__version__", "learn", "load", "run", "show", "table"]
+
+moved.install()
 
 
 def run(
@@ -33,9 +36,9 @@ def run(
     Raises:
         PearlError: anything a user can mend, in one line.
     """
-    from pearl.config import change, check_config, raw_config
-    from pearl.progress import display
-    from pearl.runs import execute
+    from pearl.lifecycle.runs import execute
+    from pearl.reports.progress import display
+    from pearl.settings.config import change, check_config, raw_config
 
     return execute(check_config(change(raw_config(recipe, smoke=smoke), overrides)), device=device, show=display(quiet))
 
@@ -46,7 +49,7 @@ def show(directory: str | Path) -> "Run":
     Raises:
         RunError: not a run directory, or damaged.
     """
-    from pearl.runs import Run
+    from pearl.lifecycle.runs import Run
 
     return Run.open(Path(directory))
 
@@ -72,9 +75,9 @@ def learn(
     Raises:
         PearlError: anything a user can mend, in one line; the model is then as it was.
     """
-    from pearl.learning import learn
-    from pearl.model import Model
-    from pearl.progress import display
+    from pearl.lifecycle.learning import learn
+    from pearl.lifecycle.model import Model
+    from pearl.reports.progress import display
 
     learn(
         model,
@@ -98,7 +101,7 @@ def load(model: str | Path, *, tasks: int | None = None, device: str = "auto", m
     Raises:
         PearlError: no such model, or files missing or damaged.
     """
-    from pearl.model import Model
+    from pearl.lifecycle.model import Model
 
     return Model.open(model, tasks=tasks, device=device, method=method)
 
@@ -124,8 +127,8 @@ def table(
     """
     import json
 
-    from pearl.board import board
-    from pearl.report import flat
+    from pearl.reports.records import flat
+    from pearl.sweeps.board import board
     from pearl.tables.missing import run_missing as run_all
     from pearl.tables.show import check_output, write
     from pearl.tables.spec import as_size, read

@@ -9,7 +9,6 @@ import typer
 
 STARTED = time.perf_counter()  # for `pearl predict --verbose`
 
-from pearl import launch  # noqa: E402
 from pearl.cli import (  # noqa: E402
     doctor,
     evaluate,
@@ -26,6 +25,7 @@ from pearl.cli import (  # noqa: E402
     table,
 )
 from pearl.errors import Busy, Interrupted, Lost, PearlError, printable  # noqa: E402
+from pearl.training import launch  # noqa: E402
 
 app = typer.Typer(
     name="pearl",

@@ -5,7 +5,7 @@ import typer
 
 def command() -> None:
     """Check this machine: versions, devices, precision, folders, data that is here."""
-    from pearl.doctor import report
+    from pearl.reports.doctor import report
 
     text, healthy = report()
     typer.echo(text)

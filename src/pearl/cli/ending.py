@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from pearl.jobs import Outcome
+    from pearl.sweeps.jobs import Outcome
 
 
 @contextmanager
 def failures_listed(outcomes: "Sequence[Outcome]") -> Iterator[None]:
     """List those that failed after what is printed here, also if that goes wrong."""
     from pearl.errors import printable
-    from pearl.jobs import failures
+    from pearl.sweeps.jobs import failures
 
     failed = failures(outcomes)
     try:

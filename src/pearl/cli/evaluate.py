@@ -21,8 +21,8 @@ def command(
     \b
     pearl evaluate shop --data test_photos
     """
-    from pearl.model import Model
-    from pearl.text import evaluation_json, evaluation_page
+    from pearl.lifecycle.model import Model
+    from pearl.reports.text import evaluation_json, evaluation_page
 
     evaluation = Model.open(model, tasks=tasks, device=device, method=method).evaluate(data)
     typer.echo(evaluation_json(evaluation) if as_json else evaluation_page(evaluation))

@@ -18,7 +18,7 @@ def command(
     pearl inspect shop
     """
     from pearl.errors import RunError
-    from pearl.text import inspection, inspection_json
+    from pearl.reports.text import inspection, inspection_json
 
     try:
         facts, text = inspection(model)

@@ -35,12 +35,12 @@ def command(
     pearl learn shop --data vegetables
     pearl learn shop --data packages --task october train.epochs=20
     """
-    from pearl.config import merge, parse_overrides
     from pearl.errors import DataError, printable
-    from pearl.learning import learn
-    from pearl.model import Model
-    from pearl.progress import display
-    from pearl.text import evaluation_page
+    from pearl.lifecycle.learning import learn
+    from pearl.lifecycle.model import Model
+    from pearl.reports.progress import display
+    from pearl.reports.text import evaluation_page
+    from pearl.settings.config import merge, parse_overrides
 
     settings = merge({"method": method} if method else {}, parse_overrides(overrides or []))
     learn(

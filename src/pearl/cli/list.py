@@ -27,6 +27,6 @@ def command(
     pearl list methods --long
     pearl list runs
     """
-    from pearl.text import listing
+    from pearl.reports.text import listing
 
     typer.echo(listing(what.value, long=long))

@@ -35,10 +35,10 @@ def command(
     if as_json and as_csv:
         raise ConfigError("--json and --csv exclude each other; keep one")
     times = {"start": STARTED}
-    from pearl.predict import named, predict_files, writer
+    from pearl.lifecycle.predict import named, predict_files, writer
 
     files = named(paths, sys.stdin)
-    from pearl.model import Model
+    from pearl.lifecycle.model import Model
 
     times["import"] = time.perf_counter()
     opened = Model.open(model, tasks=tasks, device=device, method=method)

@@ -26,10 +26,10 @@ def command(
     pearl report runs/NAME --tensorboard boards
     pearl report shop
     """
-    from pearl.report import write
+    from pearl.reports.page import write
 
     if tensorboard is not None:
-        from pearl.tensorboard import write as write_tensorboard
+        from pearl.reports.tensorboard import write as write_tensorboard
 
         typer.echo(write_tensorboard(runs, tensorboard))
     typer.echo(write(runs, output))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pearl.errors import ConfigError
-from pearl.launch import place, start
+from pearl.training.launch import place, start
 
 
 def command(
@@ -28,13 +28,13 @@ def command(
     here = place(devices)
     if devices > 1 and here is None:
         raise typer.Exit(start(devices, sys.argv[1:]))
-    from pearl.config import RunConfig
-    from pearl.learning import resume
-    from pearl.progress import display
-    from pearl.registry import METHODS
-    from pearl.runs import execute
-    from pearl.saved import check_method, read_config
-    from pearl.text import run_page
+    from pearl.lifecycle.learning import resume
+    from pearl.lifecycle.runs import execute
+    from pearl.lifecycle.saved import check_method, read_config
+    from pearl.reports.progress import display
+    from pearl.reports.text import run_page
+    from pearl.settings.config import RunConfig
+    from pearl.settings.registry import METHODS
 
     named = METHODS.admit(method) if method else None
     config = read_config(directory)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.launch import place, start
+from pearl.training.launch import place, start
 
 
 def command(
@@ -41,21 +41,21 @@ def command(
     pearl run digits --method path/to/file.py:MyMethod method.my_option=2
     pearl run my_recipe.yaml train.phases.probe.epochs=5 --dry-run
     """
-    from pearl.config import load_config
+    from pearl.settings.config import load_config
 
     chosen = [f"method={json.dumps(method)}"] if method else []
     config = load_config(recipe, chosen + (overrides or []), smoke=smoke)
     if dry_run:
-        from pearl.plan import plan
+        from pearl.reports.plan import plan
 
         typer.echo(plan(config, device=device))
         return
     here = place(devices)
     if devices > 1 and here is None:
         raise typer.Exit(start(devices, sys.argv[1:]))
-    from pearl.progress import display
-    from pearl.runs import execute
-    from pearl.text import run_page
+    from pearl.lifecycle.runs import execute
+    from pearl.reports.progress import display
+    from pearl.reports.text import run_page
 
     run = execute(config, device=device, devices=devices, show=display(quiet), minutes=store_every)
     if here is None or here.rank == 0:

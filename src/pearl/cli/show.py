@@ -20,6 +20,6 @@ def command(
     pearl show cifar100-5t-resnet18
     pearl show runs/NAME
     """
-    from pearl.text import page
+    from pearl.reports.text import page
 
     typer.echo(page(name))

@@ -58,10 +58,10 @@ def command(
     pearl sweep digits train.lr=[0.001,0.003] train.epochs=5 --workers 4 -o table.md
     pearl sweep imagenet_r-10t-vit method=[pearl,l2p] --executor slurm --slurm partition=gpu --slurm gpus_per_node=1
     """
-    from pearl.board import board
-    from pearl.jobs import Local, run_jobs
-    from pearl.slurm import parse_options
-    from pearl.sweep import check_output, page, parse, plan, rows, write
+    from pearl.sweeps.board import board
+    from pearl.sweeps.jobs import Local, run_jobs
+    from pearl.sweeps.slurm import parse_options
+    from pearl.sweeps.sweep import check_output, page, parse, plan, rows, write
 
     if output is not None:
         check_output(output)

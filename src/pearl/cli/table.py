@@ -39,8 +39,9 @@ def command(
     pearl table necil engine.precision=bf16
     """
     from pearl.errors import ConfigError
+    from pearl.tables.listing import listing
     from pearl.tables.missing import run_missing as run_all
-    from pearl.tables.show import check_output, listing, page, write
+    from pearl.tables.show import check_output, page, write
     from pearl.tables.spec import as_size, read
     from pearl.tables.values import fill
 
@@ -56,7 +57,7 @@ def command(
     filled = fill(table, at, seeds, extra)
     outcomes = []
     if run_missing:
-        from pearl.board import board
+        from pearl.sweeps.board import board
 
         outcomes = run_all(filled, workers=workers, device=device, per_gpu=per_gpu, show=board(quiet))
         filled = fill(table, at, seeds, extra)

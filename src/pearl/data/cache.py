@@ -27,8 +27,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pearl.data.sources import Split, image_formats, reason
 from pearl.errors import DataError
-from pearl.files import sync_folder
-from pearl.paths import data_root
+from pearl.storage.files import sync_folder
+from pearl.storage.paths import data_root
 
 FORMAT = 1  # of the folder and of the pixels in it: raise it when either changes
 MAX_PIXELS = 100_000_000

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pearl.config import StreamConfig
 from pearl.data.sources import Source, Split
 from pearl.errors import DataError
+from pearl.settings.config import StreamConfig
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pearl.data.batches import Batch, Task
-from pearl.nn.folding import folded, norms_after_convs
+from pearl.nn.fast.folding import folded, norms_after_convs
 from pearl.nn.growing import TaskHeads
 
 Network = Callable[[Tensor], Tensor]  # images (B, 3, H, W) -> features (B, dim), or logits
@@ -27,10 +27,11 @@ class Phase:
     device and nothing on the host, so that a step can be recorded and replayed (see `graphs`): no reading of tensors,
     no choices, no random numbers but the device's.
 
-    Several processes may learn together (see `ranks`); a method need not know. Each of them calls `loss` with its share
-    of a batch and its own random numbers; gradients and batch statistics are then those of the whole batch. The other
-    hooks, and what `learn` does between two phases, see the same in all of them: `after_step` the whole batch, and
-    random numbers equal until the phase begins. So what they keep stays equal. What `loss` keeps for itself does not.
+    Several processes may learn together (see `training.world`); a method need not know. Each of them calls `loss` with
+    its share of a batch and its own random numbers; gradients and batch statistics are then those of the whole batch.
+    The other hooks, and what `learn` does between two phases, see the same in all of them: `after_step` the whole
+    batch, and random numbers equal until the phase begins. So what they keep stays equal. What `loss` keeps for itself
+    does not.
     """
 
     name: str

@@ -18,12 +18,12 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Expert, Method, Network, Phase, own_loss
 from pearl.nn import lowrank
-from pearl.nn.beside import Beside, fits_beside, with_beside
+from pearl.nn.fast.beside import Beside, fits_beside, with_beside
+from pearl.nn.fast.stacking import Updates, stack_updates, stackable, stacked, worthwhile
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Fold, Init, Target
-from pearl.nn.ranks import Choice, PaperRule, RankRule
-from pearl.nn.stacking import Updates, stack_updates, stackable, stacked, worthwhile
-from pearl.registry import RANK_RULES
+from pearl.nn.rank_rules import Choice, PaperRule, RankRule
+from pearl.settings.registry import RANK_RULES
 
 
 class Pearl(Method):

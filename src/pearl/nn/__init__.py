@@ -1,1 +1,21 @@
-"""Backbones, the targets in them that a task adapts, low-rank deltas, rank rules, growing containers."""
+"""Networks, and what can be put into them: targets, low-rank updates, rank rules, containers that grow.
+
+This is the door for backbones and rank rules of your own (docs/adding.md); what it gives stays.
+"""
+
+from pearl.nn.growing import CosineHeads, TaskHeads, TaskTensors
+from pearl.nn.lowrank import Target, select_targets, task_norms
+from pearl.nn.rank_rules import Choice, RankRule
+from pearl.nn.weights import load_weights
+
+__all__ = [
+    "Choice",
+    "CosineHeads",
+    "RankRule",
+    "Target",
+    "TaskHeads",
+    "TaskTensors",
+    "load_weights",
+    "select_targets",
+    "task_norms",
+]

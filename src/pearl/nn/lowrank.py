@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from pearl.errors import ConfigError
-from pearl.registry import nearest
+from pearl.settings.registry import nearest
 
 Fold = Literal["spatial", "view", "unfold"]
 Init = Literal["kaiming", "svd", "svd_paper"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from pearl.errors import ConfigError, WeightsError
 from pearl.nn.weights import load_weights
-from pearl.registry import nearest
+from pearl.settings.registry import nearest
 
 
 def timm_backbone(model: str, image_size: int, *, pretrained: bool = False, weights: str | None = None) -> nn.Module:

@@ -9,10 +9,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pearl.checkpoint import load_state
 from pearl.errors import WeightsError
-from pearl.files import finished
-from pearl.paths import find
+from pearl.storage.checkpoint import load_state
+from pearl.storage.files import finished
+from pearl.storage.paths import find
 
 _HEADS = ("head.", "head_dist.", "fc.", "classifier.")  # a file's classifier is of no use here
 

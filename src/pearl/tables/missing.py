@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pearl import files
-from pearl.board import Board
 from pearl.errors import PearlError, RunError
-from pearl.files import FORMAT, write_json
-from pearl.jobs import Job, Outcome, one_line, run_jobs
-from pearl.paths import runs_root
+from pearl.storage import files
+from pearl.storage.files import FORMAT, write_json
+from pearl.storage.paths import runs_root
+from pearl.sweeps.board import Board
+from pearl.sweeps.jobs import Job, Outcome, one_line, run_jobs
 from pearl.tables.values import INFERENCE, Filled
 
 IMAGES = 32  # at a time
@@ -62,7 +62,7 @@ def measure(run: Path, *, device: str = "auto") -> float:
     import numpy as np
     import torch
 
-    from pearl.model import Model
+    from pearl.lifecycle.model import Model
 
     model = Model.open(run, device=device)
     side = model.config.images.stored

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pearl.config import ImagesConfig, PhaseConfig, RunConfig
-from pearl.registry import METHODS, RANK_RULES
+from pearl.settings.config import ImagesConfig, PhaseConfig, RunConfig
+from pearl.settings.registry import METHODS, RANK_RULES
 from pearl.tables.spec import Request
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def parameters(request: Request) -> int | None:
 def _parameters(request: Request) -> int:
     import torch
 
-    from pearl.saved import build_method, isolation_size
+    from pearl.lifecycle.saved import build_method, isolation_size
 
     config = request.config
     with torch.device("meta"):
@@ -142,7 +142,7 @@ def _of_backbone(options: tuple[tuple[str, Any], ...], size: int) -> float:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from pearl.registry import BACKBONES
+    from pearl.settings.registry import BACKBONES
 
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         net = BACKBONES.build(dict(options), size).eval()

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from pearl.config import RunConfig, load_config
 from pearl.errors import ConfigError
-from pearl.registry import nearest, problems_of
+from pearl.settings.config import RunConfig, load_config
+from pearl.settings.registry import nearest, problems_of
 
 Size = Literal["smoke", "cpu", "paper"]
 SIZES: tuple[Size, ...] = get_args(Size)

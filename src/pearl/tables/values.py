@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from pearl import metrics, report
 from pearl.errors import RunError
-from pearl.files import read_json
-from pearl.paths import runs_root
+from pearl.evaluation import metrics
+from pearl.reports.compared import spread
+from pearl.reports.records import Record, flat, read
+from pearl.storage.files import read_json
+from pearl.storage.paths import runs_root
 from pearl.tables.objects import classes_per_task, implied_rank, parameters
 from pearl.tables.spec import OF_LAYERS, OF_TASKS, Claim, Column, Place, Printed, Request, Row, Size, Table
 
@@ -55,12 +57,12 @@ class Cell:
     @property
     def mean(self) -> Any:
         """Over seeds; None without any."""
-        return report.spread(self.values)[0]
+        return spread(self.values)[0]
 
     @property
     def std(self) -> Any:
         """Over seeds, with n - 1; None for fewer than two."""
-        return report.spread(self.values)[1]
+        return spread(self.values)[1]
 
     @property
     def sample(self) -> "Sample":
@@ -177,7 +179,7 @@ class _Filling:
 
     def __init__(self, table: Table, size: Size, seeds: int, extra: tuple[str, ...]) -> None:
         self.table, self.size, self.seeds, self.extra = table, size, seeds, extra
-        self.records: dict[Path, report.Record | None] = {}
+        self.records: dict[Path, Record | None] = {}
         self.damaged: list[str] = []
 
     def cell(self, row: Row, index: int) -> Cell:
@@ -229,13 +231,13 @@ class _Filling:
         rank = implied_rank(_as_counted(request, row, of), (total.mean - self.table.added(row, index)) * 1e6)
         return Printed(f"{rank:.1f}", rank)
 
-    def record(self, path: Path) -> report.Record | None:
+    def record(self, path: Path) -> Record | None:
         """A run if it is complete."""
         if path not in self.records:
             self.records[path] = None
             try:
                 if (path / "results.json").is_file() and read_json(path / "results.json").get("stages"):
-                    record = report.read(path)
+                    record = read(path)
                     self.records[path] = record if record.complete else None
             except RunError as error:
                 self.damaged.append(str(error))
@@ -246,7 +248,7 @@ def _as_counted(request: Request, row: Row, column: Column) -> Request:
     return Request(request.recipe, (*request.settings, *column.counted, *row.counted), request.smoke)
 
 
-def measured(record: report.Record, metric: str) -> Any:
+def measured(record: Record, metric: str) -> Any:
     """A metric of a run: a number, or for a figure one by label; None if the run has none."""
     if metric == "inference_ms":
         file = record.path / INFERENCE
@@ -274,7 +276,7 @@ def _setting(request: Request, key: str) -> float:
     """A number that a recipe sets."""
     if key == "classes_per_task":
         return float(classes_per_task(request.config)[0])
-    return float(report.flat(request.config.model_dump(mode="json"))[key])
+    return float(flat(request.config.model_dump(mode="json"))[key])
 
 
 # --------------------------------------------------------------------------------------------------------- claims

@@ -1,0 +1,94 @@
+"""Arrays of one .npz file."""
+
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pearl.data.sources.source import Source, Split, checked, reason, some, three_channels
+from pearl.errors import DataError
+from pearl.storage.paths import find
+
+
+def npz(*, path: str) -> Source:
+    """Arrays of one .npz file: train_images uint8 (N, H, W, 3) or (N, H, W), train_labels integers (N,), test_* alike.
+
+    Optional: validation_* alike; class_names (C,) of str, without which the classes are called "0", "1", ...
+
+    Raises:
+        DataError: naming the file and the key that is missing or does not fit.
+    """
+    place = find(path, what="data file", error=DataError)
+    arrays = _read_npz(place)
+    names = _npz_names(place, arrays)
+    validation = {"validation_images", "validation_labels"} & set(arrays)
+    return checked(
+        Source(
+            place.stem,
+            names,
+            train=_npz_split(place, arrays, "train", names),
+            test=_npz_split(place, arrays, "test", names),
+            validation=_npz_split(place, arrays, "validation", names) if validation else None,
+        )
+    )
+
+
+def _read_npz(place: Path) -> dict[str, np.ndarray]:
+    if not zipfile.is_zipfile(place):
+        raise DataError(f"{place} is not an .npz archive, or is damaged: write it with numpy.savez")
+    arrays = {}
+    key = "the list of arrays"
+    try:
+        with np.load(place, allow_pickle=False) as archive:
+            for key in archive.files:
+                arrays[key] = np.asarray(archive[key])
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{place}: {key} cannot be read ({reason(error)}); write the file anew") from None
+    return arrays
+
+
+def _npz_array(place: Path, arrays: dict[str, np.ndarray], key: str) -> np.ndarray:
+    if key not in arrays:
+        raise DataError(f"{place}: {key} is missing; the file has {some(arrays)}")
+    return arrays[key]
+
+
+def _npz_names(place: Path, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
+    if "class_names" not in arrays:
+        labels = [_npz_array(place, arrays, key) for key in ("train_labels", "test_labels")]
+        highest = max((int(part.max()) for part in labels if part.size and part.dtype.kind in "iu"), default=0)
+        return tuple(str(label) for label in range(highest + 1))
+    names = arrays["class_names"]
+    if names.ndim != 1 or names.dtype.kind != "U":
+        raise DataError(f"{place}: class_names must be a list of str, not {names.dtype} of shape {names.shape}")
+    repeated = [name for name, count in Counter(names.tolist()).items() if count > 1]
+    if repeated:
+        raise DataError(f"{place}: class_names repeats {some(repeated)}; give each class a name of its own")
+    return tuple(names.tolist())
+
+
+def _npz_split(place: Path, arrays: dict[str, np.ndarray], part: str, names: Sequence[str]) -> Split:
+    images = _npz_array(place, arrays, f"{part}_images")
+    labels = _npz_array(place, arrays, f"{part}_labels")
+    if images.dtype != np.uint8:
+        raise DataError(f"{place}: {part}_images must be uint8 (0 to 255), not {images.dtype}")
+    if images.ndim == 3:
+        images = three_channels(images)
+    if images.ndim != 4 or images.shape[-1] != 3:
+        raise DataError(f"{place}: {part}_images must have shape (N, H, W, 3) or (N, H, W), not {images.shape}")
+    frame = arrays["train_images"].shape[1:3]
+    if images.shape[1:3] != frame:
+        raise DataError(f"{place}: {part}_images must be {frame} pixels as train_images, not {images.shape[1:3]}")
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise DataError(f"{place}: {part}_labels must be integers of shape (N,), not {labels.dtype} {labels.shape}")
+    if len(labels) != len(images):
+        raise DataError(f"{place}: {part}_labels has {len(labels)} entries for {len(images)} images in {part}_images")
+    if len(labels) and (labels.min() < 0 or labels.max() >= len(names)):
+        raise DataError(
+            f"{place}: {part}_labels has values from {labels.min()} to {labels.max()}, which must lie in "
+            f"0 to {len(names) - 1}, as there are {len(names)} classes"
+        )
+    return Split(images, labels.astype(np.int64))

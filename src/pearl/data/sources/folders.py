@@ -1,0 +1,60 @@
+"""Any images in a folder per class."""
+
+from pathlib import Path
+
+import numpy as np
+
+from pearl.data.sources.source import Source, checked, some
+from pearl.data.sources.trees import Files, draw, labelled, split_hash, tree
+from pearl.errors import DataError
+from pearl.storage.paths import find
+
+
+def folder(*, path: str, seed: int = 0, test_share: float = 0.2, validation_share: float = 0.0) -> Source:
+    """Images in a folder per class: PATH/train/CLASS/* and test/ and val/ (or valid/, validation/), or PATH/CLASS/*.
+
+    A tree with train/ but no test/ is tested on val/; without that too, or without train/, a share of each class is
+    drawn for the test. `validation_share` is the share of the training images then left to set apart for validation.
+    The notes hold the sha256 of the test images' paths.
+
+    Raises:
+        DataError: a class without images, a class that training does not know, or too few images to split.
+    """
+    root = find(path, what="image folder", error=DataError)
+    rng = np.random.default_rng(seed)
+    notes = {}
+    nested = (root / "train").is_dir()
+    train = tree(root / "train" if nested else root)
+    present = [name for name in ("test", "val", "valid", "validation") if nested and (root / name).is_dir()]
+    if len(set(present) - {"test"}) > 1:
+        raise DataError(f"{root} holds {some(present)}: keep one of val/, valid/ and validation/")
+    held_out = [_known(tree(root / name), train, root / name) for name in present]
+    if present and present[0] != "test":
+        notes["test"] = f"the folder {present[0]}/, as there is no test/"
+    if not held_out:
+        train, drawn = draw(train, test_share, rng, "test_share")
+        held_out = [drawn]
+    test, *rest = held_out
+    if validation_share > 0:
+        if rest:
+            raise DataError(f"{root} has validation images of its own: leave data.validation_share at 0")
+        train, drawn = draw(train, validation_share, rng, "validation_share")
+        rest = [drawn]
+    notes["split_sha256"] = split_hash(root, test)
+    return checked(
+        Source(
+            root.resolve().name,
+            tuple(train),
+            labelled(train, train),
+            labelled(test, train),
+            labelled(rest[0], train) if rest else None,
+            notes,
+        )
+    )
+
+
+def _known(files: Files, train: Files, place: Path) -> Files:
+    strange = [name for name in files if name not in train]
+    if strange:
+        raise DataError(f"{place} has classes that train/ lacks: {some(strange)}; remove them, or add training images")
+    return files

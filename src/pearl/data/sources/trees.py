@@ -1,0 +1,126 @@
+"""Image files in a folder per class: found, drawn from, labelled."""
+
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from pearl.data.sources.source import Split, reason, some
+from pearl.errors import DataError
+
+Files = dict[str, list[Path]]  # class -> its images; both in order
+
+
+def class_folders(root: Path) -> tuple[tuple[str, ...], list[Path], np.ndarray]:
+    """The images of ROOT/CLASS/*: class names in order of the alphabet, the files, and their labels (N,) int64.
+
+    Raises:
+        DataError: no folder, or a class without an image.
+    """
+    files = tree(root)
+    images = [(image, label) for label, name in enumerate(files) for image in files[name]]
+    return tuple(files), [image for image, _ in images], np.array([label for _, label in images])
+
+
+def image_files(place: Path) -> list[Path]:
+    """Every image file in a folder and the folders below it, in order."""
+    return sorted(
+        file
+        for file in place.rglob("*")
+        if file.suffix.lower() in suffixes() and not file.name.startswith(".") and file.is_file()
+    )
+
+
+def tree(root: Path) -> Files:
+    """The images of ROOT/CLASS/* by class, sorted."""
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder: give one that holds a folder of images per class")
+    classes = {place.name: place for place in root.iterdir() if place.is_dir() and not place.name.startswith(".")}
+    if not classes:
+        raise DataError(f"{root} has no class folders: put the images of each class into a folder of its own")
+    return class_images(dict(sorted(classes.items())))
+
+
+def class_images(places: dict[str, Path]) -> Files:
+    """The images directly in the folder of each class.
+
+    Raises:
+        DataError: a class without images, or without a folder.
+    """
+    files = {name: images_in(place) for name, place in places.items()}
+    empty = [str(places[name]) for name, images in files.items() if not images]
+    if empty:
+        raise DataError(f"no image in {some(empty)}: add images, or remove the class")
+    return files
+
+
+def images_in(place: Path) -> list[Path]:
+    """The image files directly in a folder, sorted by name."""
+    if not place.is_dir():
+        raise DataError(f"the folder {place} is missing: unpack the data set anew, or give the right path")
+    images = (file for file in place.iterdir() if file.suffix.lower() in suffixes() and not file.name.startswith("."))
+    return sorted(images, key=lambda file: file.name)
+
+
+@cache
+def suffixes() -> frozenset[str]:
+    """The file suffixes of images that may be opened, in lower case."""
+    from PIL import Image
+
+    kinds = image_formats()
+    return frozenset(suffix for suffix, kind in Image.registered_extensions().items() if kind in kinds)
+
+
+@cache
+def image_formats() -> tuple[str, ...]:
+    """Pillow's formats but those for which it starts another program (EPS: Ghostscript, whatever the file's name)."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(kind for kind in Image.OPEN if kind not in {"EPS", "WMF"})
+
+
+def draw(files: Files, share: float, rng: np.random.Generator, what: str) -> tuple[Files, Files]:
+    """Draw a share of each class at random, at least one image and never all: (what stays, what is drawn)."""
+    if not 0 < share < 1:
+        raise DataError(f"data.{what}={share} must lie between 0 and 1")
+    single = [name for name, images in files.items() if len(images) < 2]
+    if single:
+        raise DataError(
+            f"data.{what} needs two images or more in every class, but {some(single)} has fewer: add images"
+        )
+    stay: Files = {}
+    drawn: Files = {}
+    for name, images in files.items():
+        count = min(max(round(share * len(images)), 1), len(images) - 1)
+        chosen = set(rng.permutation(len(images))[:count].tolist())
+        stay[name] = [image for i, image in enumerate(images) if i not in chosen]
+        drawn[name] = [image for i, image in enumerate(images) if i in chosen]
+    return stay, drawn
+
+
+def labelled(files: Files, classes: Iterable[str]) -> Split:
+    """The files in the order of the classes, each with its class's place in that order."""
+    parts = [files.get(name, []) for name in classes]
+    labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return Split(tuple(image for part in parts for image in part), labels.astype(np.int64))
+
+
+def split_hash(root: Path, test: Files) -> str:
+    """sha256 of the test images' paths below the root, sorted, one per line: equal for equal splits on any machine."""
+    paths = sorted(image.relative_to(root).as_posix() for images in test.values() for image in images)
+    return hashlib.sha256("\n".join(paths).encode()).hexdigest()
+
+
+def read_text(place: Path) -> str:
+    """A text file of a data set.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        return place.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{place} cannot be read ({reason(error)}): unpack the data set anew") from None

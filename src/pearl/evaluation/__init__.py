@@ -1,0 +1,1 @@
+"""Logits of test images -> counts per class -> every number."""

@@ -1,0 +1,108 @@
+"""Logits of all sub-networks: of test sets, counted per class for class-IL and task-IL, and of single images."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pearl.data.augment import View
+from pearl.evaluation.metrics import Stage
+from pearl.methods.base import Expert, Method
+
+KEPT = 2**30  # bytes of merged sub-networks that are kept between two questions
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """Test images of one task: raw (n, H, W, 3) uint8, and logit indices (n,) int64."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class Evaluator:
+    """Evaluates a method stage by stage and keeps the logits of sub-networks that cannot change any more.
+
+    Sub-networks are outermost, so that each is made once a stage; its logits on a test set are computed once a run.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        *,
+        device: torch.device,
+        batch_size: int,
+        autocast: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self.view, self.device, self.batch_size, self.autocast = view, device, batch_size, autocast
+        self._kept: dict[tuple[str, int], Tensor] = {}
+
+    @torch.no_grad()
+    def stage(self, method: Method, tests: Sequence[TestSet], class_counts: Sequence[int]) -> Stage:
+        """Counts on `tests`, one test set per task seen; `class_counts` are the tasks' numbers of classes."""
+        method.eval()
+        logits = self.logits(method, tests)
+        return count(logits, [test.labels for test in tests], class_counts)
+
+    def logits(self, method: Method, tests: Sequence[TestSet]) -> list[Tensor]:
+        """Logits (n, classes seen) float32 on the CPU, per test set."""
+        columns = [[self._logits(expert, t, test) for t, test in enumerate(tests)] for expert in method.experts()]
+        return [torch.cat(of_test, dim=1) for of_test in zip(*columns, strict=True)]
+
+    def _logits(self, expert: Expert, t: int, test: TestSet) -> Tensor:
+        if (kept := self._kept.get((expert.key, t))) is not None:
+            return kept
+        parts = []
+        for raw in test.images.split(self.batch_size):
+            with self.autocast():
+                parts.append(expert.forward(self.view.test(raw.to(self.device))).float())
+        logits = torch.cat(parts).cpu()
+        if expert.frozen:
+            self._kept[expert.key, t] = logits
+        return logits
+
+
+class Ensemble:
+    """All sub-networks of a method that has stopped learning, ready for images that come a few at a time.
+
+    To merge a sub-network takes longer than to ask it about one image; it is kept if all of them fit into memory.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self.method = method.eval()
+        self._at_once = method.at_once() if method.fast else None
+        size = sum(tensor.nbytes for tensor in method.backbone.parameters()) * len(method.heads)
+        self._kept = list(method.experts()) if size <= KEPT else None
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, task: int | None = None) -> Tensor:
+        """Logits (B, classes seen) of images (B, 3, H, W); with `task`, those of that task's classes alone."""
+        if task is not None:
+            own = next((expert for expert in self._kept or () if expert.task == task), None)
+            return own.forward(x) if own else self.method(x, task)
+        if self._at_once is not None and len(x) <= self._at_once[1]:
+            return self._at_once[0](x)
+        return torch.cat([expert.forward(x) for expert in self._kept or self.method.experts()], dim=1)
+
+
+def count(logits: Sequence[Tensor], labels: Sequence[Tensor], class_counts: Sequence[int]) -> Stage:
+    """Counts from logits (n, classes seen) and labels (n,) of each task's test images.
+
+    Class-IL: the arg-max over all classes. Task-IL: the arg-max over the classes of the image's own task.
+    """
+    bounds = np.concatenate([[0], np.cumsum(class_counts)])
+    seen, tasks = int(bounds[-1]), len(labels)
+    total, class_il, task_il = (np.zeros(seen, dtype=np.int64) for _ in range(3))
+    confusion = np.zeros((tasks, tasks), dtype=np.int64)
+    for t, (scores, target) in enumerate(zip(logits, labels, strict=True)):
+        truth = target.cpu().numpy()
+        best = scores.numpy().argmax(1)
+        best_own = scores.numpy()[:, bounds[t] : bounds[t + 1]].argmax(1) + bounds[t]
+        total += np.bincount(truth, minlength=seen)
+        class_il += np.bincount(truth[best == truth], minlength=seen)
+        task_il += np.bincount(truth[best_own == truth], minlength=seen)
+        confusion[t] = np.bincount(np.searchsorted(bounds, best, side="right") - 1, minlength=tasks)
+    return Stage(total, class_il, task_il, confusion)

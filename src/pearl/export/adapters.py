@@ -1,0 +1,246 @@
+"""A model as PEFT adapters: one LoRA per task beside the reference network."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from pearl.errors import ExportError
+from pearl.export.trained import FACTS, FORMAT, Trained, compare, on_cpu, refusing, seen
+from pearl.methods.pearl import Pearl
+from pearl.nn import lowrank
+from pearl.nn.lowrank import Fold
+from pearl.settings.registry import BACKBONES
+from pearl.storage.checkpoint import snapshot
+from pearl.storage.files import folder_name
+
+HEAD = "pearl_head"  # of a PEFT base model; PEFT finds modules by the end of their name, and no backbone ends so
+
+
+def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
+    """Write a folder of PEFT adapters; see `export`. OUT/README.md says how to load them.
+
+    OUT/base/ holds the reference network, OUT/TASK/ a LoRA with the task's own norm layers, dense copies and head.
+    """
+    method = model.method
+    if not isinstance(method, Pearl):
+        raise ExportError(
+            f"--to peft: {type(method).__name__.lower()} has no low-rank updates; export it --to torch or --to onnx"
+        )
+    _check_layers(method)
+    folders = [folder_name(t, task["name"]) for t, task in enumerate(model.tasks)]
+    base = _base_facts(model)
+    (place / "base").mkdir(parents=True)
+    (place / "base" / "backbone.safetensors").write_bytes(save(snapshot(method.backbone.state_dict())))
+    _write_json(place / "base" / "backbone.json", base)
+    for t, folder in enumerate(folders):
+        tensors, settings = adapter(method, t)
+        (place / folder).mkdir()
+        (place / folder / "adapter_model.safetensors").write_bytes(save(tensors))
+        _write_json(place / folder / "adapter_config.json", settings)
+    facts = model.facts
+    normalisation = {"mean": list(model.images.mean), "std": list(model.images.std)}
+    facts["input"] |= {"values": "RGB in [0, 1], then normalised", **normalisation}
+    facts["tasks"] = [{**task, "folder": folder} for task, folder in zip(facts["tasks"], folders, strict=True)]
+    facts["output"] = "logits (batch, classes of the task)"
+    _write_json(place / FACTS, facts)
+    (place / "README.md").write_text(_readme(base, facts))
+    if find_spec("peft") is None:
+        return None
+    x = seen(model, raw)
+    with refusing("PEFT cannot load this network's adapters"):
+        return max(compare(on_cpu(method, t), _load_adapter(model, place, t), x) for t in range(len(folders)))
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def _check_layers(method: Pearl) -> None:
+    """PEFT's LoRA of a convolution knows neither groups nor dilation, and no other kinds of layer."""
+    for target in method.targets:
+        name = target.parameter.removesuffix(".weight")
+        layer: Any = method.backbone.get_submodule(name)
+        plain = type(layer) is nn.Linear or (
+            type(layer) is nn.Conv2d
+            and layer.groups == 1
+            and set(layer.dilation) == {1}
+            and layer.padding_mode == "zeros"
+        )
+        if not plain and not target.dense:
+            raise ExportError(f"--to peft: PEFT has no exact LoRA for {name}, {layer}; export it --to torch or onnx")
+
+
+def adapter(method: Pearl, t: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Task t as a PEFT LoRA: the tensors and the configuration of an adapter on `backbone` + HEAD."""
+    low_rank: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
+    own: dict[str, dict[str, Tensor]] = {HEAD: dict(method.heads[t].state_dict())}
+    if t >= method.first_adapted:
+        weights = method.weights(t)
+        for target in method.targets:
+            if not target.dense:  # query and key of one fused layer are two updates of it
+                low_rank[target.parameter.removesuffix(".weight")].append(_lora(method, t, target))
+        dense = [target.parameter for target in method.targets if target.dense]
+        for name in [*dense, *method.norms, *method.norm_statistics]:
+            module = name.rpartition(".")[0]
+            state = method.backbone.get_submodule(module).state_dict()
+            own[f"backbone.{module}"] = {key: weights.get(f"{module}.{key}", value) for key, value in state.items()}
+
+    tensors = {f"{name}.{key}": value for name, state in own.items() for key, value in state.items()}
+    ranks: dict[str, int] = {}
+    for name, updates in low_rank.items():
+        a, b, bias = (list(part) for part in zip(*updates, strict=True))
+        tensors[f"backbone.{name}.lora_A.weight"] = torch.cat(a)
+        tensors[f"backbone.{name}.lora_B.weight"] = torch.cat(b, dim=1)
+        if method.lora_bias:
+            tensors[f"backbone.{name}.lora_B.bias"] = torch.stack(bias).sum(0)
+        # PEFT takes a key for a regular expression that the end of a layer's name matches: "conv1" would be many
+        ranks[f"^{re.escape(f'backbone.{name}')}$"] = len(torch.cat(a))
+    settings = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "base_model_name_or_path": None,
+        "inference_mode": True,
+        "r": 1,  # of no layer: each has its own, and alpha = r, as the scale is in B already
+        "lora_alpha": 1,
+        "rank_pattern": ranks,
+        "alpha_pattern": ranks,
+        "lora_dropout": 0.0,
+        "lora_bias": method.lora_bias and bool(ranks),
+        "bias": "none",
+        # the second is PEFT's own name for no layer at all, as the task that trained the reference has it
+        "target_modules": [f"backbone.{name}" for name in low_rank] or "dummy-target-modules",
+        "modules_to_save": list(own),
+    }
+    return snapshot({f"base_model.model.{name}": value for name, value in tensors.items()}), settings
+
+
+def _lora(method: Pearl, t: int, target: lowrank.Target) -> tuple[Tensor, Tensor, Tensor]:
+    """A, B and the bias of B that PEFT needs for one update, of the whole layer: other rows of a fused one are zero."""
+    a, b = method.tensors[f"{t}.A.{target.label}"], method.tensors[f"{t}.B.{target.label}"]
+    whole = method.backbone.get_parameter(target.parameter)
+    scale = 2.0 if method.alpha == "2r" else method.alpha / a.shape[0]
+    bias = b.new_zeros(target.shape[0])
+    if f"{t}.a.{target.label}" in method.tensors:  # B (A x + a) + b
+        bias = scale * (b @ method.tensors[f"{t}.a.{target.label}"] + method.tensors[f"{t}.b.{target.label}"])
+    filters, mix = unfolded(a, scale * b, target.shape, method.fold)
+    if whole.ndim == 4:
+        mix = mix[:, :, None, None]
+    return (
+        filters,
+        target.add(mix.new_zeros(whole.shape[0], *mix.shape[1:]), mix),
+        target.add(bias.new_zeros(len(whole)), bias),
+    )
+
+
+def unfolded(a: Tensor, b: Tensor, shape: Sequence[int], fold: Fold) -> tuple[Tensor, Tensor]:
+    """An update B A of a weight in any fold as R filters (R, in, kh, kw) and their mix (out, R): PEFT's LoRA, exactly.
+
+    Where an output has k rows in the folded matrix, each of the r rows of A becomes k filters, one for each of the
+    places where it can stand: R = k r. More than `out` filters are never needed.
+    """
+    out, (r, columns) = shape[0], a.shape
+    k = lowrank.matrix_shape(shape, fold)[0] // out
+    placed = torch.einsum("ij,rn->rijn", torch.eye(k, device=a.device), a).reshape(r * k * k, columns)
+    filters = lowrank.from_matrix(placed, (r * k, *shape[1:]), fold)
+    mix = b.reshape(out, k, r).transpose(1, 2).reshape(out, r * k)
+    if r * k > out:
+        filters, mix = torch.einsum("or,r...->o...", mix, filters), torch.eye(out, device=a.device)
+    return filters, mix
+
+
+def _base_facts(model: Trained) -> dict[str, Any]:
+    """How to build the reference network, and its width."""
+    size, dim = model.images.size, model.method.heads.dim
+    name = model.backbone["name"]
+    if not name.startswith("timm/"):
+        # a state overwrites the weights that it began with
+        spec = model.backbone | ({"weights": None} if "weights" in model.backbone else {})
+        return {"format": FORMAT, "library": "pearl", "backbone": spec, "image_size": size, "dim": dim}
+    arguments: dict[str, Any] = {"num_classes": 0}
+    try:
+        timm.create_model(name.removeprefix("timm/"), **arguments, img_size=size)
+        arguments["img_size"] = size
+    except TypeError:  # a CNN: takes any image size, and no such argument
+        pass
+    return {
+        "format": FORMAT,
+        "library": "timm",
+        "version": timm.__version__,
+        "model": name.removeprefix("timm/"),
+        "arguments": arguments,
+        "dim": dim,
+    }
+
+
+def _load_adapter(model: Trained, place: Path, t: int) -> nn.Module:
+    """Task t's sub-network as the README has it loaded."""
+    from peft import PeftModel
+
+    base = _base_facts(model)
+    if base["library"] == "timm":
+        backbone = timm.create_model(base["model"], **base["arguments"])
+    else:
+        backbone = BACKBONES.build(base["backbone"], base["image_size"])
+    backbone.load_state_dict(load_file(place / "base" / "backbone.safetensors"))
+    whole = nn.Sequential()
+    whole.add_module("backbone", backbone)
+    whole.add_module(HEAD, nn.Linear(base["dim"], len(model.tasks[t]["classes"])))
+    folder = place / folder_name(t, model.tasks[t]["name"])
+    return PeftModel.from_pretrained(whole, folder, torch_device="cpu").eval()
+
+
+def _readme(base: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
+    if base["library"] == "timm":
+        imports = "import timm"
+        arguments = "".join(f", {key}={value}" for key, value in base["arguments"].items())
+        build = f'timm.create_model("{base["model"]}"{arguments})'
+    else:
+        imports = "from pearl.settings.registry import BACKBONES"
+        build = f"BACKBONES.build({base['backbone']}, {base['image_size']})"
+    folders = [task["folder"] for task in facts["tasks"]]
+    given = facts["input"]
+    shape = "(batch, 3, {2}, {3})".format(*given["shape"])
+    return f"""# Adapters of {len(folders)} tasks
+
+Written by pearl {facts["pearl"]}. `base/` holds the reference network; every other folder is a PEFT LoRA with one
+task's own norm layers and head. `{FACTS}` lists the tasks, their folders and their classes.
+
+```python
+import json
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+{imports}
+
+TASKS = {{task["folder"]: task["classes"] for task in json.loads(Path("{FACTS}").read_text())["tasks"]}}
+
+
+def load(folder):
+    backbone = {build}
+    backbone.load_state_dict(load_file("base/backbone.safetensors"))
+    base = torch.nn.Sequential()
+    base.add_module("backbone", backbone)
+    base.add_module("{HEAD}", torch.nn.Linear({base["dim"]}, len(TASKS[folder])))
+    return PeftModel.from_pretrained(base, folder).eval()
+
+
+model = load("{folders[-1]}")
+```
+
+`model(images)` gives the logits of that task's classes. Images are float32 {shape}: RGB, the shorter
+side resized to {given["resize"]} pixels (bicubic), the centre cropped, divided by 255, less {given["mean"]}, divided by
+{given["std"]}. The logits of all tasks side by side are the model's over all classes.
+
+Load each task on a base of its own: heads differ in size, and PEFT copies the base's.
+"""

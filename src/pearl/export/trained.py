@@ -1,0 +1,106 @@
+"""What an export starts from, and how what was written is held against it."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pearl.data.augment import View
+from pearl.errors import ExportError, PearlError
+from pearl.methods.base import Method
+from pearl.settings.config import ImagesConfig
+from pearl.settings.registry import Spec
+from pearl.version import __version__
+
+FORMAT = 1  # of the metadata in what is written
+FACTS = "pearl.json"  # name of the metadata in a program, and of the file that marks a folder as an export
+TOLERANCE = 1e-4  # of logits, times the largest logit where that is above 1
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A method and what its images, classes and backbone are: all that an export needs.
+
+    `tasks` are those that the method has learnt, each {"name": ..., "classes": [...]}; `backbone` is what the registry
+    builds it from.
+    """
+
+    method: Method
+    images: ImagesConfig
+    tasks: Sequence[Mapping[str, Any]]
+    backbone: Spec
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The metadata that goes with what is written: JSON."""
+        size = self.images.size
+        return {
+            "format": FORMAT,
+            "pearl": __version__,
+            "classes": [name for task in self.tasks for name in task["classes"]],
+            "tasks": [{"name": task["name"], "classes": list(task["classes"])} for task in self.tasks],
+            "input": {
+                "shape": ["batch", 3, size, size],
+                "dtype": "float32",
+                "values": "RGB in [0, 1]",
+                "resize": self.images.stored,  # of the shorter side, before the centre crop of `size`
+                "interpolation": "bicubic",
+                "crop": "center",
+            },
+            "output": "logits (batch, classes), in the order of classes",
+        }
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turn an error of a library into one line: on networks that it cannot follow, it raises nearly anything."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    except (PearlError, OSError):
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ExportError(f"{what} ({reason}); choose another format with --to, or another backbone") from error
+
+
+def on_cpu(method: Method, task: int | None = None) -> Callable[[Tensor], Tensor]:
+    """What a method says of images (B, 3, S, S), logits on the CPU."""
+    return lambda x: method(x.to(method.device), task=task).cpu()
+
+
+def seen(model: Trained, raw: Tensor) -> Tensor:
+    """Raw images (n, H, W, 3) uint8 as the network sees them (n, 3, S, S)."""
+    return View(model.images, channels_last=False).test(raw)
+
+
+def compare(
+    model: Callable[[Tensor], Tensor], written: Callable[[Tensor], Tensor], x: Tensor, given: Tensor | None = None
+) -> float:
+    """The largest difference of logits on images `x`, the first alone and all together; `written` takes `given`.
+
+    Raises:
+        ExportError: it is above TOLERANCE, times the largest logit where that is above 1; or another class wins.
+    """
+    given = x if given is None else given
+    times = -(-5 // len(x))  # a batch of five or more
+    x, given = x.repeat(times, 1, 1, 1), given.repeat(times, 1, 1, 1)
+    expected = model(x)
+    worst = 0.0
+    for count in (1, len(x)):
+        found = written(given[:count].contiguous())
+        difference = float((found - expected[:count]).abs().max()) if found.shape == expected[:count].shape else np.inf
+        allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
+        same = difference <= allowed and torch.equal(found.argmax(1), expected[:count].argmax(1))
+        if not same:  # also where something is not a number
+            raise ExportError(
+                f"the written model disagrees with the trained one: logits differ by {difference:.1e}, allowed are "
+                f"{allowed:.1e}; nothing was kept, choose another format"
+            )
+        worst = max(worst, difference)
+    return worst

@@ -1,0 +1,1 @@
+"""A directory that learns, and is asked: runs, models, and the contract of a method."""

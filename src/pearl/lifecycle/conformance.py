@@ -1,0 +1,329 @@
+"""The contract of a method as a list of checks, for pearl's own and for yours.
+
+Every check takes a function that makes a fresh method, and raises AssertionError where the method breaks the contract.
+With pytest, in a file beside your method's:
+
+import pytest
+from pearl.lifecycle.conformance import checks, maker
+
+@pytest.mark.parametrize("check", checks())
+def test_contract(check):
+    check(maker("my_method.py:MyMethod"))
+
+A method is made on a network of a few thousand parameters and learns random images of 8 x 8 pixels, on the CPU.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pearl.data.batches import Task
+from pearl.errors import Interrupted, TrainingError
+from pearl.evaluation.evaluate import count
+from pearl.lifecycle.small import (
+    CLASSES,
+    Make,
+    config,
+    images,
+    learn,
+    logits,
+    make_task,
+    reload,
+    small_resnet,
+    small_vit,
+)
+from pearl.methods.base import Method, Phase
+from pearl.settings.registry import METHODS
+from pearl.training.engine import Engine
+from pearl.training.replay import Replay
+
+
+def checks() -> list[Callable[[Make], None]]:
+    """All checks; their names say what they check."""
+    return [value for name, value in globals().items() if name.startswith("shows_")]
+
+
+def maker(name: str, **options: Any) -> Make:
+    """A function that makes a method of this name, or "path/to/file.py:Class", on a small ResNet or, if need be, ViT.
+
+    `options` are the method's own, as in a recipe.
+
+    Raises:
+        ConfigError: no such method or option; a file or class that cannot be used.
+    """
+    spec = METHODS.resolve({"name": METHODS.admit(name), **options}, "method")
+    network = small_vit if METHODS.load(spec["name"]).backbones == "vit" else small_resnet  # type: ignore[attr-defined]
+    return lambda: METHODS.build(spec, network())
+
+
+def hold(condition: object, otherwise: str) -> None:
+    """Raise AssertionError with these words unless the condition holds."""
+    if not condition:
+        raise AssertionError(otherwise)
+
+
+def same_state(one: Method, other: Method, when: str) -> None:
+    """See that all tensors of two methods have the same bits."""
+    state = other.state_dict()
+    hold(one.state_dict().keys() == state.keys(), f"other tensors {when}")
+    for name, value in one.state_dict().items():
+        hold(torch.equal(state[name], value), f"{name} differs {when}")
+
+
+def shows_logits_in_order_of_arrival(make: Make) -> None:
+    """Exactly the classes seen, those of a task where they stand among all."""
+    method = make()
+    for t in range(3):
+        learn(method, range(t, t + 1))
+        _one_logit_a_class(method, [CLASSES] * (t + 1))
+
+
+def _one_logit_a_class(method: Method, sizes: Sequence[int]) -> None:
+    every = logits(method)
+    hold(every.shape == (6, sum(sizes)), f"logits {tuple(every.shape)} of 6 images and {sum(sizes)} classes")
+    hold(every.isfinite().all(), "logits are not finite")
+    parts = [logits(method, t) for t in range(len(sizes))]
+    for t, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+        hold(part.shape == (6, size), f"logits {tuple(part.shape)} of task {t}, which has {size} classes")
+    assert_close(torch.cat(parts, 1), every, rtol=1e-5, atol=1e-5)
+
+
+def shows_strict_reload(make: Make) -> None:
+    """A fresh object loads what was learnt, and says the same, bit by bit."""
+    method = make()
+    learn(method, range(3))
+    hold(torch.equal(logits(reload(method, make)), logits(method)), "a reloaded method says something else")
+
+
+def shows_experts_equal_forward(make: Make) -> None:
+    """Sub-networks side by side are the whole."""
+    method = make()
+    learn(method, range(3))
+    with torch.no_grad():
+        side_by_side = torch.cat([expert.forward(images()) for expert in method.eval().experts()], 1)
+    assert_close(side_by_side, logits(method), rtol=1e-5, atol=1e-5)
+
+
+def shows_batch_invariance(make: Make) -> None:
+    """Image i's logits depend on image i alone."""
+    method = make()
+    learn(method, range(2))
+    together = logits(method)
+    with torch.no_grad():
+        alone = torch.cat([method(image[None]) for image in images()])
+        reverse = method(images().flip(0)).flip(0)
+    assert_close(alone, together, rtol=1e-4, atol=1e-5)
+    assert_close(reverse, together, rtol=1e-4, atol=1e-5)
+
+
+def shows_past_data_closed(make: Make) -> None:
+    """The images of a task that is over cannot be read, unless the method is an oracle."""
+    method = make()
+    for task in learn(method, range(2)):
+        try:
+            next(iter(task.batches(2, 0)))
+        except RuntimeError:
+            continue
+        hold(method.oracle, "data of a task that is over could be read")
+
+
+def shows_resume_after_a_task_bit_exact(make: Make) -> None:
+    """Another process learns the third task as the first one would have."""
+    whole = make()
+    learn(whole, range(3))
+    half = make()
+    learn(half, range(2))
+    resumed = reload(half, make)
+    learn(resumed, range(2, 3))
+    hold(torch.equal(logits(resumed), logits(whole)), "a resumed method says something else")
+    same_state(whole, resumed, "after a resumed task")
+
+
+class Cut(Replay):
+    """Stops a task after so many steps, as Ctrl-C would."""
+
+    def __init__(self, folder: Path, steps: int) -> None:
+        super().__init__(folder)
+        self.left = steps
+
+    def due(self) -> bool:
+        """Count a step."""
+        self.left -= 1
+        self.stop.requested = self.left <= 0
+        return super().due()
+
+
+def shows_resume_inside_a_task_bit_exact(make: Make) -> None:
+    """A task that is cut off, and cut off again where it goes on, ends as if it never was."""
+    whole = make()
+    learn(whole, range(2))
+    before = make()
+    learn(before, range(1))
+    engine = Engine(config(), device="cpu")
+    for steps in (2, 5):
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in range(100):
+                cut = reload(before, make)
+                try:
+                    engine.learn(cut, make_task(1, all_so_far=cut.oracle), Cut(Path(folder), steps))
+                    break
+                except Interrupted:
+                    continue
+        same_state(whole, cut, f"in a task that was cut every {steps} steps")
+
+
+def shows_later_extension(make: Make) -> None:
+    """On another day, with other seeds, it learns a task more."""
+    method = make()
+    learn(method, range(2))
+    extended = reload(method, make)
+    learn(extended, range(2, 3), Engine(config(seed=7), device="cpu"))
+    _one_logit_a_class(extended, [CLASSES] * 3)
+
+
+class Watch(Engine):
+    """An engine that sees, phase by phase, that no parameter but the phase's changes."""
+
+    def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
+        """Train, and compare before and after."""
+        phase = replace(phase, params=list(phase.params))
+        hold(phase.params, f"phase {phase.name} has nothing to train")
+        hold(phase.name in method.phases, f"{phase.name!r} is not among the phases of {type(method).__name__}")
+        own = {id(p) for p in phase.params}
+        before = {n: p.detach().clone() for n, p in method.named_parameters() if id(p) not in own}
+        super().train(method, task, phase, position, replay)
+        for name, parameter in method.named_parameters():
+            if name in before:
+                unchanged = torch.equal(before[name], parameter)
+                hold(unchanged, f"{name} changed in phase {phase.name}, which does not train it")
+                hold(parameter.grad is None, f"{name} is frozen in phase {phase.name} and has a gradient")
+
+
+def shows_only_the_phase_changes(make: Make) -> None:
+    """Only the parameters that a declared phase names change in it, and no other has a gradient."""
+    learn(make(), range(3), Watch(config(), device="cpu"))
+
+
+class Operations(TorchDispatchMode):
+    """Lists all that is asked of the device while it is active, with shapes and numbers."""
+
+    READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Note one operation, and do it."""
+        name = func.overloadpacket.__name__
+        hold(name not in self.READS, f"{name} waits for the device")
+        leaves = tree_leaves((args, kwargs or {}))
+        facts = (str(tuple(x.shape)) if isinstance(x, torch.Tensor) else repr(x) for x in leaves)
+        self.found.append((str(func), *facts))
+        return func(*args, **(kwargs or {}))
+
+
+class Listen(Engine):
+    """An engine that compares what two batches of a steady phase ask of the device."""
+
+    def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
+        """Train, and go over two batches of a size again."""
+        phase = replace(phase, params=list(phase.params))
+        super().train(method, task, phase, position, replay)
+        if not phase.steady:
+            return
+        asked = []
+        for batch in [batch for batch in task.batches(8, 0) if len(batch.x) == 8][:2]:
+            with Operations() as operations:
+                phase.loss(batch).backward()
+                if phase.after_backward:
+                    phase.after_backward()
+            asked.append(operations.found)
+            for parameter in phase.params:
+                parameter.grad = None
+        hold(asked[0] == asked[1], f"phase {phase.name} is not steady: two batches asked for different work")
+
+
+def shows_steady_phases_do_the_same_for_every_batch(make: Make) -> None:
+    """A phase that calls itself steady reads no tensor, and asks the device for the same with every batch of a size."""
+    learn(make(), range(2), Listen(config(train={"epochs": 1, "batch_size": 8}), device="cpu"))
+
+
+def shows_frozen_experts_never_move(make: Make) -> None:
+    """The logits of experts that are marked frozen stay the same bit by bit."""
+    method = make()
+    kept: dict[str, torch.Tensor] = {}
+    for t in range(3):
+        learn(method, range(t, t + 1))
+        with torch.no_grad():
+            now = {e.key: e.forward(images()) for e in method.eval().experts() if e.frozen}
+        for key, value in kept.items():
+            hold(key in now and torch.equal(now[key], value), f"the frozen expert {key!r} has changed")
+        kept = now
+
+
+def shows_task_il_at_least_class_il(make: Make) -> None:
+    """Who knows the task is right at least as often."""
+    method = make()
+    learn(method, range(2))
+    targets = [torch.arange(6) % CLASSES + t * CLASSES for t in range(2)]
+    stage = count([logits(method)] * 2, targets, [CLASSES] * 2)
+    hold((stage.class_il <= stage.task_il).all(), "more images are right among all classes than among their task's")
+
+
+def shows_size_counts_parameters(make: Make) -> None:
+    """A model has parameters, and no more than there are."""
+    method = make()
+    learn(method, range(2))
+    there = sum(p.numel() for p in method.parameters())
+    hold(0 < method.size() <= there, f"size() is {method.size()}; there are {there} parameters")
+    hold(isinstance(method.backbone, nn.Module), "a method's network is its `backbone`")
+
+
+def _learns(make: Make, classes: int, engine: Engine | None = None, **shape: int) -> Method:
+    method = make()
+    learn(method, range(2), engine, classes=classes, **shape)
+    _one_logit_a_class(method, [classes] * 2)
+    hold(torch.equal(logits(reload(method, make)), logits(method)), "a reloaded method says something else")
+    return method
+
+
+def shows_tasks_of_one_class(make: Make) -> None:
+    """Nothing is to be told apart within a task."""
+    _learns(make, 1)
+
+
+def shows_classes_of_one_image(make: Make) -> None:
+    """No class has a variance."""
+    _learns(make, CLASSES, per_class=1)
+
+
+def shows_tasks_of_one_image(make: Make) -> None:
+    """It learns, or one line says that BatchNorm cannot."""
+    try:
+        _learns(make, 1, per_class=1)
+    except TrainingError as error:
+        hold("BatchNorm cannot train on a single image" in str(error), str(error))
+
+
+def shows_a_last_batch_of_one(make: Make) -> None:
+    """17 images in batches of 8: a single image has no batch statistics."""
+    _learns(make, CLASSES, per_class=8, extra=1)
+
+
+def shows_bfloat16(make: Make) -> None:
+    """Trained in bfloat16, what is kept has the types it has in float32."""
+    precise = make()
+    learn(precise, range(2), per_class=4)
+    method = _learns(make, CLASSES, Engine(config(), device="cpu", precision="bf16"), per_class=4)
+    types = {name: value.dtype for name, value in precise.state_dict().items()}
+    for name, value in method.state_dict().items():
+        hold(value.dtype == types.get(name, value.dtype), f"{name} is {value.dtype}, in float32 {types.get(name)}")

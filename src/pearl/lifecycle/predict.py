@@ -1,0 +1,83 @@
+"""What `pearl predict` reads and writes around `Model.predict`."""
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TextIO
+
+from pearl.data.cache import read_all
+from pearl.data.sources import image_files
+from pearl.errors import DataError, printable
+
+if TYPE_CHECKING:
+    from pearl.lifecycle.model import Model, Prediction
+
+Write = Callable[[Path, "Prediction"], None]
+
+
+def named(paths: Iterable[str], stdin: TextIO = sys.stdin) -> list[Path]:
+    """The files that are named: themselves, all images below a folder, and for "-" a list, a path a line.
+
+    Raises:
+        DataError: a folder without images, or nothing at all.
+    """
+    files: list[Path] = []
+    for name in paths:
+        if name == "-":
+            files += [Path(line) for line in stdin.read().split("\n") if line.strip()]
+        elif os.path.isdir(name):  # noqa: PTH112 - a name that is too long is no folder, and no error here
+            found = image_files(Path(name))
+            if not found:
+                raise DataError(f"{name}: no image in this folder; give a folder that has some, or a file")
+            files += found
+        else:
+            files.append(Path(name))
+    if not files:
+        raise DataError("no image was named; give files, folders, or a list on standard input")
+    return files
+
+
+def predict_files(
+    model: "Model", files: list[Path], write: Write, *, task: str | None = None, top: int = 1
+) -> list[str]:
+    """Write a prediction for every file that can be read; a line for each of the others."""
+    from pearl.lifecycle.model import BATCH
+
+    unreadable: list[str] = []
+    for start in range(0, len(files), BATCH):
+        good, pixels, wrong = read_all(files[start : start + BATCH], model.config.images.stored)
+        unreadable += wrong
+        if good:
+            for file, prediction in zip(good, model.predict_pixels(pixels, task=task, top=top), strict=True):
+                write(file, prediction)
+    return unreadable
+
+
+def writer(form: Literal["table", "json", "csv"], out: TextIO) -> Write:
+    """A function that writes predictions, one after the other."""
+    if form == "json":
+        return lambda file, p: print(json.dumps({"file": str(file), "predictions": _ranked(p)}), file=out, flush=True)
+    if form == "csv":
+        table = csv.writer(out, lineterminator="\n")
+        table.writerow(["file", "rank", "class", "task", "probability"])
+        return lambda file, p: table.writerows(
+            [str(file), rank, best["class"], best["task"], f"{best['probability']:.6f}"]
+            for rank, best in enumerate(_ranked(p), 1)
+        )
+
+    def row(file: Path, prediction: "Prediction") -> None:
+        shown = printable(str(file))
+        for best in _ranked(prediction):
+            task, name = printable(str(best["task"])), printable(str(best["class"]))
+            print(f"{shown:<40}  {100 * float(best['probability']):6.2f} %  {name}  (task {task})", file=out)
+            shown = ""
+
+    return row
+
+
+def _ranked(prediction: "Prediction") -> list[dict[str, str | float]]:
+    best = zip(prediction.classes, prediction.tasks, prediction.probabilities, strict=True)
+    return [{"class": name, "task": task, "probability": probability} for name, task, probability in best]

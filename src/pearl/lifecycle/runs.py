@@ -1,0 +1,304 @@
+"""A run is a directory named by its configuration: same configuration, same directory, resumed or already done.
+
+RUN/config.yaml         resolved configuration          RUN/environment.json   versions, device, threads, commit
+RUN/data.json           source, split and digests of the data
+RUN/classes.json        names in order of arrival, per task, as in the manifests; append-only
+RUN/reference/          the method's state before the first task
+RUN/tasks/000-NAME/     what task 0 added or changed, with thresholds, ranks, parameters, seconds
+RUN/results.json        counts per stage, task and class; every metric is derived from them
+RUN/events.jsonl        one line per phase and epoch    RUN/resume/     moments of the task that is being learnt
+"""
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pearl.data.augment import View
+from pearl.data.batches import Task
+from pearl.data.cache import Images, decode_rows
+from pearl.data.sources import Source
+from pearl.data.stream import Stream, make_stream
+from pearl.errors import ConfigError, DataError, RunError, TrainingError
+from pearl.evaluation import metrics
+from pearl.evaluation.evaluate import Evaluator, TestSet
+from pearl.lifecycle.saved import build_method, isolation_size, load_method, read_config, resume_command
+from pearl.lifecycle.session import Session, session
+from pearl.methods.base import Method
+from pearl.settings.config import RunConfig
+from pearl.settings.registry import METHODS, SOURCES
+from pearl.storage.files import FORMAT, MANIFEST, check_no_gap, done, finished, read_json, write_json
+from pearl.storage.paths import runs_root
+from pearl.training.engine import Observer, is_out_of_memory
+from pearl.training.world import World
+
+
+@dataclass
+class Run:
+    """A run directory."""
+
+    path: Path
+    config: RunConfig
+
+    @classmethod
+    def open(cls, path: Path) -> "Run":
+        """A run that exists.
+
+        Raises:
+            RunError: not a run directory, or its configuration cannot be read.
+        """
+        config = read_config(path)
+        if not isinstance(config, RunConfig):
+            raise RunError(f"{path}: a model made by `pearl learn`, not a run; see it with: pearl inspect {path}")
+        return cls(path, config)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """Counts of every finished stage; see `metrics.Counts.from_results`."""
+        file = self.path / "results.json"
+        return read_json(file) if file.is_file() else {"format": FORMAT, "tasks": [], "stages": []}
+
+    @property
+    def done(self) -> bool:
+        """Whether every task has been learnt and evaluated."""
+        return done(self.path)
+
+    @cached_property
+    def counts(self) -> metrics.Counts:
+        """The counts that every metric is derived from."""
+        return metrics.Counts.from_results(self.results)
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """Every metric by name; accuracies in percent."""
+        stages = self.results["stages"]
+        return metrics.summary(
+            self.counts, [s["parameters"] for s in stages], [s["isolation_parameters"] for s in stages]
+        )
+
+    @property
+    def mean_rank(self) -> float | None:
+        """Mean rank over low-rank targets and tasks, weighted by rows + columns as parameters are; None without any."""
+        return metrics.mean_rank([layer for manifest in self.manifests for layer in manifest.get("layers", [])])
+
+    @property
+    def manifests(self) -> list[dict[str, Any]]:
+        """What each finished task recorded about itself."""
+        return [read_json(folder / MANIFEST) for folder in finished(self.path)]
+
+
+@dataclass
+class Prepared:
+    """Data ready to learn from: decoded, cut into tasks."""
+
+    source: Source
+    stream: Stream
+    train: Images
+    test: Images
+
+    @cached_property
+    def images_sha256(self) -> dict[str, str]:
+        """Digests of the pixels that are learnt from and of those evaluated on."""
+        return {
+            "train": self.train.sha256(self.stream.train_rows),
+            "test": self.test.sha256(self.stream.test_rows),
+        }
+
+
+def prepare(config: RunConfig, show: Observer | None = None) -> Prepared:
+    """Load the data, cut it into tasks and decode the images that these use.
+
+    Raises:
+        DataError: data missing or unusable; those of its images that cannot be read are listed together.
+    """
+    show = show or Observer()
+    source: Source = SOURCES.build(config.data)
+    stream = make_stream(source, config.stream, config.seed)
+    splits = {"train": source.train, "test": source.test, "validation": source.validation or source.test}
+    used = {"train": stream.train_rows}
+    # held-out images are of the training split too
+    used[stream.test_from] = np.union1d(used.get(stream.test_from, stream.test_rows), stream.test_rows)
+    decoded: dict[str, Images] = {}
+    problems = []
+    for name, rows in used.items():
+        show.event("decode", split=name, images=len(rows))
+        try:
+            decoded[name] = decode_rows(splits[name], rows, config.images.stored, on_progress=show.step)
+        except DataError as error:
+            problems.append(str(error))
+    if problems:
+        raise DataError("\n".join(problems))
+    shorter = min(decoded["train"].pixels.shape[1:3])
+    if config.images.augment == "crop" and shorter != config.images.size:
+        raise DataError(
+            f"images.augment=crop needs images of the network's size {config.images.size}, these are {shorter} pixels; "
+            f"set images.size={shorter}, or use images.augment=resized_crop"
+        )
+    return Prepared(source, stream, decoded["train"], decoded[stream.test_from])
+
+
+def execute(
+    config: RunConfig,
+    *,
+    path: Path | None = None,
+    device: str = "auto",
+    devices: int = 1,
+    show: Observer | None = None,
+    minutes: float = 10.0,
+    stop_after: int | None = None,
+) -> Run:
+    """Run a configuration to its end, from where its directory stands.
+
+    `path` is the directory (default: by the configuration's id, below the runs folder); `minutes` between two stored
+    moments of training. `stop_after` ends it early, after so many tasks in all; the next call goes on. With several
+    `devices` every process of them calls this, and the first one writes (see `world`).
+
+    Raises:
+        PearlError: anything a user can mend.
+    """
+    world, method_name = World.join(device, devices), config.method["name"]
+    if world.size > 1 and METHODS.load(method_name).rehearsal:  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"--devices {devices}: method={method_name} keeps images, which each process would draw for itself; leave "
+            f"--devices out"
+        )
+    run = Run(path or runs_root() / config.id, config)
+    show = show if show and world.first else Observer()
+    if (run.path / "config.yaml").is_file():
+        before = Run.open(run.path).config
+        if before.decides != config.decides:
+            raise RunError(f"{run.path}: holds another configuration; move it away, or choose another PEARL_RUNS")
+        check_no_gap(run.path)
+        if run.done:
+            show.event("already_done", run=str(run.path))
+            return run
+    elif finished(run.path):
+        raise RunError(f"{run.path}/config.yaml: missing, though tasks are there; restore it, or move them away")
+    show.event("prepare", run=str(run.path), recipe=config.recipe, method=config.method["name"])
+    environment = run.path / "environment.json"
+    # a run goes on in the precision it began with, on whatever machine
+    precision = read_json(environment)["precision"] if environment.is_file() else None
+    try:
+        # before the images are decoded: mistakes in it are cheaper to find
+        begun = (run.path / "reference" / MANIFEST).is_file()  # the last file of what a run starts with
+        with world.first_on_each_machine():
+            method = build_method(config, structure_only=begun)
+            prepared = prepare(config, show)
+        again = resume_command(run.path, config) + f" --devices {devices}" * (devices > 1)
+        how: dict[str, Any] = {"device": device, "precision": precision, "show": show, "minutes": minutes}
+        with session(run.path, config, again=again, world=world, **how) as work:
+            _Work(run, prepared, work).go(method, begun, stop_after)
+    finally:
+        show.close()
+    return Run(run.path, run.config)
+
+
+class _Work:
+    """What a run adds to a session: tasks out of a stream, each evaluated once it is learnt."""
+
+    def __init__(self, run: Run, prepared: Prepared, work: Session) -> None:
+        self.run, self.prepared, self.session = run, prepared, work
+        self.view = View(run.config.images, channels_last=run.config.engine.channels_last)
+        self.evaluator = Evaluator(
+            self.view,
+            device=work.engine.fabric.device,
+            batch_size=run.config.engine.eval_batch_size,
+            autocast=work.engine.fabric.autocast,
+        )
+
+    def go(self, method: Method, begun: bool, stop_after: int | None) -> None:
+        run, stream, world = self.run, self.prepared.stream, self.session.world
+        start = world.same(len(finished(run.path)))
+        method = self._restore(start) if begun else self._begin(method)
+        self.session.log.event(
+            "run", run=str(run.path), tasks=len(stream.tasks), done=start, classes=len(stream.classes)
+        )
+        evaluated = len(run.results["stages"]) if world.first else start
+        for stage in range(evaluated, start):  # learnt, but not evaluated before the end came
+            self._evaluate(self._restore(stage + 1), stage)
+        for t in range(start, min(len(stream.tasks), stop_after or len(stream.tasks))):
+            self.session.learn(method, self._task(method, t))
+            if world.first:
+                self._evaluate(method, t)
+
+    def _begin(self, method: Method) -> Method:
+        """Write what a run starts with."""
+        if self.session.world.first:
+            facts = self._data_facts()
+            write_json(self.run.path / "data.json", facts)
+            self.session.log.event("data", name=self.prepared.source.name, **facts)
+        return self.session.begin(method)
+
+    def _restore(self, tasks: int) -> Method:
+        """The method after its first `tasks` tasks, if the data is still the same."""
+        before = read_json(self.run.path / "data.json")
+        other = [
+            f"{name} images"
+            for name, digest in self.prepared.images_sha256.items()
+            if before["images_sha256"].get(name) != digest
+        ]
+        if before["stream_sha256"] != self.prepared.stream.digest:
+            other = ["rows, labels or class names"]  # then there are other images too
+        if other:
+            raise RunError(
+                f"{self.run.path}: was begun with other data ({' and '.join(other)} differ from data.json); bring "
+                f"that data back, or move the directory away to begin anew"
+            )
+        if self.session.world.first:
+            self.session.list_classes()
+        return load_method(self.run.path, self.run.config, tasks, place=self.session.engine.place)
+
+    def _data_facts(self) -> dict[str, Any]:
+        prepared = self.prepared
+        return {
+            "format": FORMAT,
+            "source": prepared.source.name,
+            "stream_sha256": prepared.stream.digest,
+            "images_sha256": prepared.images_sha256,
+            "train_images": int(sum(len(task.train) for task in prepared.stream.tasks)),
+            "test_images": int(sum(len(task.test) for task in prepared.stream.tasks)),
+            "notes": dict(prepared.source.notes),
+        }
+
+    def _task(self, method: Method, t: int) -> Task:
+        """Task t's data, for an oracle with that of all tasks before."""
+        splits = self.prepared.stream.tasks[: t + 1]
+        task = splits[-1]
+        if not method.oracle:
+            splits = splits[-1:]
+        rows = np.concatenate([split.train for split in splits])
+        labels = np.concatenate([split.train_labels for split in splits])
+        images, device = self.prepared.train[rows], self.session.engine.fabric.device
+        return Task(t, task.name, task.classes, task.first_class, images, labels, self.view, device)
+
+    def _evaluate(self, method: Method, t: int) -> None:
+        started = time.perf_counter()
+        splits = self.prepared.stream.tasks[: t + 1]
+        tests = [
+            TestSet(torch.from_numpy(self.prepared.test[split.test]), torch.from_numpy(split.test_labels))
+            for split in splits
+        ]
+        classes = [len(split.classes) for split in splits]
+        try:
+            stage = self.evaluator.stage(method, tests, classes)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise TrainingError("out of memory while evaluating; lower engine.eval_batch_size") from None
+        results = self.run.results
+        results["tasks"] = [*results["tasks"][:t], {"name": splits[t].name, "classes": list(splits[t].classes)}]
+        entry = {
+            **stage.to_json(),
+            "parameters": method.size(),
+            "isolation_parameters": isolation_size(method, classes),
+            "evaluation_seconds": round(time.perf_counter() - started, 2),
+        }
+        results["stages"] = [*results["stages"][:t], entry]
+        results["complete"] = t + 1 == len(self.prepared.stream.tasks)
+        write_json(self.run.path / "results.json", results)
+        right = {name: 100 * getattr(stage, name).sum() / stage.total.sum() for name in ("class_il", "task_il")}
+        self.session.log.event("stage", task=t, **{key: round(float(value), 2) for key, value in right.items()})

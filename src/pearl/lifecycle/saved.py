@@ -1,0 +1,195 @@
+"""From the files of a model or run to the method they hold."""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from torch import nn
+
+from pearl.data.batches import fold
+from pearl.errors import ConfigError, RunError
+from pearl.methods.base import Method
+from pearl.settings.config import ModelConfig, RunConfig, check_config
+from pearl.settings.registry import BACKBONES, METHODS, readable
+from pearl.storage.checkpoint import load_state, read_part, sha256
+from pearl.storage.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, read_json
+
+CODE = "method.py"  # a copy of the file that the method was taken from, for who names it
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task that a model has learnt."""
+
+    name: str
+    classes: tuple[str, ...]
+    first_class: int  # logit index of its first class
+    folder: Path
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The configuration of a model or run directory.
+
+    Raises:
+        RunError: not such a directory, or its configuration cannot be read.
+    """
+    file = path / "config.yaml"
+    if not file.is_file():
+        if (path / "tasks").is_dir():
+            raise RunError(f"{file}: missing, though tasks are there; restore it from a copy")
+        raise RunError(f"{path}: not a run directory, it has no config.yaml; `pearl list runs` shows those there are")
+    try:
+        raw = yaml.safe_load(file.read_text())
+        number = raw.pop("format")
+        check_format(file, number)
+        return check_config(raw, RunConfig if "recipe" in raw else ModelConfig)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError, ConfigError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(f"{file}: cannot be read ({reason}); restore it, or run into a new directory") from None
+
+
+def check_method(path: Path, config: ModelConfig, named: str | None) -> None:
+    """See that the method may run: `named` is what the user names it by (see `Registry.admit`), None if he does not.
+
+    Only a method that is a file's has to be named: whoever got a model from others has not seen its code.
+
+    Raises:
+        ConfigError: it is not named, or is another one.
+    """
+    name, copy = str(config.method["name"]), path / CODE
+    wanted = f"--method {shlex.quote(str(copy))}:{readable(name)}"
+    if named not in (None, name):
+        if "@" not in name:
+            raise ConfigError(f"{path}: its method is {name}, not {readable(str(named))}; leave out --method")
+        if wrong := changed_code(path, config):
+            raise ConfigError(f"{path}: was made by another file than the one that is named, and {wrong}")
+        raise ConfigError(
+            f"{path}: was made by another class or version of the file than the one that is named; use the copy kept "
+            f"there, {wanted}, or begin anew with the file as it is now"
+        )
+    if METHODS.closed(name):
+        if wrong := changed_code(path, config):
+            raise ConfigError(f"{path}: its method {readable(name)} is a file's, and {wrong}")
+        raise ConfigError(
+            f"{path}: its method {readable(name)} is code that came with it, which runs only if you name it; read "
+            f"{copy}, and if you trust it add {wanted}"
+        )
+
+
+def resume_command(path: Path, config: ModelConfig) -> str:
+    """What goes on where a run, or the learning of a task, was cut off."""
+    name = str(config.method["name"])
+    method = f" --method {shlex.quote(str(path / CODE))}:{readable(name)}" if "@" in name else ""
+    return f"pearl resume {shlex.quote(str(path))}{method}"
+
+
+def changed_code(path: Path, config: ModelConfig) -> str | None:
+    """What is wrong with the copy of a method's file; None if nothing is, or there is none to be."""
+    _, _, digest = str(config.method["name"]).partition("@")
+    file = path / CODE
+    if not digest or (file.is_file() and sha256(file.read_bytes()).startswith(digest)):
+        return None
+    state = "is not what it was" if file.is_file() else "is missing"
+    return f"{file} {state}; bring back the file whose SHA-256 begins with {digest}"
+
+
+def config_bytes(config: ModelConfig) -> bytes:
+    """What `read_config` reads."""
+    return f"format: {FORMAT}\n{config.to_yaml()}".encode()
+
+
+def task_infos(path: Path, tasks: int | None = None) -> list[TaskInfo]:
+    """The first `tasks` finished tasks of a model (all if not given), from their manifests; later ones are not read."""
+    found: list[TaskInfo] = []
+    first = 0
+    for folder in finished(path)[:tasks]:
+        manifest = read_json(folder / MANIFEST)
+        try:
+            info = TaskInfo(str(manifest["name"]), tuple(map(str, manifest["classes"])), first, folder)
+        except (KeyError, TypeError) as error:
+            raise RunError(f"{folder / MANIFEST}: damaged (no {error}); restore it from a copy") from None
+        found.append(info)
+        first += len(info.classes)
+    return found
+
+
+def verify(path: Path) -> list[str]:
+    """What is wrong with the files of a model, a line each; every checksum is computed.
+
+    classes.json is a second copy of what the manifests say, so it tells of a manifest that is lost or has changed.
+    """
+    wrong = []
+    learnt: list[tuple[Path, list[str]]] = []
+    for folder in (path / "reference", *finished(path)):
+        try:
+            _, manifest = read_part(folder)
+            learnt.append((folder, manifest.get("classes", [])))
+        except RunError as error:
+            wrong.append(str(error))
+            learnt.append((folder, []))
+    try:
+        check_no_gap(path)
+        listed = [task["classes"] for task in read_json(path / "classes.json")["tasks"]] if len(learnt) > 1 else []
+    except RunError as error:
+        return [*wrong, str(error)]
+    except (KeyError, TypeError) as error:
+        return [*wrong, f"{path / 'classes.json'}: damaged (no {error}); the next task that is learnt writes it anew"]
+    wrong += [
+        f"{folder / MANIFEST}: other classes than in classes.json; restore it from a copy"
+        for (folder, classes), names in zip(learnt[1:], listed, strict=False)
+        if classes and classes != names
+    ]
+    return wrong
+
+
+def build_backbone(config: ModelConfig, *, structure_only: bool = False) -> nn.Module:
+    """The backbone of a run; `structure_only` leaves out reference weights that a state will overwrite."""
+    spec = dict(config.backbone)
+    given = bool(spec.get("pretrained") or spec.get("weights"))
+    if structure_only or config.smoke:
+        spec |= {key: False if key == "pretrained" else None for key in ("pretrained", "weights") if key in spec}
+    torch.manual_seed(fold(config.seed, "backbone"))
+    backbone = BACKBONES.build(spec, config.images.size)
+    if given:
+        backbone.pretrained = True
+    return backbone
+
+
+def build_method(config: ModelConfig, *, structure_only: bool = False) -> Method:
+    """The method of a run, before its first task.
+
+    Raises:
+        ConfigError: options that this backbone cannot fulfil.
+    """
+    return METHODS.build(config.method, build_backbone(config, structure_only=structure_only))
+
+
+def isolation_size(method: Method, classes: list[int]) -> int:
+    """Parameters of complete isolation: a backbone and a head with bias for every task."""
+    backbone = sum(p.numel() for p in method.backbone.parameters())
+    return sum(backbone + (method.heads.dim + 1) * count for count in classes)
+
+
+def load_method(
+    path: Path,
+    config: ModelConfig,
+    tasks: int | None = None,
+    *,
+    place: Callable[[Method], Method] = lambda method: method,
+) -> Method:
+    """A method as it was after its first `tasks` tasks (all finished ones if not given).
+
+    `place` moves it to a device and layout.
+
+    Raises:
+        RunError: files missing, damaged, or not of this configuration.
+    """
+    method = place(build_method(config, structure_only=True))
+    try:
+        method.load_state_dict(load_state(path, tasks), strict=True)
+    except RuntimeError as error:
+        raise RunError(f"{path}: state does not fit its configuration ({' '.join(str(error).split())})") from None
+    return place(method).eval()  # again, for the tensors that came with the state

@@ -1,0 +1,232 @@
+"""One process at work on one directory: its lock, its log, its signals, and how a task is learnt and stored.
+
+Of several that train together all have a session, and the first one locks and writes.
+"""
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from filelock import FileLock, Timeout
+
+from pearl.data.batches import Task
+from pearl.errors import Busy, Interrupted, Lost, RunError
+from pearl.lifecycle.saved import CODE, config_bytes, isolation_size, task_infos
+from pearl.methods.base import Method
+from pearl.settings.config import ModelConfig
+from pearl.settings.registry import METHODS
+from pearl.storage.checkpoint import changed, snapshot, write_part
+from pearl.storage.files import FORMAT, check_no_gap, finished, folder_name, task_folders, write_file, write_json
+from pearl.training.engine import Engine, Observer
+from pearl.training.replay import Replay, Stop
+from pearl.training.world import World, lost
+from pearl.version import __version__
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@contextmanager
+def session(
+    path: Path,
+    config: ModelConfig,
+    *,
+    again: str,
+    device: str = "auto",
+    precision: Precision | None = None,
+    show: Observer | None = None,
+    minutes: float = 10.0,
+    world: World | None = None,
+) -> Iterator["Session"]:
+    """A session that alone may write to `path`; `again` is the command that goes on after an interruption.
+
+    Raises:
+        Busy: another process is at work there.
+        RunError: the directory cannot be written to.
+        Lost: another process of the `world` has ended.
+        Interrupted: the user asked to stop, with the words to go on.
+    """
+    world = world or World()
+    log = Log(path / "events.jsonl", show or Observer()) if world.first else Observer()
+    engine = Engine(config, device=device, precision=precision, observer=log, world=world)
+    stop = Stop()
+    with locked(path) if world.first else nullcontext(), stop.caught():
+        for leftover in path.rglob(".*.[0-9]*.tmp") if world.first else []:  # of a write that was killed
+            leftover.unlink(missing_ok=True)
+        check_no_gap(path)
+        replay = Replay(path / "resume", minutes=minutes, stop=stop, world=world)
+        replay.keep_only(len(finished(path)))
+        try:
+            yield Session(path, config, engine, log, replay)
+            world.wait()
+        except Interrupted as error:
+            raise Interrupted(f"{error}; all of it is stored; go on with: {again}") from None
+        except Exception as error:
+            if world.size == 1 or not lost(error):
+                raise
+            raise Lost("another process of this run has ended; what is stored is kept; run it again") from None
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a directory for this process. The lock goes with its process, however that ends.
+
+    Raises:
+        Busy: another process holds it, and which.
+        RunError: it cannot be written to.
+    """
+    lock, holder = FileLock(path / ".lock"), path / ".holder.json"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        try:
+            who = json.loads(holder.read_text())
+            name = f"process {who['pid']} on {who['host']} since {who['since']}"
+        except (OSError, ValueError, KeyError):
+            name = "another process"
+        raise Busy(f"{path}: {name} is at work on it; wait for it to end, or stop it") from None
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror}); mend its permissions, free space, or choose another place "
+            f"(PEARL_RUNS, for runs)"
+        ) from None
+    try:
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        write_file(holder, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode())
+        yield
+    finally:
+        holder.unlink(missing_ok=True)
+        lock.release()
+
+
+class Session:
+    """See `session`."""
+
+    def __init__(self, path: Path, config: ModelConfig, engine: Engine, log: Observer, replay: Replay) -> None:
+        self.path, self.config, self.engine, self.log, self.replay = path, config, engine, log, replay
+        self.world = engine.world
+
+    def begin(self, method: Method) -> Method:
+        """Write what a directory starts with: configuration, environment, and the state before the first task."""
+        method = self.engine.place(method)
+        if not self.world.first:
+            return method
+        if source := METHODS.source(self.config.method["name"]):
+            write_file(self.path / CODE, source)
+        write_file(self.path / "config.yaml", config_bytes(self.config))
+        write_json(self.path / "environment.json", environment(self.engine))
+        write_part(self.path / "reference", snapshot(method.state_dict()), {"parameters": method.size()})
+        return method
+
+    def learn(self, method: Method, task: Task, **facts: Any) -> None:
+        """Let a method learn a task and store what it added; until that is whole, the directory is as it was."""
+        self.log.event("task", task=task.id, name=task.name, classes=list(task.classes), images=len(task))
+        started = time.perf_counter()
+        images = len(task)
+        seconds = self.engine.learn(method, task, self.replay)
+        if not self.world.first:
+            self.replay.end()
+            return
+        added = changed(self.replay.start, method.state_dict())
+        for folder in task_folders(self.path).get(task.id, []):  # of an attempt that was killed
+            shutil.rmtree(folder, ignore_errors=True)
+        classes = [len(info.classes) for info in task_infos(self.path)] + [len(task.classes)]
+        facts = {
+            "task": task.id,
+            "name": task.name,
+            "classes": list(task.classes),
+            "images": images,
+            "parameters": method.size(),
+            "isolation_parameters": isolation_size(method, classes),
+            "seconds": {key: round(value, 2) for key, value in seconds.items()},
+            **facts,
+            **method.facts(task.id),
+        }
+        write_part(self.path / "tasks" / folder_name(task.id, task.name), added, facts)
+        self.list_classes()
+        self.replay.end()
+        self.log.event(
+            "learnt", task=task.id, parameters=method.size(), seconds=round(time.perf_counter() - started, 2)
+        )
+
+    def list_classes(self) -> None:
+        """Write classes.json, the manifests' class names in order of arrival."""
+        if not self.world.first:
+            return
+        tasks = [{"name": info.name, "classes": list(info.classes)} for info in task_infos(self.path)]
+        write_json(self.path / "classes.json", {"format": FORMAT, "tasks": tasks})
+
+
+class Log(Observer):
+    """Writes events.jsonl and passes everything on to a display."""
+
+    def __init__(self, file: Path, show: Observer) -> None:
+        self.file, self.show = file, show
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Append one line, and show it."""
+        line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **facts})
+        try:
+            with self.file.open("ab+") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - 1, 0))
+                cut = file.read(1) not in (b"", b"\n")  # a line whose writer was killed
+                file.write(b"\n" * cut + line.encode() + b"\n")
+        except OSError as error:
+            raise RunError(
+                f"{self.file}: cannot be written ({error.strerror}); free space or permissions there"
+            ) from None
+        self.show.event(kind, **facts)
+
+    def step(self, done: int, total: int) -> None:
+        """Pass on."""
+        self.show.step(done, total)
+
+
+def environment(engine: Engine) -> dict[str, Any]:
+    """What a result depends on beside its configuration."""
+    device = engine.fabric.device
+    packages = ("torch", "torchvision", "timm", "lightning-fabric", "numpy", "safetensors")
+    return {
+        "format": FORMAT,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "pearl": __version__,
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in packages},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "precision": engine.precision,
+        "processes": engine.world.size,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "commit": _commit(),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str | None:
+    """The commit of a source checkout; None for an installed package."""
+    here = Path(__file__).parent
+    with suppress(OSError, subprocess.SubprocessError):
+        shown = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+        )
+        return shown.stdout.strip()
+    return None

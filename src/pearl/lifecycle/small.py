@@ -1,0 +1,95 @@
+"""Networks of a few thousand parameters and tasks of random images of 8 x 8 pixels, to try methods on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from safetensors.torch import load, save
+from torch import nn
+
+from pearl.data.augment import View
+from pearl.data.batches import Task
+from pearl.methods.base import Method
+from pearl.nn.resnet import resnet18
+from pearl.settings.config import RunConfig, check_config
+from pearl.training.engine import Engine
+
+Make = Callable[[], Method]  # makes a method that has learnt nothing, each time in the same way
+CLASSES, SIZE = 2, 8  # of a task, and pixels
+
+
+def small_resnet() -> nn.Module:
+    """A ResNet-18 of width 4 for images of 8 x 8, always with the same weights."""
+    torch.manual_seed(1)
+    return resnet18(SIZE, width=4)
+
+
+def small_vit() -> nn.Module:
+    """A ViT of 3 blocks and width 16 for images of 8 x 8, always with the same weights; it counts as pretrained."""
+    torch.manual_seed(1)
+    shape: dict[str, Any] = {"img_size": SIZE, "patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2}
+    network: Any = timm.create_model("test_vit", num_classes=0, **shape)
+    network.dim, network.pretrained = 16, True
+    return network
+
+
+def config(**changes: object) -> RunConfig:
+    """Settings for a few steps of training on images of 8 x 8."""
+    raw = {
+        "recipe": "conformance",
+        "data": "digits",
+        "stream": {"tasks": 5},
+        "images": {"size": SIZE, "augment": "crop", "pad": 1},
+        "backbone": "resnet18",
+        "method": "finetune",
+        "train": {"epochs": 2, "batch_size": 8},
+        "engine": {"precision": "fp32", "channels_last": False},
+    }
+    return check_config(raw | changes)
+
+
+def make_task(
+    index: int, per_class: int = 12, classes: int = CLASSES, *, extra: int = 0, all_so_far: bool = False
+) -> Task:
+    """Random images, of the last class `extra` more; for an oracle those of all tasks so far."""
+    images, labels = [], []
+    for t in range(index + 1) if all_so_far else [index]:
+        rng = np.random.default_rng(t)
+        own = np.repeat(np.arange(t * classes, (t + 1) * classes), per_class)
+        labels.append(np.append(own, own[-1:].repeat(extra)))
+        images.append(rng.integers(0, 256, (len(labels[-1]), SIZE, SIZE, 3), dtype=np.uint8))
+    names = tuple(f"class {index * classes + c}" for c in range(classes))
+    pixels, view = np.concatenate(images), View(config().images, channels_last=False)
+    own = np.concatenate(labels)
+    return Task(index, f"task{index + 1}", names, index * classes, pixels, own, view, torch.device("cpu"))
+
+
+def learn(method: Method, tasks: range, engine: Engine | None = None, **shape: int) -> list[Task]:
+    """Let a method learn tasks of a `shape` (see `make_task`), and give them back, closed."""
+    engine = engine or Engine(config(), device="cpu")
+    done = []
+    for t in tasks:
+        task = make_task(t, all_so_far=method.oracle, **shape)
+        engine.learn(method, task)
+        done.append(task)
+    return done
+
+
+def images(count: int = 6) -> torch.Tensor:
+    """Network inputs (count, 3, 8, 8), always the same."""
+    return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(5))
+
+
+@torch.no_grad()
+def logits(method: Method, task: int | None = None) -> torch.Tensor:
+    """What a method says of these images."""
+    return method.eval()(images(), task)
+
+
+def reload(method: Method, make: Make) -> Method:
+    """Through bytes as on disk into a fresh object, strictly."""
+    fresh = make()
+    fresh.load_state_dict(load(save({k: v.contiguous() for k, v in method.state_dict().items()})), strict=True)
+    return fresh.eval()

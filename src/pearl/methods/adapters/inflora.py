@@ -1,0 +1,119 @@
+"""InfLoRA: Interference-Free Low-Rank Adaptation for Continual Learning (Liang and Li, CVPR 2024).
+
+Each task adds a LoRA to keys and values. What reads the input (A; the paper's B) is not trained but designed: it lies
+in the task's inputs and outside those of earlier tasks, so that the update gives nothing on them.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pearl.data.batches import Task
+from pearl.errors import ConfigError
+from pearl.methods.base import Method, Phase, own_loss
+from pearl.methods.common.subspace import Subspaces, input_matrices
+from pearl.nn import lowrank
+from pearl.nn.growing import TaskTensors
+from pearl.nn.lowrank import Target
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class InfLoRA(Method):
+    """One network; the LoRAs of all tasks are summed into its keys and values.
+
+    Defaults are the authors' for ImageNet-R in 10 tasks: rank 10, energy from 0.98 to 1.0 (CIFAR-100: from 0.95); Adam
+    5e-4, cosine, 50 epochs (20), batch 128. As in their code, the energy is that of the inputs' second moments and A is
+    divided by sqrt(3). Unlike there, these moments are of images without augmentation, and the number of directions is
+    the smallest that reaches the share at the first task, too.
+
+    Options:
+        rank: rank of a task's updates.
+        energy: share of the first task's inputs that is remembered, of a layer at a time.
+        energy_end: where that share ends if it rises from task to task.
+        tasks: how many tasks the rise is laid out for; the share is constant after them.
+    """
+
+    backbones = "vit"
+    phases = ("inflora",)
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        rank: Annotated[int, Field(ge=1)] = 10,
+        energy: Share = 0.98,
+        energy_end: Share = 1.0,
+        tasks: Annotated[int, Field(ge=1)] = 10,
+    ) -> None:
+        if not lowrank.has_attention(backbone):
+            raise ConfigError(
+                f"this method needs a ViT, such as backbone=timm/vit_base_patch16_224; here is a "
+                f"{type(backbone).__name__}"
+            )
+        super().__init__(backbone.requires_grad_(False))
+        self.targets = lowrank.select_targets(backbone, ["key", "value"])
+        self.rank, self.energy, self.energy_end, self.tasks = rank, energy, energy_end, tasks
+        self.designed = TaskTensors(buffers=True)  # A: "t.layer" (rank, inputs); keys and values of a layer share it
+        self.trained = TaskTensors()  # B: "t.target" (outputs, rank)
+        self.memory = Subspaces()
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Design A, train B and the head, remember the inputs."""
+        self.requires_grad_(False)
+        for layer, inputs in self.inputs(task).items():
+            directions = self.memory.directions(layer, inputs, self.rank)
+            self.designed.add(f"{task.id}.{layer}", directions.T.float() / math.sqrt(3))
+        head = self.heads.grow(len(task.classes)).to(self.device)
+        for target in self.targets:
+            start = torch.zeros(target.shape[0], self.rank, device=self.device)
+            self.trained.add(f"{task.id}.{target.label}", start)
+        params = [*self.trained.in_order(f"{task.id}."), *head.parameters()]
+        yield Phase("inflora", params, own_loss(self.features, head, task), steady=True)
+        self.requires_grad_(False)
+        for layer, inputs in self.inputs(task).items():
+            self.memory.remember(layer, inputs, self.share(task.id))
+
+    def inputs(self, task: Task) -> dict[str, Tensor]:
+        """Second moments of what keys and values see of a task's images, by layer."""
+        layers = dict.fromkeys(_layer(target) for target in self.targets)
+        return input_matrices(self.backbone, self.features, layers, task)
+
+    def share(self, task: int) -> float:
+        """The energy to remember after a task (epsilon in the paper)."""
+        return self.energy + (self.energy_end - self.energy) * min(task, self.tasks - 1) / self.tasks
+
+    def weights(self) -> dict[str, Tensor]:
+        """Keys and values with the updates of all tasks so far, by the backbone's own names."""
+        changed: dict[str, Tensor] = {}
+        tasks = range(len(self.trained) // len(self.targets))
+        with torch.autocast(self.device.type, enabled=False):  # updates are merged in float32, then cast once
+            for target in self.targets if tasks else ():
+                A = torch.cat([self.designed[f"{t}.{_layer(target)}"] for t in tasks])
+                B = torch.cat([self.trained[f"{t}.{target.label}"] for t in tasks], dim=1)
+                weight = changed.get(target.parameter, self.backbone.get_parameter(target.parameter))
+                changed[target.parameter] = target.add(weight, B @ A)
+        return changed
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features (B, dim) with all updates."""
+        return functional_call(self.backbone, self.weights(), (x,))
+
+    def size(self) -> int:
+        """Backbone and heads: updates are part of the weights they are added to."""
+        return sum(p.numel() for module in (self.backbone, self.heads) for p in module.parameters())
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """How much of every layer's inputs is remembered after a task."""
+        return {
+            "remembered": {layer: self.memory.dimension(layer) for layer in dict.fromkeys(map(_layer, self.targets))}
+        }
+
+
+def _layer(target: Target) -> str:
+    return target.parameter.removesuffix(".weight")

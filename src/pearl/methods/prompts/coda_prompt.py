@@ -1,0 +1,125 @@
+"""CODA-Prompt: COntinual Decomposed Attention-based Prompting (Smith et al., CVPR 2023).
+
+A prompt is a sum of components, each weighted by the cosine of its key and the query under its attention. A task adds
+components, trains them with its head, and freezes them. Prompts are prefixes of the first blocks' keys and values.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Batch, Task
+from pearl.errors import ConfigError
+from pearl.methods.base import Phase
+from pearl.methods.prompts.pool import PromptMethod
+from pearl.nn import vit
+from pearl.nn.growing import TaskTensors
+
+_KINDS = "PKA"  # of a component: prompt, key, attention; named as in the paper
+
+
+class CodaPrompt(PromptMethod):
+    """A frozen ViT and components of prompts, weighted for each image; a task adds some and freezes them.
+
+    Defaults are the authors' for ImageNet-R: 100 components over 10 tasks, 8 tokens each (4 keys, 4 values) in the
+    first 5 blocks, no penalty since new components start orthogonal to all others; Adam 1e-3, cosine, 50 epochs. Keys
+    and attentions have the ViT's width: of more components than that, the last ones start as random unit vectors.
+
+    Options:
+        per_task: components that a task adds; the authors' 100 are 20 for 5 tasks and 5 for 20.
+        length: tokens of a prompt, half of them keys and half values.
+        blocks: how many blocks, from the first, have a prompt.
+        ortho: weight of the penalty on components that are not orthonormal (equation 7), of its mean over all entries
+            where the paper has the sum, as in the authors' code; a version of that has a further factor of 1e-6 in it.
+    """
+
+    phases = ("coda_prompt",)
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        per_task: Annotated[int, Field(ge=1)] = 10,
+        length: Annotated[int, Field(ge=2, multiple_of=2)] = 8,
+        blocks: Annotated[int, Field(ge=1)] = 5,
+        ortho: Annotated[float, Field(ge=0)] = 0.0,
+    ) -> None:
+        super().__init__(backbone)
+        depth = len(backbone.blocks)  # type: ignore[arg-type]
+        if blocks > depth:
+            raise ConfigError(f"method.blocks={blocks}: this backbone has {depth} blocks; use at most so many")
+        self.per_task, self.length, self.blocks, self.ortho = per_task, length, blocks, ortho
+        self.components = (
+            TaskTensors()
+        )  # "t.P.block" (per_task, length * dim), "t.K.block", "t.A.block" (per_task, dim)
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Add components that are orthogonal to the old ones; train them and the new head."""
+        self.requires_grad_(False)
+        head = self.heads.grow(len(task.classes)).to(self.device)
+        for block in range(self.blocks):
+            for kind in _KINDS:
+                size = self.dim * (self.length if kind == "P" else 1)
+                old = self.all(kind, block) if task.id else torch.empty(0, size)
+                start = orthonormal(self.per_task, old).to(self.device)
+                self.components.add(f"{task.id}.{kind}.{block}", start)
+
+        def loss(batch: Batch) -> Tensor:
+            own = F.cross_entropy(head(self.features(batch.x)), batch.y - task.first_class)
+            return own + self.ortho * self.penalty() if self.ortho else own
+
+        yield Phase("coda_prompt", [*self.components.in_order(f"{task.id}."), *head.parameters()], loss)
+        self.requires_grad_(False)
+
+    def all(self, kind: str, block: int) -> Tensor:
+        """The components of all tasks so far, one per row."""
+        tasks = len(self.components) // (self.blocks * len(_KINDS))
+        return torch.cat([self.components[f"{t}.{kind}.{block}"] for t in range(tasks)])
+
+    def features(self, x: Tensor) -> Tensor:
+        """Each image with the prompt its own query weighs."""
+        query = self.query(x)
+        return vit.features(
+            self.backbone, x, prefixes={block: self.prefix(query, block) for block in range(self.blocks)}
+        )
+
+    def prefix(self, query: Tensor, block: int) -> vit.Prefix:
+        """Equation 4: the sum of a block's components, weighted by cos(query * attention, key)."""
+        P, K, A = (self.all(kind, block) for kind in _KINDS)
+        with torch.autocast(query.device.type, enabled=False):
+            query = query.float()
+            # norm of each query under each attention, without a tensor of (images, components, dim)
+            norms = (query.square() @ A.square().T).sqrt().clamp_min(1e-12)
+            weights = query @ (A * F.normalize(K, dim=1)).T / norms
+            prompt = (weights @ P).unflatten(1, (self.length, self.dim))
+        keys, values = prompt.chunk(2, dim=1)
+        return keys, values
+
+    def penalty(self) -> Tensor:
+        """How far all components are from orthonormal: the mean square of C C^T - I, summed over blocks and kinds."""
+        total = torch.zeros((), device=self.device)
+        for block in range(self.blocks):
+            for kind in _KINDS:
+                rows = self.all(kind, block)
+                total = total + (rows @ rows.T - torch.eye(len(rows), device=self.device)).square().mean()
+        return total
+
+
+def orthonormal(count: int, old: Tensor) -> Tensor:
+    """Random unit rows (count, size), orthogonal to each other and to the rows `old` (m, size) while there is room.
+
+    In `size` dimensions there is room for `size` rows; further ones are random unit vectors, neither orthogonal to
+    the others nor to each other. Float32, drawn from torch's global generator.
+    """
+    drawn = torch.randn(count, old.shape[1], dtype=torch.float64)
+    room = max(0, old.shape[1] - len(old))
+    basis = torch.linalg.qr(old.detach().cpu().double().T).Q
+    inside = drawn[:room].T
+    for _ in range(2):  # once more for the rounding of the first time
+        inside = inside - basis @ (basis.T @ inside)
+    inside = torch.linalg.qr(inside).Q
+    return torch.cat([inside.T, F.normalize(drawn[room:], dim=1)]).float()

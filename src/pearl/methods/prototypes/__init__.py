@@ -1,0 +1,1 @@
+"""Methods that know a class by the statistics of its features."""

@@ -1,0 +1,75 @@
+"""What methods with a frozen feature extractor share: it is trained on the first task, or comes trained."""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pearl.data.batches import Task
+from pearl.methods.base import Method, Phase, own_loss
+from pearl.methods.common.statistics import ClassStatistics
+
+
+class FrozenExtractor(Method):
+    """A backbone that stays as the first task left it, and the statistics of each class's features.
+
+    Options:
+        extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
+            head; `auto` - the first if it was pretrained.
+    """
+
+    phases: tuple[str, ...] = ("extractor",)
+
+    def __init__(self, backbone: nn.Module, *, extractor: Literal["auto", "given", "first_task"] = "auto") -> None:
+        super().__init__(backbone.requires_grad_(False))
+        if extractor == "auto":
+            extractor = "given" if backbone.pretrained else "first_task"
+        self.extractor = extractor
+        self.statistics = ClassStatistics(self.heads.dim)
+
+    def train(self, mode: bool = True) -> "FrozenExtractor":
+        """What is frozen is frozen with its running statistics."""
+        super().train(mode)
+        self.backbone.train(mode and any(p.requires_grad for p in self.backbone.parameters()))
+        return self
+
+    def trains_on(self, task: Task) -> bool:
+        """Whether the extractor is trained on this task."""
+        return task.id == 0 and self.extractor == "first_task"
+
+    def train_extractor(self, task: Task, head: nn.Module | None = None) -> Iterator[Phase]:
+        """The phase of the first task, none of later ones. Without a head of the method's own, with a passing one."""
+        self.requires_grad_(False)
+        if not self.trains_on(task):
+            return
+        head = head or nn.Linear(self.heads.dim, len(task.classes)).to(self.device)
+        self.backbone.requires_grad_(True)
+        params = [*self.backbone.parameters(), *head.requires_grad_(True).parameters()]
+        yield Phase("extractor", params, own_loss(self.backbone, head, task), extra=head, steady=True)
+        self.requires_grad_(False)
+
+    @torch.no_grad()
+    def observe(self, task: Task, batch: int = 256) -> Tensor:
+        """The features (N, dim) of a task's images, not augmented; counts and means of its classes are added."""
+        self.eval()
+        images = task.images.split(batch)
+        features = torch.cat([self.backbone(task.view.test(raw.to(self.device))).float() for raw in images])
+        self.statistics.grow(len(task.classes), self.device)
+        self.statistics.update(features, task.labels - task.first_class)
+        return features
+
+    def score(self, features: Tensor) -> Tensor:
+        """Logits (B, classes seen) of float32 features."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """See `Method.forward`. The extractor runs in the recipe's precision, distances in full."""
+        features = self.backbone(x)
+        with torch.autocast(self.device.type, enabled=False):
+            logits = self.score(features.float())
+        return logits if task is None else logits[:, self.statistics.columns(task)]
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """How many numbers are kept beside the parameters: `size` does not count statistics."""
+        return {"statistics": sum(buffer.numel() for name, buffer in self.named_buffers() if "backbone." not in name)}

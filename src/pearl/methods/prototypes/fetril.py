@@ -1,0 +1,66 @@
+"""FeTrIL: Feature Translation for Exemplar-Free Class-Incremental Learning (Petit et al., WACV 2023).
+
+The extractor is frozen after the first task. A linear head is trained on the features of the new classes and, for each
+old class, on those of the new class that resembles it most, moved to where the old one was.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pearl.data.batches import Batch, Task
+from pearl.methods.base import Phase
+from pearl.methods.prototypes.extractor import FrozenExtractor
+
+
+class FeTril(FrozenExtractor):
+    """A head on translated features; the variant with a fully connected head, which goes on from what it was.
+
+    Features are computed once, of images without augmentation. Each of a batch stands for its own class and for every
+    old class whose nearest it is, so that an epoch has every pseudo-feature once.
+
+    Options:
+        extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
+            head; `auto` - the first if it was pretrained.
+    """
+
+    phases = ("extractor", "fetril")
+
+    def __init__(self, backbone: nn.Module, *, extractor: Literal["auto", "given", "first_task"] = "auto") -> None:
+        super().__init__(backbone, extractor=extractor)
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Task 1: extractor and head. Later: statistics, then the head on features and pseudo-features."""
+        head = self.heads.grow(len(task.classes)).to(self.device)
+        yield from self.train_extractor(task, head)
+        features = self.observe(task)
+        if not self.trains_on(task):
+            moves = self.translations(task.first_class)
+
+            def loss(batch: Batch) -> Tensor:
+                z, y = pseudo_features(features[batch.rows], batch.y, *moves)
+                return F.cross_entropy(self.heads(z), y)
+
+            self.heads.requires_grad_(True)
+            yield Phase("fetril", self.heads.parameters(), loss)
+            self.requires_grad_(False)
+
+    def translations(self, known: int) -> tuple[Tensor, Tensor]:
+        """Of each known class, the new one whose mean has the most similar direction, and the way from that."""
+        means = self.statistics.means()
+        old, new = means[:known], means[known:]
+        nearest = (F.normalize(old) @ F.normalize(new).T).argmax(1)
+        return nearest + known, (old - new[nearest]).float()
+
+    def score(self, features: Tensor) -> Tensor:
+        """The linear head's logits."""
+        return self.heads(features)
+
+
+def pseudo_features(features: Tensor, labels: Tensor, nearest: Tensor, ways: Tensor) -> tuple[Tensor, Tensor]:
+    """A batch of features with its labels, and behind it all pseudo-features of old classes that are made of them."""
+    image, old = (labels[:, None] == nearest).nonzero(as_tuple=True)
+    return torch.cat([features, features[image] + ways[old]]), torch.cat([labels, old])

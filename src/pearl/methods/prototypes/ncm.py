@@ -1,0 +1,44 @@
+"""Nearest class mean (Mensink et al., TPAMI 2013) on a frozen extractor: what every method must beat."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pearl.data.batches import Task
+from pearl.methods.base import Phase
+from pearl.methods.prototypes.closed_form import nearest_mean
+from pearl.methods.prototypes.extractor import FrozenExtractor
+
+
+class NearestMean(FrozenExtractor):
+    """Each class is the mean of its features; an image belongs to the nearest.
+
+    Options:
+        extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
+            head; `auto` - the first if it was pretrained.
+        distance: `euclidean`; or `cosine`, by the angle between feature and mean.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        extractor: Literal["auto", "given", "first_task"] = "auto",
+        distance: Literal["euclidean", "cosine"] = "euclidean",
+    ) -> None:
+        super().__init__(backbone, extractor=extractor)
+        self.distance = distance
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Train the extractor if this is its task; then one pass over the images."""
+        yield from self.train_extractor(task)
+        self.observe(task)
+
+    def score(self, features: Tensor) -> Tensor:
+        """Minus the squared distance to each mean, or the cosine of the angle."""
+        features, means = features.double(), self.statistics.means()
+        if self.distance == "cosine":
+            return (F.normalize(features) @ F.normalize(means).T).float()
+        return nearest_mean(features, means).float()

@@ -1,0 +1,1 @@
+"""Methods that keep no images and hold the network to what it was or said."""

@@ -1,0 +1,135 @@
+"""Progressive neural networks (Rusu et al., arXiv 2016): a column per task that also hears all earlier columns.
+
+The paper adds to each layer's input what an adapter makes of the earlier columns' activations there,
+h' = sigma(W h + U sigma(V alpha h_old)). That a backbone may be any network, columns are copies of it and meet at the
+outputs of named stages: what a stage gives on is its output + sigma(V alpha h_old), so that the layers of the next
+stage are both W and U. V h_old over all earlier columns is the sum of a 1x1 adapter for each of them.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pearl.data.batches import Task
+from pearl.errors import ConfigError
+from pearl.methods.base import Expert, Phase, own_loss
+from pearl.methods.bounds.isolation import Isolation
+from pearl.nn import lowrank
+from pearl.nn.growing import TaskTensors
+
+Activations = dict[str, Tensor]  # a column's outputs by stage
+
+
+class Progressive(Isolation):
+    """Columns are copies of the starting network, frozen one by one, with lateral adapters between their stages.
+
+    With one task it is plain training; columns without adapters are complete isolation.
+
+    Options:
+        stages: regular expression; modules whose whole name in the backbone it matches are where columns meet. The
+            default finds the stages of ResNets and the blocks of transformers. Their outputs are (B, C, H, W) or
+            (B, tokens, C).
+    """
+
+    task_identity = True
+    phases = ("pnn",)
+
+    def __init__(self, backbone: nn.Module, *, stages: str = r"(layer|stages\.|blocks\.)\d+") -> None:
+        super().__init__(backbone)
+        names = [name for name, _ in backbone.named_modules() if name]
+        try:
+            self.stages = [name for name in names if re.fullmatch(stages, name)]
+        except re.error as error:
+            raise ConfigError(f"method.stages={stages!r}: not a valid regular expression ({error})") from None
+        if not self.stages:
+            raise ConfigError(f"method.stages={stages!r} matches no module; there are {', '.join(names[:12])}, ...")
+        self.adapters = TaskTensors()  # "t.j.V.stage" (C, C) and "t.j.alpha.stage" (), of column t for column j
+
+    def train(self, mode: bool = True) -> "Progressive":
+        """Columns that are heard do not move, nor do their running statistics."""
+        super().train(mode)
+        for network in self.networks[:-1]:
+            network.eval()
+        return self
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Train a new column, its adapters and its head; all earlier ones stay as they are."""
+        self.requires_grad_(False)
+        adapters = self._grow_adapters(task) if task.id else []
+        network, head = self._grow(), self.heads.grow(len(task.classes)).to(self.device)
+        params = [*network.parameters(), *adapters, *head.parameters()]
+        yield Phase("pnn", params, own_loss(partial(self.task_features, t=task.id), head, task), steady=True)
+
+    def _grow_adapters(self, task: Task) -> list[nn.Parameter]:
+        """V starts like any layer, alpha as a small random number."""
+        t, heard = task.id, self._hear(task)
+        for j in range(t):
+            for stage in self.stages:
+                v, _ = lowrank.kaiming_factors((heard[stage], heard[stage]), heard[stage], like=self.heads[0].weight)
+                self.adapters.add(f"{t}.{j}.V.{stage}", v)
+                self.adapters.add(f"{t}.{j}.alpha.{stage}", 0.1 * torch.rand(()).to(self.device))
+        return [p for name, p in self.adapters.named_parameters() if name.startswith(f"{t}/")]
+
+    @torch.no_grad()
+    def _hear(self, task: Task) -> dict[str, int]:
+        """The number of channels at each stage."""
+        activations: Activations = {}
+        self.eval()._column(0, task.view.test(task.images[:1].to(self.device)), [], activations)
+        return {stage: out.shape[_channels(out)] for stage, out in activations.items()}
+
+    def columns(self, x: Tensor, count: int) -> list[Tensor]:
+        """Features (B, dim) of each of the first columns."""
+        features: list[Tensor] = []
+        heard: list[Activations] = []
+        for t in range(count):
+            activations: Activations = {}
+            features.append(self._column(t, x, heard, activations))
+            heard.append(activations)
+        return features
+
+    def task_features(self, x: Tensor, t: int) -> Tensor:
+        """Features (B, dim) of column t, which hears all earlier ones."""
+        return self.columns(x, t + 1)[t]
+
+    def _column(self, t: int, x: Tensor, heard: Sequence[Activations], activations: Activations) -> Tensor:
+        """Run column t; `heard` are the outputs of all earlier ones, and it notes its own in `activations`."""
+        with ExitStack() as hooks:
+            for stage in self.stages:
+                meet = partial(self._meet, t, stage, heard, activations)
+                hooks.callback(self.networks[t].get_submodule(stage).register_forward_hook(meet).remove)
+            return self.networks[t](x)
+
+    def _meet(self, t: int, stage: str, heard: Sequence[Activations], notes: Activations, *call: Any) -> Tensor:
+        out: Tensor = call[-1]  # a hook is called with module, inputs and output
+        if heard:
+            lateral = [self._adapt(t, j, stage, earlier[stage]) for j, earlier in enumerate(heard)]
+            out = out + F.relu(sum(lateral[1:], lateral[0]))
+        notes[stage] = out
+        return out
+
+    def _adapt(self, t: int, j: int, stage: str, old: Tensor) -> Tensor:
+        v, alpha = self.adapters[f"{t}.{j}.V.{stage}"], self.adapters[f"{t}.{j}.alpha.{stage}"]
+        axis = _channels(old)
+        rows = (alpha * old).movedim(axis, -1)
+        # two-dimensional: of more dimensions, torch multiplies in another order where v is to be trained
+        return (rows.flatten(0, -2) @ v.T).view(rows.shape).movedim(-1, axis)
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """See `Method.forward`. Without `task`, every column runs once."""
+        if task is not None:
+            return self.heads[task](self.task_features(x, task))
+        return torch.cat([self.heads[t](z) for t, z in enumerate(self.columns(x, len(self.heads)))], dim=1)
+
+    def experts(self) -> Sequence[Expert]:
+        """A column with all that it hears; by itself it would be another network."""
+        return [Expert(f"task {t}", partial(self.forward, task=t), frozen=True) for t in range(len(self.heads))]
+
+
+def _channels(activation: Tensor) -> int:
+    return 1 if activation.ndim == 4 else -1

@@ -1,0 +1,58 @@
+"""Training a low-rank update beside its convolution instead of inside its weight.
+
+Merged, an update gets its gradient through the whole weight's, which is a third of the work of a convolution's step and
+then thrown away. Two thin convolutions of the same input are the same update, and need none.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pearl.nn.fast.folding import with_weights
+from pearl.nn.lowrank import Fold, matrix_shape
+
+THIN = 8  # a rank this many times in the full rank is thin enough to gain on every layer (docs/performance.md)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """An update scale * B A to a convolution, as a forward hook of it; A (r, n), B (m, r)."""
+
+    layer: str  # its name
+    a: Tensor
+    b: Tensor
+    scale: float
+    fold: Fold
+
+    def __call__(self, layer: nn.Conv2d, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        """The layer's output with the update's added."""
+        (x,), b = inputs, self.scale * self.b
+        out, into, kh, kw = layer.weight.shape
+        stride, padding, dilation = layer.stride, layer.padding, layer.dilation
+        if self.fold == "spatial":  # columns of A are (in, kw), rows of B are (out, kh): 1 x kw, then kh x 1
+            a, b = self.a.reshape(-1, into, 1, kw), b.reshape(out, kh, -1).transpose(1, 2)[..., None]
+            x = F.conv2d(x, a, None, (1, stride[1]), (0, int(padding[1])), (1, dilation[1]))
+            return output + F.conv2d(x, b, None, (stride[0], 1), (int(padding[0]), 0), (dilation[0], 1))
+        x = F.conv2d(x, self.a.reshape(-1, into, kh, kw), None, stride, padding, dilation)
+        return output + F.conv2d(x, b[..., None, None])
+
+
+def fits_beside(layer: nn.Module, rank: int, fold: Fold) -> bool:
+    """Whether an update of this rank is a pair of convolutions, and these are faster than its weight.
+
+    Of 1 x 1 convolutions they are not: those are matrix products already.
+    """
+    if not isinstance(layer, nn.Conv2d) or layer.groups > 1 or layer.kernel_size == (1, 1) or fold == "view":
+        return False
+    plain = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return plain and THIN * rank <= min(matrix_shape(layer.weight.shape, fold))
+
+
+def with_beside(net: nn.Module, updates: Iterable[Beside]) -> nn.Module:
+    """A copy of `net` in training mode with updates that `fits_beside` allows; it shares its tensors with `net`."""
+    network = with_weights(net, {}).train()
+    for update in updates:
+        network.get_submodule(update.layer).register_forward_hook(update)
+    return network

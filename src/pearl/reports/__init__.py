@@ -1,0 +1,1 @@
+"""For people to look at: pages, tables of text, progress, plans. Reads what is stored; trains nothing."""

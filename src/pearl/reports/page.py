@@ -1,0 +1,266 @@
+"""One HTML page about runs and models: what was learnt, what it cost, how it was set."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from markupsafe import Markup
+
+from pearl.errors import ReportError
+from pearl.evaluation import metrics
+from pearl.reports import plots
+from pearl.reports.compared import MODEL_NOTE, SHARE_NOTE, compare
+from pearl.reports.parts import Cell, Chapter, Figure, Part, Table, bar_figure, curve_figure, heat_map, plain, render
+from pearl.reports.records import SCENARIOS, Record, counted, flat, metric_title, percent, read_all
+from pearl.reports.text import HEADLINES
+from pearl.storage.files import write_file
+
+
+def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
+    """Write the page about these runs and models, whole or not at all; the path it is at.
+
+    Without `output` it lies in the run's directory, or for several runs in the current one.
+
+    Raises:
+        RunError: a directory that cannot be read, or one that has nothing to show yet.
+        ReportError: the page cannot be written there, or two runs are the same.
+    """
+    if output is not None and output.is_dir():
+        raise ReportError(f"{output}: is a folder; give the page a name in it, as -o {output / 'report.html'}")
+    if output is not None and output.suffix.lower() not in {".html", ".htm"}:  # -o RUN/results.json would replace it
+        raise ReportError(f"{output}: the page is HTML; give it a name that ends in .html")
+    records = read_all(runs)
+    if output is None:
+        output = records[0].path / "report.html" if len(records) == 1 else Path("report.html")
+    write_file(output, page(records).encode("utf-8", "replace"), mend="choose another place with -o")
+    return output
+
+
+def page(records: Sequence[Record]) -> str:
+    """The page as HTML."""
+    chapters = [about_run(record, f"run{index}") for index, record in enumerate(records)]
+    if len(records) > 1:
+        chapters.insert(0, compare(records))
+    title = records[0].title if len(records) == 1 else f"{_runs_and_models(records)} side by side"
+    return render(title, chapters)
+
+
+def _runs_and_models(records: Sequence[Record]) -> str:
+    runs = sum(record.counts is not None for record in records)
+    found = {"run": runs, "model": len(records) - runs}
+    return " and ".join(counted(number, what) for what, number in found.items() if number)
+
+
+def about_run(record: Record, name: str) -> Chapter:
+    """Everything about one run or model; `name` keeps its figures' ids apart from those of others."""
+    counts = record.counts
+    parts = [
+        Part("Results", tables=[_metrics(record)], note="Accuracies are in percent." if counts else MODEL_NOTE),
+        Part("Tasks", tables=[_tasks(record)]),
+        *([Part("Accuracy", figures=_accuracy(record, counts, name))] if counts else []),
+        *([Part("Confusion between tasks", figures=[_confusion(record, counts, name)])] if counts else []),
+        *([Part("Rank allocation", figures=_ranks(record, name), note=_RANK_NOTE)] if any(record.layers) else []),
+        Part("Parameters", figures=_parameters(record, name), note=_parameters_note(record)),
+        *([Part("Loss", figures=_losses(record, name))] if record.epochs else []),
+        Part("Settings", tables=_training(record), text=_yaml(record.config)),
+        Part("Environment", tables=[Table(f"Environment of {record.name}", ["what", "value"], _facts(record))]),
+    ]
+    unfinished = ""
+    if not record.complete:
+        unfinished = f"{record.state}: the same `pearl run` goes on. What follows is as far as it came.".capitalize()
+    elif record.pending:
+        unfinished = "One more task is half learnt: `pearl resume` goes on with it."
+    return Chapter(record.title, parts, unfinished)
+
+
+_RANK_NOTE = (
+    "Every layer chooses its rank from how far it moved: the threshold is the share of the update's energy that the "
+    "rank must keep. Layers are in the network's order."
+)
+
+
+def _parameters_note(record: Record) -> str:
+    notes = [SHARE_NOTE, "Bytes are of the tensors that a task changed or added: that first task stores all of them."]
+    if record.isolation is None:
+        notes.append(
+            "Complete isolation is left out: some tasks were learnt by an earlier pearl that did not record it."
+        )
+    return " ".join(notes)
+
+
+def _metrics(record: Record) -> Table:
+    fitting = record.config["method"]["name"] == "pearl" and not record.config.get("smoke")
+    expected = (record.config.get("expected") if fitting else None) or {}
+    columns = ["metric", "value", "name", *(["paper", "paper std", "where"] if expected else [])]
+    rows: list[list[Cell]] = []
+    for key, value in record.summary.items():
+        figure = expected.get(key, {})
+        beside = [figure.get("mean"), figure.get("std"), figure.get("where")] if expected else []
+        rows.append([metric_title(key), value, key, *beside])
+    headlines = [*HEADLINES, "mean_rank"]
+    rows.sort(key=lambda row: headlines.index(row[2]) if row[2] in headlines else len(headlines))
+    return Table(f"Metrics of {record.name}", columns, rows)
+
+
+def _tasks(record: Record) -> Table:
+    columns: dict[str, Sequence[Cell]] = {
+        "task": range(1, len(record.tasks) + 1),
+        "name": record.tasks,
+        "images": [task.images for task in record.learnt],
+    }
+    if record.counts:
+        columns["test images"] = record.counts.by_task(record.counts.stages[-1].total).tolist()
+    columns["parameters added"] = record.added
+    columns["bytes stored"] = [task.bytes for task in record.learnt]
+    columns["classes"] = [", ".join(classes) for classes in record.classes]
+    return Table(f"Tasks of {record.name}", [*columns], list(itertools.zip_longest(*columns.values())))
+
+
+def _accuracy(record: Record, counts: metrics.Counts, name: str) -> list[Figure]:
+    stages = [str(t + 1) for t in range(len(record.tasks))]
+    figures, curves = [], {}
+    for scenario, title in SCENARIOS.items():
+        A = metrics.accuracy_matrix(counts, scenario)
+        curves[title] = metrics.stage_accuracy(A)
+        figures.append(
+            heat_map(
+                f"{title} accuracy of each task after each task (%)",
+                A,
+                name=f"{name}-{scenario}",
+                rows=record.tasks,
+                columns=stages,
+                x="after task",
+                y="accuracy on",
+                unit="accuracy (%)",
+                top=100,
+            )
+        )
+    return [*figures, curve_figure("Mean accuracy over the tasks seen (%)", curves, f"{name}-stages", "accuracy (%)")]
+
+
+def _confusion(record: Record, counts: metrics.Counts, name: str) -> Figure:
+    confusion = counts.stages[-1].confusion
+    return heat_map(
+        "Task of the predicted class after the last task (% of images)",
+        100 * confusion / confusion.sum(axis=1, keepdims=True),
+        name=f"{name}-confusion",
+        rows=record.tasks,
+        columns=[str(t + 1) for t in range(len(record.tasks))],
+        x="predicted task",
+        y="true task",
+        unit="images (%)",
+        top=100,
+    )
+
+
+def _ranks(record: Record, name: str) -> list[Figure]:
+    """The three panels of the paper's figure on rank allocation, for every task: threshold, rank, full rank."""
+    adapted = [t for t, layers in enumerate(record.layers) if layers]
+    layers = list(dict.fromkeys(layer for t in adapted for layer in record.layers[t]))
+    short = [layer.removesuffix(".weight") for layer in layers]
+    figures = []
+    for key, title, unit, decimals in (
+        ("threshold", "Threshold of each layer", "threshold", (2,)),
+        ("rank", "Selected rank of each layer", "rank", (0,)),
+    ):
+        values = np.array([[record.layers[t].get(layer, {}).get(key, np.nan) for t in adapted] for layer in layers])
+        figures.append(
+            heat_map(
+                title,
+                values,
+                name=f"{name}-{key}",
+                rows=short,
+                columns=[str(t + 1) for t in adapted],
+                x="task",
+                y="layer",
+                unit=unit,
+                decimals=decimals,
+            )
+        )
+    full = [max(record.layers[t].get(layer, {}).get("full_rank", 0) for t in adapted) for layer in layers]
+    return [*figures, bar_figure("Full rank of each layer", short, full, f"{name}-full-rank", x="full rank", y="layer")]
+
+
+def _parameters(record: Record, name: str) -> list[Figure]:
+    millions = {"this run" if record.counts else "this model": np.array(record.parameters) / 1e6}
+    if record.isolation:
+        millions["complete isolation"] = np.array(record.isolation) / 1e6
+    names, stored = [task.name for task in record.learnt], [task.bytes for task in record.learnt]
+    return [
+        bar_figure(
+            "Share of the added parameters (%)",
+            record.tasks,
+            record.shares,
+            f"{name}-share",
+            x="share of added parameters (%)",
+            y="task",
+            beside={"parameters added": record.added},
+        ),
+        bar_figure(
+            "Share of the stored bytes (%)",
+            names,
+            percent(stored),
+            f"{name}-bytes",
+            x="share of stored bytes (%)",
+            y="task",
+            beside={"bytes stored": stored},
+        ),
+        curve_figure("Growth of the model (million parameters)", millions, f"{name}-growth", "parameters (million)"),
+    ]
+
+
+def _losses(record: Record, name: str) -> list[Figure]:
+    """A curve for each kind of phase, the tasks one after the other."""
+    figures = []
+    for index, phase in enumerate(dict.fromkeys(epoch["phase"] for epoch in record.epochs)):
+        epochs = [epoch for epoch in record.epochs if epoch["phase"] == phase]
+        tasks = [epoch["task"] for epoch in epochs]
+        running = np.arange(1, len(epochs) + 1)
+        marks = {
+            str(t + 1): (tasks.index(t) + 0.5, len(tasks) - tasks[::-1].index(t) + 0.5) for t in dict.fromkeys(tasks)
+        }
+        loss = np.array([epoch["loss"] for epoch in epochs], dtype=float)
+        broken = np.where(np.diff(tasks, prepend=tasks[0]) != 0)[0]  # a new task is a new curve
+        table = Table(
+            f"Training loss, phase {phase}",
+            ["running epoch", "task", "epoch", "loss (nats)", "learning rate", "seconds"],
+            [
+                [n, e["task"] + 1, e["epoch"], e["loss"], e["lr"], e["seconds"]]
+                for n, e in zip(running.tolist(), epochs, strict=True)
+            ],
+        )
+        curve = (np.insert(running.astype(float), broken, np.nan), np.insert(loss, broken, np.nan), None)
+        svg = plots.lines(
+            {"loss": curve},
+            name=f"{name}-loss{index}",
+            alt=f"{table.title}: {len(epochs)} epochs over {len(marks)} tasks, the last at {loss[-1]:.4g}.",
+            x="epoch of this phase, running",
+            y="loss (nats)",
+            marks=marks,
+        )
+        figures.append(Figure(Markup(svg), table))
+    return figures
+
+
+def _training(record: Record) -> list[Table]:
+    """How each task was trained, where that was not always as the configuration says."""
+    usual = flat(record.config["train"], "train.")
+    each = [flat(task.train, "train.") for task in record.learnt]
+    keys = dict.fromkeys([*usual, *(key for settings in each for key in settings)])
+    other = [key for key in keys if any(settings and settings.get(key) != usual.get(key) for settings in each)]
+    rows = [
+        [number, task.name, *(plain(settings.get(key)) for key in other)]
+        for number, (task, settings) in enumerate(zip(record.learnt, each, strict=True), start=1)
+    ]
+    return [Table("Training that differs between tasks", ["task", "name", *other], rows)] if other else []
+
+
+def _yaml(config: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+
+
+def _facts(record: Record) -> list[list[Cell]]:
+    return [[key, str(value)] for key, value in flat(record.environment).items() if key != "format"]

@@ -1,0 +1,171 @@
+"""What a page is made of: chapters of headings, figures and tables, and how they become HTML.
+
+A figure and its table are always made from the same numbers.
+"""
+
+import base64
+import csv
+import io
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from pearl.reports import plots
+from pearl.version import __version__
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cell that leads somewhere."""
+
+    text: str
+    address: str
+
+
+Cell = str | int | float | Link | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers with a title; the page shows them rounded, the CSV has every digit."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    @property
+    def file(self) -> str:
+        """The name a browser saves the CSV under."""
+        return f"{re.sub(r'[^a-z0-9]+', '-', self.title.lower()).strip('-')}.csv"
+
+    @property
+    def csv(self) -> str:
+        """The table as CSV; NaN is an empty cell."""
+        file = io.StringIO()
+        csv.writer(file).writerows([[_csv_cell(cell) for cell in row] for row in [self.columns, *self.rows]])
+        return file.getvalue()
+
+    @property
+    def link(self) -> str:
+        """The CSV as an address that holds it whole, so that downloading it needs neither script nor network."""
+        return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(self.csv.encode('utf-8', 'replace')).decode()}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing and its numbers, whose title it shares."""
+
+    svg: Markup
+    table: Table
+
+
+@dataclass(frozen=True)
+class Part:
+    """One heading of the page."""
+
+    title: str
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    note: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A run, a model, or the comparison of several."""
+
+    title: str
+    parts: Sequence[Part]
+    unfinished: str = ""
+
+
+def render(title: str, chapters: Sequence[Chapter]) -> str:
+    """Chapters as one page of HTML that needs nothing else."""
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    environment.filters["shown"] = shown
+    template = environment.from_string(
+        (resources.files("pearl.reports.templates") / "report.html.jinja").read_text("utf-8")
+    )
+    return template.render(title=title, chapters=chapters, version=__version__)
+
+
+def heat_map(title: str, values: Any, *, rows: Sequence[str], columns: Sequence[str], **axes: Any) -> Figure:
+    """Values (rows, columns) as colours; `axes` as for `plots.heat_map`."""
+    table = Table(
+        title,
+        [axes["y"], *(f"{axes['x']} {column}" for column in columns)],
+        [[row, *cells] for row, cells in zip(rows, values.tolist(), strict=True)],
+    )
+    alt = f"{title}: heat map of {len(rows)} rows ({axes['y']}) by {len(columns)} columns ({axes['x']}), "
+    alt += f"from {np.nanmin(values):.4g} to {np.nanmax(values):.4g}."
+    return Figure(Markup(plots.heat_map(values, alt=alt, rows=rows, columns=columns, **axes)), table)
+
+
+def curve_figure(title: str, curves: Mapping[str, Any], name: str, y: str, x: str = "after task") -> Figure:
+    """A curve per label over the tasks; its values, or their mean and standard deviation."""
+    pairs = {label: curve if isinstance(curve, tuple) else (curve, None) for label, curve in curves.items()}
+    longest = max(len(mean) for mean, _ in pairs.values())
+    columns: dict[str, list[Cell]] = {x: [*range(1, longest + 1)]}
+    for label, (mean, std) in pairs.items():
+        columns[label] = mean.tolist()
+        if std is not None:
+            columns[f"{label}: std"] = std.tolist()
+    ends = "; ".join(f"{label} from {mean[0]:.4g} to {mean[-1]:.4g}" for label, (mean, _) in pairs.items())
+    series = {label: (np.arange(1.0, len(mean) + 1), mean, std) for label, (mean, std) in pairs.items()}
+    svg = plots.lines(series, name=name, alt=f"{title}: {ends}.", x=x, y=y)
+    return Figure(Markup(svg), Table(title, [*columns], list(itertools.zip_longest(*columns.values()))))
+
+
+def bar_figure(
+    title: str,
+    labels: Sequence[str],
+    values: Sequence[float],
+    name: str,
+    *,
+    x: str,
+    y: str,
+    beside: Mapping[str, Sequence[Cell]] | None = None,
+) -> Figure:
+    """A bar per label; `beside` adds columns to the table alone."""
+    beside = beside or {}
+    table = Table(title, [y, x, *beside], list(zip(labels, values, *beside.values(), strict=True)))
+    alt = f"{title}: {len(labels)} bars from {min(values, default=0):.4g} to {max(values, default=0):.4g}."
+    return Figure(Markup(plots.bars(labels, np.array(values, dtype=float), name=name, alt=alt, x=x, y=y)), table)
+
+
+def shown(cell: Cell) -> str:
+    """A cell as the page shows it."""
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "–"
+    if isinstance(cell, Link):
+        return Markup('<a href="{}">{}</a>').format(cell.address, cell.text)
+    if isinstance(cell, bool | str):
+        return str(cell)
+    if isinstance(cell, int):
+        return f"{cell:,}"
+    return f"{cell:.2f}" if abs(cell) >= 1 or cell == 0 else f"{cell:.3g}"
+
+
+def _csv_cell(cell: Cell) -> Cell:
+    """A cell that a spreadsheet will not take for a formula, with an apostrophe before one that it would."""
+    if isinstance(cell, float) and math.isnan(cell):
+        return None
+    if isinstance(cell, Link):
+        return cell.address
+    if isinstance(cell, str) and re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n]", cell):
+        return f"'{cell}"
+    return cell
+
+
+def plain(value: Any) -> Cell:
+    """A setting as a cell."""
+    return value if isinstance(value, str | int | float) or value is None else json.dumps(value)

@@ -1,0 +1,106 @@
+"""Shows a run as it goes: a live bar with time left on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from pearl.errors import printable
+from pearl.training.engine import Observer
+
+
+def display(quiet: bool = False) -> Observer:
+    """The display that fits where the output goes."""
+    if quiet:
+        return Observer()
+    return Live() if sys.stderr.isatty() else Lines()
+
+
+class Lines(Observer):
+    """One plain line per task, phase and stage, to standard error; within a phase one every 20 seconds."""
+
+    interval = 20.0
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.tasks = 0
+        self.phase = ""
+        self.began = self.said = time.monotonic()
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Print what is worth a line."""
+        if kind in {"phase", "decode"}:
+            self.phase = facts.get("phase", "decode")
+            self.began = self.said = time.monotonic()
+        line = self.line(kind, facts)
+        if line:
+            self.console.print(printable(line), markup=False)
+
+    def line(self, kind: str, facts: Mapping[str, Any]) -> str | None:
+        """An event as a line; None if it is not worth one."""
+        if kind == "prepare":
+            return f"{facts['recipe']}: {facts['method']} -> {facts['run']}"
+        if kind == "already_done":
+            return f"already done: {facts['run']}"
+        if kind == "run":
+            self.tasks = facts["tasks"]
+            after = f", going on after task {facts['done']}" if facts["done"] else ""
+            return f"{facts['tasks']} tasks, {facts['classes']} classes{after}"
+        if kind == "task":
+            names = ", ".join(facts["classes"][:6]) + (" ..." if len(facts["classes"]) > 6 else "")
+            size = f"{len(facts['classes'])} classes ({names}), {facts['images']} images"
+            return f"task {facts['task'] + 1}/{self.tasks}: {size}"
+        if kind == "phase":
+            return f"  {facts['phase']}: {facts['steps']} steps, {facts['trained']:,} parameters"
+        if kind == "stage":
+            accuracy = f"class-IL {facts['class_il']:.2f} %, task-IL {facts['task_il']:.2f} %"
+            return f"  after task {facts['task'] + 1}: {accuracy}"
+        return None
+
+    def step(self, done: int, total: int) -> None:
+        """Say how far the phase is, now and then."""
+        now = time.monotonic()
+        if now - self.said >= self.interval and done < total:
+            self.said = now
+            left = (now - self.began) / done * (total - done)
+            self.console.print(f"    {self.phase} {done}/{total}, {left:.0f} s left", markup=False)
+
+
+class Live(Lines):
+    """A bar per phase with time left, below the lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bar = Progress(
+            TextColumn("  {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+        )
+        self.row = self.bar.add_task("")
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Start, restart or end the bar, and print."""
+        if kind in {"phase", "decode"}:
+            self.bar.start()
+            self.bar.reset(self.row, total=facts.get("steps", facts["images"]), description=facts.get("phase", kind))
+        elif kind == "epoch":
+            self.bar.update(self.row, description=f"{facts['phase']} epoch {facts['epoch']} loss {facts['loss']:.3f}")
+        elif kind in {"run", "learnt", "stage"}:
+            self.bar.stop()
+        super().event(kind, **facts)
+
+    def step(self, done: int, total: int) -> None:
+        """Move the bar."""
+        self.bar.update(self.row, completed=done)
+
+    def close(self) -> None:
+        """Give the terminal its cursor back."""
+        self.bar.stop()

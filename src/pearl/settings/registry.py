@@ -1,0 +1,389 @@
+"""Names for the parts a recipe chooses: methods, backbones, data sources, rank rules.
+
+A part is a class or function whose *keyword-only* parameters are its options: the signature gives the defaults, the
+types that are checked, `pearl show`, and the resolved configuration of a run. Nothing is imported before a name is
+used, so listing names costs no torch.
+
+Parts come with pearl, from installed packages (entry points `pearl.methods`, `pearl.backbones`, `pearl.data`,
+`pearl.rank_rules`), and methods from files as well, of which none runs that a user has not named: see `Registry.admit`.
+"""
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import importlib
+import inspect
+import re
+import sys
+import traceback
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from pearl.errors import ConfigError, printable
+
+Spec = dict[str, Any]  # {"name": ..., option: value, ...}
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """A hint for a word that is not one of the choices: the nearest one, or all of them if none is near."""
+    choices = sorted(choices)
+    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(map(printable, choices))}"
+
+
+def problems_of(
+    error: ValidationError, where: str, known: Callable[[tuple[Any, ...]], Iterable[str] | None]
+) -> list[str]:
+    """One line for each setting pydantic found wrong.
+
+    `known` gives the valid keys of the section at a path, or None where any key may stand.
+    """
+    found: dict[str, list[str]] = {}
+    for item in error.errors():
+        path = _path(item, known)
+        key = ".".join([*filter(None, [where]), *map(str, path)])
+        if item["type"] == "extra_forbidden":
+            message = f"unknown key; {nearest(str(path[-1]), known(path[:-1]) or ())}"
+        elif item["type"] == "missing":
+            whole = path == item["loc"]  # else an item of a tuple
+            message = "missing; give it a value" if whole else f"too few values (given: {item['input']!r})"
+        else:
+            text = item["msg"].removeprefix("Value error, ")
+            given = "" if isinstance(item["input"], Mapping) else f" (given: {item['input']!r})"
+            message = f"{text[0].lower()}{text[1:]}{given}"
+        found.setdefault(key, []).append(message)
+    return [f"{key}: {', or '.join(messages)}" for key, messages in found.items()]
+
+
+def _path(item: Mapping[str, Any], known: Callable[[tuple[Any, ...]], Iterable[str] | None]) -> tuple[Any, ...]:
+    """Where an error is, without pydantic's own parts, such as the member of a union that did not match."""
+    loc: tuple[Any, ...] = item["loc"]
+    for end in range(len(loc)):
+        keys = known(loc[:end])
+        if keys is not None and loc[end] not in keys:
+            return loc[: end + 1] if item["type"] == "extra_forbidden" else loc[:end]
+    return loc
+
+
+@dataclasses.dataclass(frozen=True)
+class Code:
+    """A class out of a file that the user named, and the file's bytes."""
+
+    part: type
+    source: bytes
+
+
+class Registry:
+    """Parts of one kind by name. `name/*` stands for a family: the rest of the name is the part's first argument.
+
+    Installed packages add to them by entry points of the group `pearl.GROUP`; a name that pearl has stays pearl's. With
+    `base` ("module:Class"), classes derived from it can be taken from files.
+    """
+
+    def __init__(self, kind: str, group: str, targets: Mapping[str, str], *, base: str | None = None) -> None:
+        self.kind, self.group, self.base = kind, f"pearl.{group}", base
+        self.own = dict(targets)
+        self._files: dict[str, Code] = {}
+
+    @functools.cached_property
+    def installed(self) -> dict[str, metadata.EntryPoint]:
+        """What installed packages add, by name."""
+        return {point.name: point for point in metadata.entry_points(group=self.group) if point.name not in self.own}
+
+    def names(self) -> list[str]:
+        """All names, families with their star; pearl's own first."""
+        return [*self.own, *self.installed]
+
+    def admit(self, given: str) -> str:
+        """The name of a part that the user has just named: `path/to/file.py:Class` becomes Class@HASH.
+
+        This runs the file, and nothing else does. A configuration stores the new name, which says what the file was
+        and not where it lay; whoever reads it has not said that he trusts that file. Other names stay as they are.
+
+        Raises:
+            ConfigError: no such file or class, the file fails, or the class cannot be used; with file and line.
+        """
+        found = re.fullmatch(r"(.+\.py)(?::(\w*))?", given)
+        if found is None or self.base is None:
+            return given
+        file, attribute = Path(found[1]).expanduser(), found[2]
+        if not attribute:
+            raise ConfigError(f"{given}: which class? Give the file and its class, as {file.name}:MyMethod")
+        try:
+            source = file.read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"{file}: cannot be read ({error.strerror}); give the path of a Python file and its class, as "
+                f"path/to/file.py:{attribute}"
+            ) from None
+        name = f"{attribute}@{hashlib.sha256(source).hexdigest()[:12]}"
+        if name not in self._files:
+            module = _run_file(file, source, f"pearl_file_{name.partition('@')[2]}")
+            if not hasattr(module, attribute):
+                classes = (value for value in vars(module).values() if inspect.isclass(value))
+                known = [value.__name__ for value in classes if value.__module__ == module.__name__]
+                hint = nearest(attribute, known) if known else "it defines none"
+                raise ConfigError(f"{file}: has no class {attribute!r}; {hint}")
+            self._files[name] = Code(self._checked(getattr(module, attribute), f"{file}: {attribute}"), source)
+        return name
+
+    def source(self, name: str) -> bytes | None:
+        """The file that a part was taken from; None unless it was."""
+        return self._files[name].source if name in self._files else None
+
+    def closed(self, name: str) -> bool:
+        """Whether a part is a file's that nobody has named in this process."""
+        return self.base is not None and "@" in name and name not in self._files
+
+    def load(self, name: str) -> Callable[..., Any]:
+        """Import the class or function behind a name.
+
+        Raises:
+            ConfigError: no such name; the message gives the nearest one.
+        """
+        if name in self._files:
+            return self._files[name].part
+        if self.base and (".py:" in name or "@" in name):
+            attribute = name.rpartition(":")[2].partition("@")[0]
+            raise ConfigError(
+                f"{name}: code in a file, which runs only where the command names it; add --{self.kind} "
+                f"path/to/file.py:{attribute}"
+            )
+        family, _, member = name.partition("/")
+        if member == "*":
+            raise ConfigError(f"{name} stands for a family; name a member, such as timm/deit_tiny_patch16_224")
+        target = self.own.get(f"{family}/*" if member else name)
+        if target is None and name in self.installed:
+            return self._from_package(self.installed[name])
+        if target is None:
+            raise ConfigError(f"unknown {self.kind} {name!r}; {nearest(name, self.names())}")
+        part = _imported(target)
+        return functools.partial(part, member) if member else part
+
+    def _from_package(self, point: metadata.EntryPoint) -> Callable[..., Any]:
+        package = point.dist.name if point.dist else point.value
+        where = f"{self.kind} {point.name} of the package {package}"
+        try:
+            part = point.load()
+        except Exception as error:  # an import can raise anything
+            raise ConfigError(
+                f"{where}: cannot be imported ({_in_words(error)}); mend or uninstall the package"
+            ) from None
+        return self._checked(part, where)
+
+    def _checked(self, part: Any, where: str) -> Any:
+        """A part that did not come with pearl.
+
+        Raises:
+            ConfigError: it is nothing of this kind, or its options cannot be read off its signature.
+        """
+        if self.base is None:
+            wrong = None if callable(part) else "is no class or function"
+        else:
+            base = _imported(self.base)
+            wrong = None if inspect.isclass(part) and issubclass(part, base) else f"does not derive from {self.base}"
+            if not wrong and hasattr(base, "phases") and not part.phases:
+                wrong = "declares no phases; list the names of those that `learn` yields"
+        try:
+            if not wrong:
+                _options_model(part)
+        except Exception as error:  # annotations are code
+            wrong = f"its options cannot be read ({_in_words(error)}); annotate each with its type"
+        if wrong:
+            raise ConfigError(f"{where}: {wrong}")
+        return part
+
+    def options(self, name: str) -> type[BaseModel]:
+        """The options of a part as a pydantic model, made from its keyword-only parameters."""
+        return _options_model(self.load(name))
+
+    def resolve(self, spec: Any, where: str) -> Spec:
+        """Check a part's name and options and fill in the defaults.
+
+        Raises:
+            ConfigError: with every problem of this part.
+        """
+        if isinstance(spec, str | int | float):
+            spec = {"name": str(spec)}
+        if not isinstance(spec, Mapping) or "name" not in spec:
+            raise ConfigError(f"{where}: needs a name; choose from {', '.join(self.names())}")
+        name = str(spec["name"])
+        if self.closed(name):
+            return {**spec, "name": name}  # its options were checked by whoever had the file
+        try:
+            model = self.options(name)
+        except ConfigError as error:
+            raise ConfigError(*(f"{where}.name: {problem}" for problem in error.problems)) from None
+        given = {str(key): value for key, value in spec.items() if key != "name"}
+        problems: list[str] = []
+        for key, registry in _nested_registries(self.load(name)).items():
+            if key in given:
+                try:
+                    given[key] = registry.resolve(_named(given[key], model.model_fields[key].default), f"{where}.{key}")
+                except ConfigError as error:
+                    problems += error.problems
+                    del given[key]
+        try:
+            checked = model.model_validate(given)
+        except ValidationError as error:
+            keys = [*model.model_fields]
+            problems += problems_of(error, where, lambda path: (keys or ["(it has no options)"]) if not path else [])
+        if problems:
+            raise ConfigError(*problems)
+        return {"name": name, **checked.model_dump(mode="json")}
+
+    def build(self, spec: Spec, *args: Any) -> Any:
+        """Make the part that a resolved spec describes; `args` come before its options."""
+        part = self.load(spec["name"])
+        nested = _nested_registries(part)
+        options = {
+            key: nested[key].build(value) if key in nested else value for key, value in spec.items() if key != "name"
+        }
+        try:
+            return part(*args, **options)
+        except ValueError as error:
+            raise ConfigError(f"{self.kind} {spec['name']}: {error}") from None
+
+    def spec_of(self, part: Any) -> Spec:
+        """The spec of a dataclass instance that this registry can build."""
+        for name in self.names():
+            if type(part) is self.load(name):
+                return {"name": name, **dataclasses.asdict(part)}
+        raise TypeError(f"{type(part).__name__} is not a registered {self.kind}")
+
+
+def _imported(target: str) -> Any:
+    module, attribute = target.split(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _run_file(file: Path, source: bytes, name: str) -> types.ModuleType:
+    """The module that a file's bytes make; these very bytes, so that its hash is that of what ran."""
+    module = types.ModuleType(name)
+    module.__file__ = str(file)
+    sys.modules[name] = module  # where dataclasses and annotations look things up
+    try:
+        exec(compile(source, str(file), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        line = lines[-1] if lines else getattr(error, "lineno", None) or "?"  # a SyntaxError has its own
+        raise ConfigError(f"{file}, line {line}: {_in_words(error)}; mend the file") from None
+    return module
+
+
+def _in_words(error: BaseException) -> str:
+    """A foreign error on one line."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return " ".join(f"{type(error).__name__}: {text}".split())
+
+
+def readable(name: str) -> str:
+    """A part's name for people: the class without the hash of its file."""
+    return name.partition("@")[0]
+
+
+def _keyword_only(part: Callable[..., Any]) -> list[inspect.Parameter]:
+    parameters = inspect.signature(part).parameters.values()
+    return [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+
+
+def _hints(part: Callable[..., Any]) -> dict[str, Any]:
+    function = part.func if isinstance(part, functools.partial) else part
+    return typing.get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
+
+
+def _nested_registries(part: Callable[..., Any]) -> dict[str, Registry]:
+    """Options that are parts themselves: annotated `Annotated[Kind, REGISTRY]`."""
+    found = {}
+    for name, hint in _hints(part).items():
+        for note in getattr(hint, "__metadata__", ()):
+            if isinstance(note, Registry):
+                found[name] = note
+    return found
+
+
+def _options_model(part: Callable[..., Any]) -> type[BaseModel]:
+    hints, nested = _hints(part), _nested_registries(part)
+    fields: dict[str, Any] = {}
+    for parameter in _keyword_only(part):
+        name, default = parameter.name, parameter.default
+        if name in nested:
+            fields[name] = (dict[str, Any], nested[name].spec_of(default))
+        else:
+            fields[name] = (hints[name], ... if default is inspect.Parameter.empty else default)
+    return create_model("Options", __config__=ConfigDict(extra="forbid", allow_inf_nan=False), **fields)
+
+
+def _named(spec: Any, default: Spec) -> Any:
+    """A part's spec; options without a name belong to the default part."""
+    return {"name": default["name"], **spec} if isinstance(spec, Mapping) and "name" not in spec else spec
+
+
+METHODS = Registry(
+    "method",
+    "methods",
+    {
+        "pearl": "pearl.methods.pearl:Pearl",
+        "isolation": "pearl.methods.bounds.isolation:Isolation",
+        "finetune": "pearl.methods.bounds.finetune:Finetune",
+        "joint": "pearl.methods.bounds.joint:Joint",
+        "er": "pearl.methods.rehearsal.er:Er",
+        "er_ace": "pearl.methods.rehearsal.er_ace:ErAce",
+        "derpp": "pearl.methods.rehearsal.derpp:DerPlusPlus",
+        "lwf": "pearl.methods.regularization.lwf:Lwf",
+        "ewc": "pearl.methods.regularization.ewc:OnlineEwc",
+        "seqlora": "pearl.methods.adapters.seqlora:SeqLora",
+        "inflora": "pearl.methods.adapters.inflora:InfLoRA",
+        "l2p": "pearl.methods.prompts.l2p:L2P",
+        "coda_prompt": "pearl.methods.prompts.coda_prompt:CodaPrompt",
+        "pnn": "pearl.methods.sparse.pnn:Progressive",
+        "packnet": "pearl.methods.sparse.packnet:PackNet",
+        "ncm": "pearl.methods.prototypes.ncm:NearestMean",
+        "fetril": "pearl.methods.prototypes.fetril:FeTril",
+        "fecam": "pearl.methods.prototypes.fecam:FeCam",
+    },
+    base="pearl.methods.base:Method",
+)
+
+BACKBONES = Registry(
+    "backbone",
+    "backbones",
+    {
+        "resnet18": "pearl.nn.resnet:resnet18",
+        "bsc": "pearl.nn.bsconv:bsc",
+        "timm/*": "pearl.nn.timm:timm_backbone",
+    },
+)
+
+SOURCES = Registry(
+    "data source",
+    "data",
+    {
+        "digits": "pearl.data.sources:digits",
+        "cifar100": "pearl.data.sources:cifar100",
+        "tinyimagenet": "pearl.data.sources:tinyimagenet",
+        "imagenet_r": "pearl.data.sources:imagenet_r",
+        "folder": "pearl.data.sources:folder",
+        "npz": "pearl.data.sources:npz",
+    },
+)
+
+RANK_RULES = Registry(
+    "rank rule",
+    "rank_rules",
+    {
+        "paper": "pearl.nn.rank_rules:PaperRule",
+        "fixed": "pearl.nn.rank_rules:FixedRule",
+        "energy": "pearl.nn.rank_rules:EnergyRule",
+        "random": "pearl.nn.rank_rules:RandomRule",
+        "even": "pearl.nn.rank_rules:EvenRule",
+    },
+)

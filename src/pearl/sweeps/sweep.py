@@ -1,0 +1,315 @@
+"""A grid of settings times seeds, as jobs; the directory that holds its manifest and logs; its table of results.
+
+runs/sweeps/RECIPE-HASH/sweep.json    the command, and for each job its overrides and the name of its run directory
+runs/sweeps/RECIPE-HASH/logs/         what each job said, by the name of its run directory
+
+No torch at import. What is done is read off the run directories, so nothing here can be out of date.
+"""
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+
+from pearl.errors import ConfigError, ReportError, RunError, printable
+from pearl.reports.text import aligned, markdown
+from pearl.settings.config import parse_overrides
+from pearl.storage import files
+from pearl.storage.files import FORMAT, finished, write_file
+from pearl.storage.paths import runs_root
+from pearl.sweeps.board import duration
+from pearl.sweeps.jobs import Job, Outcome, check
+
+COLUMNS = {
+    "class_il.final": "class-IL A_T",
+    "class_il.average": "average",
+    "class_il.forgetting": "forgetting",
+    "task_il.final": "task-IL A_T",
+    "task_il.average": "task-IL average",
+    "task_il.forgetting": "task-IL forgetting",
+    "parameters_million": "parameters (M)",
+}
+FORMATS = (".csv", ".md", ".json")
+
+Point = dict[str, str]  # a value, as it is written, for each axis
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A recipe, what is set in it, and with which seeds."""
+
+    recipe: str
+    settings: Mapping[str, Sequence[str]]  # values by key, as they are written; more than one are an axis
+    axes: tuple[str, ...]  # the keys that are shown
+    seeds: tuple[int, ...] = ()  # none: as the settings say
+    smoke: bool = False
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """The grid: a value for each axis."""
+        values = itertools.product(*(self.settings[key] for key in self.axes))
+        return [dict(zip(self.axes, one, strict=True)) for one in values]
+
+    def jobs_of(self, point: Point) -> list[Job]:
+        """The jobs of a point, one for each seed."""
+        common = [f"{key}={point.get(key, values[0])}" for key, values in self.settings.items()]
+        label = [f"{key}={value}" for key, value in point.items()]
+        seeds = [[f"seed={seed}"] for seed in self.seeds] or [[]]
+        return [
+            Job(self.recipe, (*common, *seed), self.smoke, " ".join([*label, *seed]) or self.recipe) for seed in seeds
+        ]
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """All jobs, those of a point together."""
+        return [job for point in self.points for job in self.jobs_of(point)]
+
+    @cached_property
+    def path(self) -> Path:
+        """The sweep's directory, named by its runs: the same grid has the same one, however it is written."""
+        digest = hashlib.sha256(json.dumps(sorted({job.run.name for job in self.jobs})).encode()).hexdigest()[:8]
+        return runs_root() / "sweeps" / f"{self.jobs[0].config.recipe}-{digest}"
+
+    def manifest(self, command: str) -> dict[str, Any]:
+        """What the sweep is made of, and the command that goes on with it."""
+        facts = {"command": command, "recipe": self.recipe, "smoke": self.smoke}
+        return facts | {"axes": [*self.axes], "seeds": [*self.seeds]}
+
+
+def parse(recipe: str, items: Sequence[str], seeds: str | None = None, *, smoke: bool = False) -> Sweep:
+    """A sweep as the command line writes it: `key=[a,b,c]` is an axis, `key=value` is set in all jobs.
+
+    `seeds` is how many ("3" is 0, 1 and 2) or which ("0,1,5").
+
+    Raises:
+        ConfigError: a line for each thing that is wrong, with the jobs that cannot be configured.
+    """
+    problems: list[str] = []
+    settings: dict[str, list[str]] = {}
+    axes: list[str] = []
+    for item in items:
+        try:
+            parse_overrides([item])
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        key, _, text = item.partition("=")
+        value = yaml.safe_load(text)
+        if key in settings:
+            problems.append(f"{key}: given twice; write all its values as {key}=[A,B]")
+        elif isinstance(value, list) and not value:
+            problems.append(f"{key}: has no value; write {key}=[A,B]")
+        elif isinstance(value, list):
+            settings[key] = [*dict.fromkeys(written(one) for one in value)]
+            axes.append(key)
+        else:
+            settings[key] = [text]
+    if "seed" in axes:
+        problems.append(f"seed={settings['seed']}: a mean is over seeds; give them as --seeds 0,1,5")
+    elif "seed" in settings and seeds is not None:
+        problems.append("seed: given twice; leave it out, or --seeds")
+    numbers: tuple[int, ...] = ()
+    try:
+        numbers = parse_seeds(seeds) if seeds is not None else ()
+    except ConfigError as error:
+        problems += error.problems
+    sweep = Sweep(recipe, settings, tuple(axes), numbers, smoke)
+    try:
+        if not problems:
+            check(sweep.jobs)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(*problems)
+    return sweep
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """`"3"` is 0, 1 and 2; `"0,1,5"` is what it says; `"7,"` is 7 alone.
+
+    Raises:
+        ConfigError: neither.
+    """
+    parts = [part.strip() for part in text.removesuffix(",").split(",")]
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise ConfigError(f"--seeds {text}: give how many, as 3, or which, as 0,1,5")
+    numbers = [int(part) for part in parts]
+    if len(numbers) > 1 or text.endswith(","):
+        return tuple(dict.fromkeys(numbers))
+    if numbers[0] < 1:
+        raise ConfigError(f"--seeds {text}: give 1 or more, or which, as 0,")
+    return tuple(range(numbers[0]))
+
+
+def written(value: Any) -> str:
+    """A value as one writes it after `key=`."""
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+# -------------------------------------------------------------------------------------------------- before it runs
+
+
+def plan(sweep: Sweep, workers: int) -> str:
+    """The grid as text: each job, what is done of it, and how long the rest takes where that is known."""
+    unique = {job.run: job for job in sweep.jobs}
+    states = {run: _state(run) for run in unique}
+    took = {run: files.seconds(run) for run in unique if states[run] == "done"}
+    width, wide = (max(map(len, names)) for names in ([job.title for job in unique.values()], states.values()))
+    lines = [
+        f"{job.title:{width}}  {states[run]:{wide}}  {run.name}" + (f"  {duration(took[run])}" if run in took else "")
+        for run, job in unique.items()
+    ]
+    missing = [run for run in unique if run not in took]
+    total = f"{len(sweep.points)} x {len(sweep.seeds) or 1} = {len(sweep.jobs)} jobs, {len(unique)} runs: "
+    total += f"{len(took)} done, {len(missing)} missing"
+    if took and missing:
+        expected, usual = _expected(sweep, took), mean(took.values())
+        seconds = sum(expected.get(run, usual) for run in missing)
+        total += (
+            f"; about {duration(seconds / min(workers, len(missing)))} with {workers} at once, by those that are done"
+        )
+    return "\n".join([*lines, "", total, f"sweep directory: {sweep.path}"])
+
+
+def _expected(sweep: Sweep, took: Mapping[Path, float]) -> dict[Path, float]:
+    """How long runs take by what others of their point took, where any has."""
+    expected: dict[Path, float] = {}
+    for point in sweep.points:
+        runs = [job.run for job in sweep.jobs_of(point)]
+        known = [took[run] for run in runs if run in took]
+        expected |= dict.fromkeys(runs, mean(known)) if known else {}
+    return expected
+
+
+def _state(run: Path) -> str:
+    try:
+        if files.done(run):
+            return "done"
+    except RunError:
+        return "damaged"
+    tasks = len(finished(run))
+    return f"{tasks} tasks" if tasks else "missing"
+
+
+# ------------------------------------------------------------------------------------------------------ results
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point of the grid, over the seeds that are done."""
+
+    point: Point
+    runs: list[str]
+    values: dict[str, tuple[float | None, float | None]]  # mean and standard deviation (n - 1) by metric
+
+
+def rows(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Row]:
+    """The table of results; a point of which no run is done has no values.
+
+    Raises:
+        RunError: the files of a run that is done are damaged.
+    """
+    from pearl.reports.compared import spread
+    from pearl.reports.records import read
+
+    ended = {outcome.job: outcome for outcome in outcomes}
+    table = []
+    for point in sweep.points:
+        runs = dict.fromkeys(ended[job].run for job in sweep.jobs_of(point) if ended[job].state != "failed")
+        summaries = [read(run).summary for run in runs]
+        values = {key: spread([summary[key] for summary in summaries]) for key in COLUMNS}
+        table.append(Row(point, [run.name for run in runs], {key: _finite(*pair) for key, pair in values.items()}))
+    return table
+
+
+def _finite(*numbers: float | None) -> Any:
+    """Not a number is none: of a single task there is no forgetting."""
+    return tuple(None if number is None or math.isnan(number) else float(number) for number in numbers)
+
+
+def cells(sweep: Sweep, table: Sequence[Row]) -> list[list[str]]:
+    """The table as text, its head first."""
+    head = [*(sweep.axes or ["recipe"]), "n", *COLUMNS.values()]
+    lines = [
+        [*(row.point.values() or [sweep.recipe]), str(len(row.runs)), *(_cell(*row.values[key]) for key in COLUMNS)]
+        for row in table
+    ]
+    return [head, *lines]
+
+
+def _cell(mean: float | None, std: float | None) -> str:
+    if mean is None:
+        return "-"
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+def page(sweep: Sweep, table: Sequence[Row]) -> str:
+    """The table for a terminal."""
+    shown = [[printable(cell) for cell in line] for line in cells(sweep, table)]
+    return f"{aligned(shown)}\n\nmean ± standard deviation over n seeds; accuracies in %"
+
+
+def check_output(output: Path) -> None:
+    """See that a table can be written to this name.
+
+    Raises:
+        ReportError: a folder, or of an ending that has no format.
+    """
+    if output.is_dir() or output.suffix.lower() not in FORMATS:
+        raise ReportError(f"{output}: give the table a name that ends in {', '.join(FORMATS)}")
+
+
+def write(sweep: Sweep, table: Sequence[Row], output: Path) -> Path:
+    """Write the table whole or not at all, as CSV, Markdown or JSON by the name's ending; with every digit but in .md.
+
+    Raises:
+        ReportError: a name of another ending.
+        RunError: it cannot be written there.
+    """
+    check_output(output)
+    text = {".csv": _csv, ".md": _markdown, ".json": _json}[output.suffix.lower()](sweep, table)
+    write_file(output, text.encode(), mend="choose another place with -o")
+    return output
+
+
+def _csv(sweep: Sweep, table: Sequence[Row]) -> str:
+    from pearl.reports.parts import Table
+
+    metrics = [f"{key} {what}" for key in COLUMNS for what in ("mean", "std")]
+    lines = [
+        [
+            *(row.point.values() or [sweep.recipe]),
+            len(row.runs),
+            *(value for key in COLUMNS for value in row.values[key]),
+        ]
+        for row in table
+    ]
+    return Table(sweep.recipe, [*(sweep.axes or ["recipe"]), "n", *metrics], lines).csv
+
+
+def _markdown(sweep: Sweep, table: Sequence[Row]) -> str:
+    return markdown(cells(sweep, table)) + "\n"
+
+
+def _json(sweep: Sweep, table: Sequence[Row]) -> str:
+    found = [
+        {
+            "settings": row.point,
+            "n": len(row.runs),
+            "runs": row.runs,
+            **{key: {"mean": mean, "std": std} for key, (mean, std) in row.values.items()},
+        }
+        for row in table
+    ]
+    return (
+        json.dumps({"format": FORMAT, "recipe": sweep.recipe, "sweep": sweep.path.name, "rows": found}, indent=1) + "\n"
+    )

@@ -1,0 +1,136 @@
+"""What a filled table says, as texts: lines of cells, notes, verdicts, what its runs were made with.
+
+Each row has up to three lines: what the paper prints or quotes, ours, and the difference of the two in standard errors.
+"""
+
+from contextlib import suppress
+
+from pearl.errors import RunError
+from pearl.reports.parts import shown
+from pearl.storage.files import read_json
+from pearl.storage.files import seconds as seconds_of
+from pearl.sweeps.board import duration
+from pearl.tables.spec import Column, Row
+from pearl.tables.values import Cell, Filled
+
+Lines = list[list[str]]
+
+
+def lines(filled: Filled) -> Lines:
+    """The table less its head: name of the row, which line of it this is, a text for each column."""
+    found = []
+    for row in filled.rows:
+        cells = [filled.cells[row.name, column.id] for column in filled.scalars]
+        if not cells:
+            continue
+        paper = [cell.paper.text if cell.paper else "" for cell in cells]
+        ours = [_ours(cell, column) for cell, column in zip(cells, filled.scalars, strict=True)]
+        apart = [_apart(filled, cell) for cell in cells]
+        name = f"{row.name}{marks(filled, row)}"
+        mine: Lines = [["quoted" if row.quoted else "paper", *paper], ["ours", *ours], ["difference", *apart]]
+        kept = [line for line in mine if any(line[1:])] or [["ours", *ours]]
+        found += [[name if index == 0 else "", *line] for index, line in enumerate(kept)]
+    return found
+
+
+def head(filled: Filled) -> list[str]:
+    """What stands above `lines`, each column by its whole name."""
+    return [filled.table.rows_are, "", *(f"{column.title}{marks(filled, column)}" for column in filled.scalars)]
+
+
+def _ours(cell: Cell, column: Column) -> str:
+    if not cell.values:
+        return ""
+    if cell.counted:
+        return shown(float(cell.mean)) if not column.metric.startswith("settings.") else f"{cell.mean:g}"
+    spread = "" if cell.std is None else f" ± {cell.std:.2f}"
+    wanted = f" of {cell.n + len(cell.missing)}" if cell.missing else ""
+    return f"{cell.mean:.2f}{spread} (n={cell.n}{wanted})"
+
+
+def _apart(filled: Filled, cell: Cell) -> str:
+    apart, errors = filled.difference(cell)
+    if apart is None:
+        return ""
+    return f"{apart:+.2f}" if errors is None else f"{apart:+.2f} ({errors:+.1f} se)"
+
+
+def marks(filled: Filled, part: Row | Column) -> str:
+    """The numbers of the notes that a row or column has."""
+    numbers = [[*filled.table.notes].index(key) + 1 for key in part.notes]
+    return "".join(f" [{number}]" for number in numbers)
+
+
+def notes(filled: Filled) -> list[str]:
+    """What stands below the table: its notes, the sources of what is quoted, damaged runs."""
+    used = {key for row in filled.rows for key in row.notes} | {key for c in filled.columns for key in c.notes}
+    numbered = enumerate(filled.table.notes.items(), start=1)
+    sources: dict[str, list[str]] = {}
+    for row in filled.rows:
+        if row.quoted:
+            sources.setdefault(row.quoted, []).append(row.name)
+    quoted = [f"quoted from {source}: {', '.join(rows)}" for source, rows in sources.items()]
+    damaged = [f"counted as missing: {problem}" for problem in filled.damaged]
+    return [f"[{number}] {text}" for number, (key, text) in numbered if key in used] + quoted + damaged
+
+
+def about(filled: Filled) -> list[str]:
+    """Where the table stands, what it is about, and how much of it is ours."""
+    table, (done, cells) = filled.table, filled.ours
+    at = {
+        "paper": "the paper's settings",
+        "cpu": "settings for CPUs, far smaller than the paper's",
+        "smoke": "smoke runs, whose numbers say nothing",
+    }
+    state = f"Ours: {at[filled.size]}; {done} of {cells} cells complete, {len(filled.missing)} runs missing."
+    where = f"{table.where[0].upper()}{table.where[1:]}."
+    return [line for line in (where, table.about, state if cells else "") if line]
+
+
+def made(filled: Filled) -> list[str]:
+    """What runs were made with, a line for those made alike, and how long they took together."""
+    alike: dict[str, list[float]] = {}
+    for run in filled.runs:
+        with suppress(RunError, KeyError):  # a run can be without it, and still has its numbers
+            made = read_json(run / "environment.json")
+            on = f"{made['device']}, threads: {made['threads']}, {made['precision']}"
+            versions = [f"{name} {made['packages'][name]}" for name in ("torch", "torchvision", "timm")]
+            commit = f", commit {made['commit'][:10]}" if made["commit"] else ""
+            facts = f"{on}; pearl {made['pearl']}{commit}, Python {made['python']}, {', '.join(versions)}"
+            alike.setdefault(facts, []).append(seconds_of(run))
+    return [f"{len(took)} runs in {duration(sum(took))}: {facts}" for facts, took in alike.items()]
+
+
+READING = (
+    "Ours: mean ± standard deviation (n - 1) over n seeds; a value without n is exact, from a model object. "
+    "Difference: ours less the paper's, and in standard errors, sqrt(s²/n + s²/n) of what has a standard deviation; "
+    "at the paper's settings only. An empty cell has no run; what is quoted the paper took from elsewhere."
+)
+VERDICT = ["claim", "holds", "because"]
+
+
+def verdicts(filled: Filled) -> Lines:
+    """The claims, whether they hold, and why; below the head `VERDICT`."""
+    return [[verdict.claim.text, verdict.holds, verdict.because] for verdict in filled.verdicts]
+
+
+def vectors(filled: Filled) -> list[tuple[str, Lines]]:
+    """Of a figure over tasks or layers: for each column its title, and a table with a line per label."""
+    found = []
+    for column in filled.columns:
+        there = [(row.name, filled.cells[row.name, column.id]) for row in filled.rows] if column.vector else []
+        there = [(name, cell) for name, cell in there if cell.values]
+        if there:
+            labels = max((cell.labels for _, cell in there), key=len)
+            texts = zip(*(_texts(cell, len(labels)) for _, cell in there), strict=True)
+            body = [[label, *line] for label, line in zip(labels, texts, strict=True)]
+            found.append((column.title, [["", *(name for name, _ in there)], *body]))
+    return found
+
+
+def _texts(cell: Cell, count: int) -> list[str]:
+    spread = cell.std if cell.std is not None else [None] * len(cell.mean)
+    texts = [
+        f"{mean:.2f}" + ("" if std is None else f" ± {std:.2f}") for mean, std in zip(cell.mean, spread, strict=True)
+    ]
+    return texts + [""] * (count - len(texts))

@@ -1,0 +1,1 @@
+"""One loop that trains all phases, on one device or on many."""

@@ -1,0 +1,262 @@
+"""Where a task stands while it is being learnt, so that a restart goes on there, bit for bit.
+
+A restart calls the method's `learn` again. Phases that were finished are put back instead of trained, the code between
+them runs again with the same seeds, and the phase that was cut off goes on after its last stored step.
+
+RUN/resume/TASK-PHASE-STEP/     tensors of that moment, and a manifest; gone when the task is complete
+"""
+
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pearl.errors import Interrupted, RunError
+from pearl.methods.base import Method, Phase
+from pearl.storage.checkpoint import changed, read_part, snapshot, write_part
+from pearl.training.launch import ignored
+from pearl.training.world import World
+
+
+class Stop:
+    """Ctrl-C and SIGTERM. During training they wait for the step to end; a second one, or one elsewhere, does not."""
+
+    def __init__(self) -> None:
+        self.requested = self.waits = False
+
+    @contextmanager
+    def caught(self) -> Iterator["Stop"]:
+        """Handle the two signals meanwhile; in any thread but the main one they cannot be handled.
+
+        SIGTERM stays ignored if whoever started the process had it so, to tell it in another way (`slurm.on_node`).
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        kinds = [signal.SIGINT, *([] if ignored(signal.SIGTERM) else [signal.SIGTERM])]
+        before = [signal.signal(kind, self._on_signal) for kind in kinds]
+        try:
+            yield self
+        finally:
+            for kind, handler in zip(kinds, before, strict=True):
+                signal.signal(kind, handler)
+
+    def _on_signal(self, *_: object) -> None:
+        if self.requested or not self.waits:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+@dataclass
+class Progress:
+    """How far a phase is: steps done, and the losses of the epoch so far (device tensors)."""
+
+    done: int = 0
+    losses: list[Tensor] = field(default_factory=list)
+
+
+class Replay:
+    """Stores moments of one task at a time under `folder`: after a phase, on interruption, and every `minutes`.
+
+    With `folder` None it stores nothing, and an interruption loses the task. With several ranks the first one stores,
+    for all of them, and all go on from what it finds.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        minutes: float = 10.0,
+        stop: Stop | None = None,
+        world: World | None = None,
+    ) -> None:
+        self.folder, self.minutes, self.stop, self.world = folder, minutes, stop or Stop(), world or World()
+        self.start: dict[str, Tensor] = {}  # the state before the task
+        self._stored_at = time.monotonic()
+
+    def begin(self, method: Method, task: int) -> None:
+        """A task starts, anew or again."""
+        self.start = snapshot(method.state_dict())
+        self._stored_at = time.monotonic()
+        self.keep_only(task)
+
+    def keep_only(self, task: int) -> None:
+        """Remove what is stored of other tasks: a process may have died between completing one and clearing up."""
+        for place in self._moments("") if self.world.first else []:
+            if not place.name.startswith(f"{task:03d}-"):
+                shutil.rmtree(place, ignore_errors=True)
+        if self.folder and self.world.first:
+            with suppress(OSError):  # it is not there, or something is left in it
+                self.folder.rmdir()
+
+    def end(self) -> None:
+        """The task is complete."""
+        self.start = {}
+        if self.folder and self.world.first:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Signals wait for the end of a step meanwhile."""
+        self.stop.waits = True
+        try:
+            yield
+        finally:
+            self.stop.waits = False
+
+    def due(self) -> bool:
+        """Whether to store now. Asked after every step; what one rank needs, all do."""
+        return any(self.world.any(self.stop.requested, time.monotonic() - self._stored_at >= 60 * self.minutes))
+
+    def store(self, at: tuple[int, int], scene: "Scene", progress: Progress, *, finished: bool) -> None:
+        """Store the moment of a phase `at` (task, position).
+
+        Raises:
+            Interrupted: the user asked to stop; all is stored.
+            RunError: it cannot be written.
+        """
+        (requested,) = self.world.any(self.stop.requested)
+        random = None if finished else self.world.gather(_random_state(scene.method.device))
+        if self.folder and self.world.first:
+            prefix = "{:03d}-{:02d}-".format(*at)
+            older = self._moments(prefix)
+            place = self.folder / f"{prefix}{progress.done:08d}"
+            tensors = scene.state(self.start, progress, random)
+            write_part(place, tensors, {"phase": scene.phase.name, "steps": progress.done})
+            for other in older:
+                if other != place:
+                    shutil.rmtree(other, ignore_errors=True)
+        self.world.wait()  # none ends before it is on disk
+        self._stored_at = time.monotonic()
+        if requested:
+            raise Interrupted(f"interrupted in phase {scene.phase.name} after {progress.done} steps")
+
+    def restore(self, at: tuple[int, int], scene: "Scene") -> Progress:
+        """Put the newest stored moment of a phase back, and say how far it was; from the start if there is none."""
+        found = self._newest("{:03d}-{:02d}-".format(*at), scene) if self.world.first else None
+        place = self.world.same(found[0] if found else None)
+        if place is None:
+            return Progress()
+        _, tensors, manifest = found or (place, *read_part(place))
+        return Progress(manifest["steps"], scene.put_back(self.start, tensors, self.world.rank))
+
+    def _newest(self, prefix: str, scene: "Scene") -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
+        for place in reversed(self._moments(prefix)):
+            with suppress(RunError):  # half-written, damaged or foreign: an older moment leads to the same bits
+                tensors, manifest = read_part(place)
+                if scene.fits(tensors, manifest):
+                    return place, tensors, manifest
+        return None
+
+    def _moments(self, prefix: str) -> list[Path]:
+        return sorted(self.folder.glob(f"{prefix or '[0-9]'}*")) if self.folder and self.folder.is_dir() else []
+
+
+@dataclass
+class Scene:
+    """All that training a phase changes: the method's state, a network beside it, loose parameters, the optimizer."""
+
+    method: Method
+    phase: Phase
+    params: list[nn.Parameter]
+    optimizer: torch.optim.Optimizer
+
+    def state(
+        self, start: Mapping[str, Tensor], progress: Progress, random: list[dict[str, Tensor]] | None
+    ) -> dict[str, Tensor]:
+        """As tensors by name: of the method, what differs from `start`. With each rank's `random` state to go on with,
+        the optimizer's too.
+        """
+        groups: dict[str, Mapping[str, Tensor]] = {
+            "method": changed(start, self.method.state_dict()),
+            "extra": snapshot(self.phase.extra.state_dict()) if self.phase.extra else {},
+            "loose": snapshot({str(i): p for i, p in self._loose().items()}),
+        }
+        if random is not None:
+            groups["optimizer"] = snapshot(
+                {
+                    f"{i}/{key}": torch.as_tensor(value)
+                    for i, p in enumerate(self.params)
+                    for key, value in self.optimizer.state.get(p, {}).items()
+                    if value is not None
+                }
+            )
+            groups |= {_random_name(rank): state for rank, state in enumerate(random)}
+            if progress.losses:
+                groups["epoch"] = {"losses": torch.stack(progress.losses).float().cpu()}
+        return {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}
+
+    def fits(self, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> bool:
+        """Whether a stored moment is of this phase; nothing is changed. An optimizer would take any shape.
+
+        Buffers may have other shapes: memories and statistics grow.
+        """
+        shapes = {f"loose/{i}": p.shape for i, p in self._loose().items()}
+        if self.phase.extra:
+            shapes |= {f"extra/{name}": value.shape for name, value in self.phase.extra.state_dict().items()}
+        needed = set(shapes)
+        shapes |= {f"method/{name}": p.shape for name, p in self.method.named_parameters()}
+        for name, value in tensors.items():
+            group, _, rest = name.partition("/")
+            if group == "optimizer":
+                index = rest.partition("/")[0]
+                if not index.isdecimal() or int(index) >= len(self.params):
+                    return False
+                shapes[name] = self.params[int(index)].shape if value.numel() > 1 else value.shape  # or steps, counted
+            if value.shape != shapes.get(name, value.shape) or (group in ("loose", "extra") and name not in needed):
+                return False
+        return needed <= tensors.keys() and manifest.get("phase") == self.phase.name
+
+    def put_back(self, start: Mapping[str, Tensor], tensors: Mapping[str, Tensor], rank: int) -> list[Tensor]:
+        """The reverse of `state`, into the very tensors that are there; gives the epoch's losses so far."""
+        groups: dict[str, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            group, _, rest = name.partition("/")
+            groups.setdefault(group, {})[rest] = value
+        own = self.method.state_dict()
+        own = {name: start.get(name, value) for name, value in own.items()}
+        self.method.load_state_dict({**own, **groups.get("method", {})}, strict=True)
+        if self.phase.extra:
+            self.phase.extra.load_state_dict(groups["extra"], strict=True)
+        with torch.no_grad():
+            for i, parameter in self._loose().items():
+                parameter.copy_(groups["loose"][str(i)])
+        for name, value in groups.get("optimizer", {}).items():
+            index, _, key = name.partition("/")
+            parameter = self.params[int(index)]
+            if value.shape == parameter.shape:  # one number for every weight: in the weight's own layout
+                value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            self.optimizer.state[parameter][key] = value.to(parameter.device)
+        _set_random_state(groups.get(_random_name(rank), {}), self.method.device)
+        return [*groups["epoch"]["losses"].to(self.method.device)] if "epoch" in groups else []
+
+    def _loose(self) -> dict[int, nn.Parameter]:
+        modules = [self.method, *([self.phase.extra] if self.phase.extra else [])]
+        held = {id(p) for module in modules for p in module.parameters()}
+        return {i: p for i, p in enumerate(self.params) if id(p) not in held}
+
+
+def _random_name(rank: int) -> str:
+    return f"random{rank or ''}"
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    if "cpu" in state:
+        torch.set_rng_state(state["cpu"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

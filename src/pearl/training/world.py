@@ -1,0 +1,244 @@
+"""Several processes that train one model, each on its share of every batch. Alone, nothing here costs anything.
+
+After each step weights, optimizer and statistics are equal on all ranks: gradients are those of the whole batch, batch
+statistics are taken over all ranks, and what a method does between two phases depends on nothing else. So the first
+rank alone writes and evaluates, and the others read what it has written. They need a folder that all can read.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning_fabric.strategies import DDPStrategy
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pearl.data.batches import Batch, fold
+from pearl.errors import ConfigError
+from pearl.training.launch import Place, place
+
+Value = TypeVar("Value")
+
+FOREVER = timedelta(weeks=4)  # ranks wait while one decodes or evaluates; that one is alive is not theirs to find out
+
+
+class World:
+    """See above. What has every rank's part is called by all of them, in the same order."""
+
+    def __init__(self, here: Place | None = None) -> None:
+        self.here = here
+        self.rank, self.size = (here.rank, here.world) if here else (0, 1)
+
+    @classmethod
+    def join(cls, device: str, devices: int) -> "World":
+        """Meet the other processes.
+
+        Raises:
+            ConfigError: there are no others, or not so many devices.
+        """
+        here = place(devices)
+        if here is None:
+            if devices > 1:
+                raise ConfigError(f"devices={devices} needs as many processes; use pearl run --devices, or torchrun")
+            return cls()
+        make_fabric(device, here).launch()
+        return cls(here)
+
+    @property
+    def first(self) -> bool:
+        """Whether this one writes, evaluates and speaks."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Until all are here."""
+        self.any()
+
+    def any(self, *flags: bool) -> list[bool]:
+        """Of each flag, whether it is set on any rank."""
+        if self.size == 1:
+            return [*flags]
+        tensor = torch.tensor([0, *flags], dtype=torch.int32)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return [bool(flag) for flag in tensor[1:].tolist()]
+
+    def same(self, value: Value) -> Value:
+        """The first rank's value."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box)
+        return box[0]
+
+    def gather(self, value: Value) -> list[Value]:
+        """Every rank's value, in order."""
+        if self.size == 1:
+            return [value]
+        boxes: list[Any] = [None] * self.size
+        dist.all_gather_object(boxes, value)
+        return boxes
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over the ranks."""
+        if self.size == 1:
+            return value
+        total = value.clone()
+        dist.all_reduce(total)
+        return total / self.size
+
+    @contextmanager
+    def first_on_each_machine(self) -> Iterator[None]:
+        """One of a machine's ranks does it, then the others: they find what is cached."""
+        turn = self.rank % self.here.local_world if self.here else 0
+        if turn:
+            self.wait()
+        yield
+        if not turn:
+            self.wait()
+
+    def own(self, seed: int) -> int:
+        """A seed for what ranks should draw each for itself, as dropout."""
+        return fold(seed, self.rank) if self.rank else seed
+
+    def share(self, batch: Batch) -> tuple[Batch, float]:
+        """This rank's part of a batch, and the weight of a mean over it: the ranks' mean is then that of the batch.
+
+        A rank for which nothing is left takes one image, at weight 0.
+        """
+        count = len(batch.y)
+        start, stop = (count * rank // self.size for rank in (self.rank, self.rank + 1))
+        weight = self.size * (stop - start) / count
+        if not weight:
+            start, stop = 0, 1
+        return Batch(*(part[start:stop] for part in batch)), weight
+
+    def shared_statistics(self, weight: float) -> AbstractContextManager[object]:
+        """BatchNorm sees the images of all ranks meanwhile, but those of weight 0."""
+        return SharedStatistics(bool(weight)) if self.size > 1 else nullcontext()
+
+
+def lost(error: BaseException) -> bool:
+    """Whether another process has ended."""
+    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    )
+
+
+def make_fabric(device: str, here: Place | None = None, **options: Any) -> Fabric:
+    """Lightning Fabric on one device, or on one of several for each process.
+
+    Raises:
+        ConfigError: this machine has no such device, or too few.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {device!r} cannot be used here; use auto, cpu or cuda")
+    # not Fabric's own choice: it prefers Apple's GPUs, which have no float64 for the rank rule
+    accelerator = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # the precision is told in environment.json
+    warnings.filterwarnings("ignore", message="The `srun` command is available")  # that SLURM is here is no mistake
+    try:
+        if here is None:
+            return Fabric(accelerator=accelerator, devices=1, **options)
+        return Fabric(
+            accelerator=accelerator,
+            devices=_enough(accelerator, here.local_world),
+            num_nodes=here.nodes,
+            strategy=_strategy(accelerator, here),
+            **options,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"device {device!r} cannot be used here ({error}); use auto or cpu") from None
+
+
+def _enough(accelerator: str, devices: int) -> int:
+    if accelerator == "cuda" and torch.cuda.is_available() and devices > torch.cuda.device_count():
+        raise ConfigError(
+            f"--devices {devices}: {torch.cuda.device_count()} GPUs can be seen here; give fewer, or --device cpu"
+        )
+    return devices
+
+
+def _strategy(accelerator: str, here: Place) -> DDPStrategy:
+    return DDPStrategy(
+        cluster_environment=SLURMEnvironment(auto_requeue=False) if here.slurm else TorchElasticEnvironment(),
+        process_group_backend="cpu:gloo,cuda:nccl" if accelerator == "cuda" else "gloo",
+        timeout=FOREVER,
+        # a loss may leave a parameter out; and buckets stay as they are then: a resumed run adds in the same order
+        find_unused_parameters=True,
+    )
+
+
+class SharedStatistics(TorchFunctionMode):
+    """Batch statistics over all ranks wherever a network takes them: no layer is replaced, since weights are arguments.
+
+    As SyncBatchNorm, on every device, and wherever the running statistics lie: in the network or in a method's state.
+    """
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """F.batch_norm in training is another one; all else stays."""
+        kwargs = kwargs or {}
+        if function is F.batch_norm and kwargs.get("training"):
+            return self.batch_norm(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def batch_norm(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        """x (B, C, ...) normalised by the mean and variance of each channel over all ranks."""
+        with torch.autocast(x.device.type, enabled=False):
+            y = x.float()
+            own_var, own_mean = (part.double() for part in torch.var_mean(y, [0, *range(2, x.ndim)], correction=0))
+            n = own_mean.new_full((1,), self.counts * x.numel() / x.shape[1])
+            # in float64, the square of the mean can be taken off the mean of the squares
+            sums = _Sum.apply(torch.cat([n * own_mean, n * (own_var + own_mean * own_mean), n]))
+            total = sums[-1]
+            mean, square = (sums[:-1] / total).chunk(2)
+            var = (square - mean * mean).clamp(min=0)
+            if running_mean is not None and running_var is not None:
+                with torch.no_grad():
+                    unbiased = var * total / (total - 1).clamp(min=1)
+                    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                    running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+            shape = (-1, *[1] * (x.ndim - 2))
+            y = (y - mean.float().view(shape)) * torch.rsqrt(var + eps).float().view(shape)
+            if weight is not None and bias is not None:
+                y = y * weight.view(shape) + bias.view(shape)
+            return y.to(x.dtype)
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over ranks; backward too, since every rank's loss depends on every rank's images."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        value = value.clone()
+        dist.all_reduce(value)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        gradient = gradients[0].clone()
+        dist.all_reduce(gradient)
+        return gradient

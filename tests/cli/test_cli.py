@@ -1,0 +1,177 @@
+"""The command line as a user meets it. Each wrong input: one clear line for each problem, exit code 2, no traceback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from layouts import cifar100_npz, image_folder
+from pearl.settings.config import recipe_names
+from pearl.settings.registry import METHODS
+
+TINY = ["backbone.width=4", "train.epochs=1", "engine.max_steps=1", "stream.per_class=4", "stream.test_per_class=2"]
+
+
+@pytest.fixture
+def cli(cli):
+    """What `pearl` says: its output, or if it fails its complaint."""
+    return lambda *arguments, code=0: cli(*arguments, code=code)[code != 0]
+
+
+def test_run_prints_results_and_where_they_are(cli):
+    out = cli("run", "digits", *TINY, "-q")
+    assert "class-IL accuracy (%)" in out
+    assert "class-IL after the last task" in out
+    assert os.environ["PEARL_RUNS"] in out
+    again = cli("run", "digits", *TINY, "-q")
+    assert again == out
+    listed = cli("list", "runs")
+    assert "done, 5 tasks" in listed
+    assert cli("show", listed.split()[0]) == out
+
+
+def test_smoke_from_the_command_line(cli):
+    assert "digits-finetune-seed0-smoke" in cli("run", "digits", "method=finetune", "--smoke", "-q")
+
+
+def test_progress_is_plain_lines_without_a_terminal(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "pearl", "run", "digits", *TINY], capture_output=True, text=True, check=True
+    )
+    lines = done.stderr.splitlines()
+    assert "task 1/5: 2 classes (0, 1), 8 images" in lines
+    assert any(line.startswith("  probe: ") for line in lines)
+    assert "\x1b" not in done.stderr
+
+
+def test_dry_run_tells_and_trains_nothing(cli):
+    out = cli("run", "digits", "--dry-run")
+    for part in ("stream:", "5 tasks", "20 targets", "layer4.1.conv2.weight: 128x128x3x3", "estimated memory"):
+        assert part in out
+    assert not Path(os.environ["PEARL_RUNS"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("methods", set(METHODS.names())),
+        ("backbones", {"resnet18", "bsc", "timm/*"}),
+        ("data", {"digits", "cifar100", "tinyimagenet", "imagenet_r", "folder", "npz"}),
+        ("recipes", set(recipe_names())),
+    ],
+)
+def test_list(cli, kind, names):
+    lines = cli("list", kind).splitlines()
+    assert {line.split()[0] for line in lines} == names
+    assert all(len(line.split()) > 1 for line in lines), "each with a sentence"
+
+
+@pytest.mark.parametrize("name", ["pearl", "resnet18", "timm/resnet18", "folder", "fixed", "cifar100-5t-bsc"])
+def test_show(cli, name):
+    assert len(cli("show", name).splitlines()) > 3
+
+
+def test_doctor(cli):
+    out = cli("doctor")
+    assert "torch" in out
+    assert out.rstrip().endswith("all well")
+
+
+def test_help_does_not_import_torch():
+    code = (
+        "import sys, pearl.cli; sys.argv = ['pearl', '--help']\n"
+        "try: pearl.cli.main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Usage: pearl" in done.stdout
+
+
+WRONG = {
+    "recipe": (["digitz"], "unknown recipe 'digitz'; did you mean 'digits'?"),
+    "recipe file": (["nowhere.yaml"], "recipe file nowhere.yaml not found"),
+    "method": (["digits", "method=perl"], "method.name: unknown method 'perl'; did you mean 'pearl'?"),
+    "key": (["digits", "train.lrr=1"], "train.lrr: unknown key; did you mean 'lr'?"),
+    "option": (["digits", "method.fould=view"], "method.fould: unknown key; did you mean 'fold'?"),
+    "no value": (["digits", "seed"], "'seed' is not of the form key=value"),
+    "backbone": (["digits", "backbone=resnet19"], "unknown backbone 'resnet19'; did you mean 'resnet18'?"),
+    "timm name": (["digits", "backbone=timm/resnet_18"], "unknown timm network 'resnet_18'; did you mean"),
+    "data source": (["digits", "data=cifar"], "unknown data source 'cifar'; did you mean 'cifar100'?"),
+    "target": (["digits", "method.targets=key"], "method.targets='key' matches no layer"),
+    "expression": (["digits", "method.targets=conv("], "not a valid regular expression"),
+    "rank": (
+        ["digits", "method.rank.name=fixed", "method.rank.r=0"],
+        "method.rank.r: input should be greater than or equal to 1",
+    ),
+    "tasks": (["digits", "stream.tasks=4"], "stream.tasks=4 does not divide 10 classes; use 5"),
+    "order": (["digits", "stream.order=[0,1,99]"], "stream.order: no class 99 in a source of 10"),
+    "patches": (
+        ["digits", "backbone=timm/test_vit", "images.size=30", "images.augment=none"],
+        "images.size=30: test_vit cuts patches of 16 pixels; use 32",
+    ),
+    "no data": (["digits", "data=folder", "data.path=nowhere"], "image folder not found: tried nowhere and"),
+    "no weights": (["digits", "backbone.weights=w.pth"], "weights not found: tried w.pth and"),
+    "device": (["digits", "--device", "warp"], "device 'warp' cannot be used here"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_input_is_one_line(cli, wrong):
+    arguments, message = WRONG[wrong]
+    err = cli("run", *arguments, code=2)
+    (line,) = err.strip().splitlines()[-1:]
+    assert message in line
+    assert line.startswith("pearl: ")
+    assert "Traceback" not in err
+    assert not Path(os.environ["PEARL_RUNS"]).exists()
+
+
+def test_all_mistakes_at_once(cli):
+    err = cli("run", "digits", "method=perl", "train.lrr=1", "backbone.with=3", "images.std=0", code=2)
+    for part in ("unknown method", "train.lrr", "backbone.with", "images.std"):
+        assert part in err
+    assert len(err.strip().splitlines()) == 4
+
+
+def test_classes_without_images_are_named(cli, tmp_path):
+    root = image_folder(tmp_path / "tree", size=8)
+    (root / "train" / "dog").mkdir()
+    err = cli("run", "digits", "data=folder", f"data.path={root}", "stream.tasks=1", code=2)
+    assert "no image in" in err
+    assert "dog" in err
+    for file in (root / "test" / "bee").iterdir():
+        file.unlink()
+    (root / "train" / "dog").rmdir()
+    assert "bee" in cli("run", "digits", "data=folder", f"data.path={root}", "stream.tasks=1", code=2)
+
+
+def test_a_directory_without_permission(cli, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PEARL_RUNS", str(tmp_path / "file" / "runs"))
+    err = cli("run", "digits", *TINY, "-q", code=2)
+    assert "cannot be written" in err
+    assert "PEARL_RUNS" in err
+
+
+def test_offline_says_where_to_put_the_data(cli, monkeypatch):
+    import torchvision.datasets.utils as utils
+
+    def refused(*_, **__):
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(utils, "_urlretrieve", refused)
+    assert "put the official cifar-100-python.tar.gz" in cli("run", "cifar100-5t-resnet18", code=2)
+    assert "put tiny-imagenet-200.zip into" in cli("run", "tinyimagenet-5t-bsc", code=2)
+    assert "put imagenet-r.tar into" in cli("run", "imagenet_r-5t-vit", "backbone.pretrained=false", code=2)
+
+
+def test_show_of_nothing(cli):
+    assert "nothing is called 'perl'; did you mean 'pearl'?" in cli("show", "perl", code=2)
+
+
+def test_npz_in_place_of_cifar100(cli, monkeypatch, tmp_path):
+    monkeypatch.setenv("PEARL_DATA", str(tmp_path))
+    cifar100_npz(tmp_path, classes=100, per_class=3)
+    out = cli("run", "cifar100-5t-bsc", "backbone.width=4", "engine.channels_last=false", "--smoke", "-q")
+    assert "task5" in out

@@ -1,0 +1,278 @@
+"""Runs survive kills, faults of the disk, signals and each other, and end with the same bits."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pearl.errors import Interrupted, RunError
+from pearl.lifecycle.runs import execute
+from pearl.lifecycle.session import locked
+from pearl.settings.config import load_config
+from pearl.storage.files import finished
+from pearl.training.engine import Engine, Observer
+from reliability import contents
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def tiny(*overrides):
+    """Two tasks, two steps a phase."""
+    shape = ["stream.classes=4", "stream.tasks=2", "stream.per_class=8", "stream.test_per_class=2"]
+    fast = ["backbone.width=2", "engine.channels_last=false", "engine.max_steps=2", "train.batch_size=8"]
+    return load_config("digits", [*shape, *fast, *overrides])
+
+
+def test_killed_runs_end_with_the_same_bits():
+    """The benchmark in small: its own process, since a child must be forked before torch has threads."""
+    command = [sys.executable, str(BENCHMARKS / "reliability.py"), "--kills", "6", "--methods", "pearl", "--print"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "| pearl | 6 |" in done.stdout and "| yes |" in done.stdout
+
+
+# ----------------------------------------------------------------------------------------------- faults of the disk
+
+
+class Faults:
+    """Counts what reaches the disk through `pearl.storage.files`, and lets one of it fail."""
+
+    def __init__(self, fail_at=None):
+        self.count, self.fail_at = 0, fail_at
+
+    def check(self):
+        self.count += 1
+        if self.count == self.fail_at:
+            raise OSError(28, "No space left on device")
+
+
+@contextmanager
+def faulty_disk(monkeypatch, faults):
+    """Every write, fsync, rename and new folder is counted, and may fail."""
+    real_open = pathlib.Path.open
+
+    def watch(real):
+        def call(*args, **kwargs):
+            faults.check()
+            return real(*args, **kwargs)
+
+        return call
+
+    def opened(self, mode="r", *args, **kwargs):
+        file = real_open(self, mode, *args, **kwargs)
+        if "w" not in mode and "a" not in mode:
+            return file
+        return Written(file, faults)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", watch(os.fsync))
+        patch.setattr(pathlib.Path, "replace", watch(pathlib.Path.replace))
+        patch.setattr(pathlib.Path, "mkdir", watch(pathlib.Path.mkdir))
+        patch.setattr(pathlib.Path, "open", opened)
+        yield
+
+
+class Written:
+    """A file whose writes are counted; one that fails has written half of what it was given."""
+
+    def __init__(self, file, faults):
+        self.file, self.faults = file, faults
+
+    def write(self, data):
+        try:
+            self.faults.check()
+        except OSError:
+            self.file.write(data[: len(data) // 2])
+            raise
+        return self.file.write(data)
+
+    def __enter__(self):
+        self.file.__enter__()
+        return self
+
+    def __exit__(self, *args):
+        return self.file.__exit__(*args)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize("method", ["pearl", "finetune"])
+def test_every_write_may_fail_once(method, tmp_path, monkeypatch):
+    """Whichever it is: one clear error, finished tasks as they were, and the next attempt ends with the same bits."""
+    settings = tiny(f"method={method}")
+    count = Faults()
+    with faulty_disk(monkeypatch, count):
+        execute(settings, path=tmp_path / "whole")
+    expected = contents(tmp_path / "whole")
+    assert count.count > 50
+    for n in range(1, count.count + 1):
+        path = tmp_path / f"fault{n}"
+        with faulty_disk(monkeypatch, Faults(n)), pytest.raises(RunError, match="No space left on device"):
+            execute(settings, path=path)
+        before = {file: file.read_bytes() for folder in finished(path) for file in folder.iterdir()}
+        execute(settings, path=path)
+        assert contents(path) == expected, n
+        assert all(file.read_bytes() == data for file, data in before.items()), n
+        assert not list(path.rglob("*.tmp"))
+
+
+# ------------------------------------------------------------------------------------------------- damaged files
+
+
+@pytest.mark.parametrize("harm", ["truncated", "missing", "bit-flipped"])
+def test_a_damaged_task_is_named_and_earlier_tasks_stay_usable(harm, tmp_path):
+    import pearl
+
+    path = execute(tiny(), path=tmp_path / "run").path
+    file = finished(path)[1] / "weights.safetensors"
+    data = file.read_bytes()
+    if harm == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(data[: len(data) // 2] if harm == "truncated" else data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(
+        RunError, match=r"001-task2/weights\.safetensors: (cannot be read|checksum differs).*restore it"
+    ):
+        _ = pearl.load(path).method
+    assert len(pearl.load(path, tasks=1).method.heads) == 1
+
+
+def test_a_lost_manifest_is_not_learnt_over(tmp_path):
+    path = execute(tiny(), path=tmp_path / "run").path
+    whole = contents(path)
+    lost = [folder / "manifest.json" for folder in finished(path)]
+    lost[1].rename(tmp_path / "kept")
+    with pytest.raises(
+        RunError, match=r"001-task2/manifest\.json: missing, though classes\.json lists the task; restore"
+    ):
+        execute(tiny(), path=path)
+    (tmp_path / "kept").rename(lost[1])
+    lost[0].unlink()
+    with pytest.raises(RunError, match=r"000-task1/manifest\.json: missing, though 001-task2 is there; restore it"):
+        execute(tiny(), path=path)
+    # as the message says
+    shutil.rmtree(path / "tasks")
+    (path / "classes.json").unlink()
+    execute(tiny(), path=path)
+    assert contents(path) == whole
+
+
+def test_a_damaged_moment_costs_time_but_no_bit(tmp_path):
+    execute(tiny(), path=tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        execute(tiny(), path=tmp_path / "cut", show=Press(at=5, minutes=None), minutes=0)
+    moments = sorted((tmp_path / "cut" / "resume").iterdir())
+    assert moments
+    newest = moments[-1] / "weights.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-9])
+    execute(tiny(), path=tmp_path / "cut")
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+# ------------------------------------------------------------------------------------------------------- signals
+
+
+class Press(Observer):
+    """Presses Ctrl-C (or sends another signal) at a step of training."""
+
+    def __init__(self, at, kind=signal.SIGINT, minutes=0.0):
+        self.at, self.kind, self.times, self.seen = at, kind, 1 if minutes is not None else 2, 0
+
+    def step(self, done, total):
+        self.seen += 1
+        if self.seen == self.at:
+            for _ in range(self.times):  # the second one does not wait
+                os.kill(os.getpid(), self.kind)
+                time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("at", [1, 2, 3, 5])
+def test_a_signal_waits_for_the_step_and_the_run_goes_on(kind, at, tmp_path):
+    execute(tiny(), path=tmp_path / "whole")
+    handler = signal.getsignal(kind)
+    with pytest.raises(Interrupted, match=r"interrupted in phase .* go on with: pearl resume "):
+        execute(tiny(), path=tmp_path / "cut", show=Press(at, kind))
+    assert signal.getsignal(kind) == handler
+    before = len(finished(tmp_path / "cut"))
+    steps = Count()
+    execute(tiny(), path=tmp_path / "cut", show=steps)
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+    assert steps.seen == 6 - at, f"trained again what was stored; {before} tasks were finished"
+
+
+class Count(Observer):
+    def __init__(self):
+        self.seen, self.decoding = 0, True
+
+    def event(self, kind, **facts):
+        self.decoding = kind == "decode"
+
+    def step(self, done, total):
+        self.seen += not self.decoding
+
+
+def test_the_command_line_says_how_to_go_on(tmp_path):
+    environment = os.environ | {"PEARL_RUNS": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pearl", "run", "digits", "train.epochs=2000", "backbone.width=4"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        for line in run.stderr:
+            if "reference: " in line:
+                break
+        time.sleep(1)
+        run.send_signal(signal.SIGTERM)
+        said = run.stderr.read().strip().splitlines()[-1]
+        assert run.wait(timeout=60) == 130
+    (path,) = (tmp_path / "runs").iterdir()
+    assert said.startswith("pearl: interrupted in phase reference after ")
+    assert said.endswith(f"go on with: pearl resume {path}")
+    assert len(list((path / "resume").iterdir())) == 1
+
+
+# --------------------------------------------------------------------------------------------------------- locks
+
+
+def test_the_second_process_is_told_who_holds_the_directory(tmp_path):
+    with locked(tmp_path / "run"), pytest.raises(RunError, match=rf"process {os.getpid()} on .* is at work on it"):
+        execute(tiny(), path=tmp_path / "run")
+    execute(tiny(), path=tmp_path / "run")
+
+
+def test_a_lock_dies_with_its_process(tmp_path):
+    path = tmp_path / "run"
+    code = "import os, pathlib; from pearl.lifecycle.session import locked\n"
+    code += f"with locked(pathlib.Path({str(path)!r})): os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 9
+    assert json.loads((path / ".holder.json").read_text())["pid"] != os.getpid()
+    assert execute(tiny(), path=path).done
+    assert not (path / ".holder.json").exists()
+
+
+def test_runs_work_in_threads(tmp_path):
+    """Signals cannot be handled there; nothing else is different."""
+    done = []
+    thread = threading.Thread(target=lambda: done.append(execute(tiny(), path=tmp_path / "run").done))
+    thread.start()
+    thread.join()
+    assert done == [True]
+
+
+def test_a_wrong_device_leaves_nothing(tmp_path, monkeypatch):
+    def broken(*args, **kwargs):
+        raise RunError("no")
+
+    monkeypatch.setattr(Engine, "__init__", broken)
+    with pytest.raises(RunError):
+        execute(tiny(), path=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,15 @@
+import pytest
+
+from pearl.lifecycle.conformance import checks
+from pearl.settings.registry import METHODS
+from zoo import ZOO
+
+
+@pytest.mark.parametrize("method", ZOO)
+@pytest.mark.parametrize("check", checks())
+def test_contract(method, check):
+    check(ZOO[method])
+
+
+def test_all_methods_are_held_to_it():
+    assert {type(make()) for make in ZOO.values()} == {METHODS.load(name) for name in METHODS.own}

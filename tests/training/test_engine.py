@@ -1,0 +1,274 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pearl.data.batches import fold
+from pearl.errors import ConfigError, Interrupted, TrainingError
+from pearl.lifecycle.conformance import Cut, Watch
+from pearl.lifecycle.small import config, logits, make_task
+from pearl.methods.base import Method, Phase
+from pearl.methods.bounds.finetune import Finetune
+from pearl.methods.bounds.isolation import Isolation
+from pearl.methods.bounds.joint import Joint
+from pearl.methods.pearl import Pearl
+from pearl.nn.rank_rules import FixedRule, RankRule
+from pearl.nn.resnet import resnet18
+from pearl.settings.config import PhaseConfig
+from pearl.storage.checkpoint import read_part, write_part
+from pearl.training.engine import Engine, Observer, learning_rate, make_optimizer
+from pearl.training.replay import Replay
+
+
+def net():
+    torch.manual_seed(1)
+    return resnet18(8, width=4)
+
+
+class Record(Observer):
+    def __init__(self):
+        self.events, self.steps = [], 0
+
+    def event(self, kind, **facts):
+        self.events.append((kind, facts))
+
+    def step(self, done, total):
+        self.steps += 1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "multistep"])
+def test_the_loop_is_a_plain_pytorch_loop(optimizer, schedule):
+    train = {
+        "epochs": 3,
+        "batch_size": 8,
+        "optimizer": optimizer,
+        "lr": 0.01,
+        "weight_decay": 0.001,
+        "schedule": schedule,
+        "milestones": [0.5],
+        "clip": 0.5,
+    }
+    settings = config(train=train)
+    method = Finetune(net())
+    Engine(settings, device="cpu").learn(method, make_task(0))
+
+    plain = Finetune(net())
+    torch.manual_seed(fold(0, 0))
+    plain.heads.grow(2)
+    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    extra = {"momentum": 0.9} if optimizer == "sgd" else {}
+    optim = kinds[optimizer](plain.parameters(), lr=0.01, weight_decay=0.001, **extra)
+    task, step = make_task(0), 0
+    for epoch in range(3):
+        for batch in task.batches(8, fold(0, 0, 0, epoch)):
+            progress = step / 9
+            rate = {
+                "constant": 0.01,
+                "cosine": 0.005 * (1 + math.cos(math.pi * progress)),
+                "multistep": 0.01 if progress < 0.5 else 0.001,
+            }[schedule]
+            optim.param_groups[0]["lr"] = rate
+            optim.zero_grad()
+            nn.functional.cross_entropy(plain(batch.x), batch.y).backward()
+            nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+            optim.step()
+            step += 1
+    for (name, ours), theirs in zip(method.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(("progress", "rate"), [(0.0, 1.0), (0.5, 0.5), (1.0, 0.0)])
+def test_cosine_falls_from_lr_to_zero(progress, rate):
+    assert learning_rate(PhaseConfig(lr=1.0, schedule="cosine"), progress) == pytest.approx(rate)
+
+
+def test_multistep_counts_milestones_as_shares():
+    settings = PhaseConfig(lr=1.0, schedule="multistep", milestones=[0.5, 0.75], gamma=0.1)
+    rates = [learning_rate(settings, p) for p in (0.0, 0.49, 0.5, 0.75, 0.99)]
+    assert rates == pytest.approx([1, 1, 0.1, 0.01, 0.01])
+
+
+def test_phases_have_their_own_settings():
+    settings = config(train={"epochs": 1, "batch_size": 8, "phases": {"probe": {"epochs": 3, "batch_size": 12}}})
+    record = Record()
+    engine = Engine(settings, device="cpu", observer=record)
+    method = Pearl(net())
+    for t in range(2):
+        engine.learn(method, make_task(t))
+    steps = {facts["phase"]: facts["steps"] for kind, facts in record.events if kind == "phase"}
+    assert steps == {"reference": 3, "probe": 6, "adapt": 3}
+    epochs = [facts["phase"] for kind, facts in record.events if kind == "epoch"]
+    assert epochs == ["reference", "probe", "probe", "probe", "adapt"]
+    assert record.steps == 12
+
+
+def test_max_steps_ends_a_phase():
+    record = Record()
+    settings = config(engine={"precision": "fp32", "max_steps": 1})
+    Engine(settings, device="cpu", observer=record).learn(Finetune(net()), make_task(0))
+    assert record.steps == 1
+
+
+def test_learning_is_a_function_of_the_seed():
+    def run(seed):
+        method = Finetune(net())
+        torch.manual_seed(int(np.random.default_rng().integers(1000)))  # the state of the world must not matter
+        Engine(config(seed=seed), device="cpu").learn(method, make_task(0))
+        return logits(method)
+
+    assert torch.equal(run(0), run(0))
+    assert not torch.equal(run(0), run(1))
+
+
+class Broken(Finetune):
+    phases = ("broken",)
+
+    def learn(self, task):
+        self.heads.grow(2)
+        self.calls = 0
+
+        def loss(batch):
+            self.calls += 1
+            return self.loss(batch) * (float("nan") if self.calls == 5 else 1.0)
+
+        yield Phase("broken", self.parameters(), loss)
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_facts():
+    with pytest.raises(
+        TrainingError,
+        match=r"nan in task 1 \(task1\), phase broken, epoch 2, step 5, lr 0.001; tasks before it are kept; lower",
+    ):
+        Engine(config(), device="cpu").learn(Broken(net()), make_task(0))
+
+
+def test_hooks_run_after_backward_and_after_each_step():
+    calls = []
+
+    class Hooked(Finetune):
+        phases = ("hooked",)
+
+        def learn(self, task):
+            self.heads.grow(2)
+            head = self.heads[0]
+            yield Phase(
+                "hooked",
+                self.parameters(),
+                self.loss,
+                after_backward=lambda: head.weight.grad.zero_(),
+                after_step=lambda batch: calls.append(len(batch.y)),
+            )
+
+    method = Hooked(net())
+    task = make_task(0)
+    torch.manual_seed(0)
+    Engine(config(), device="cpu").learn(method, task)
+    assert sum(calls) == 2 * 24
+    torch.manual_seed(fold(0, 0))
+    assert torch.equal(method.heads[0].weight, nn.Linear(method.heads.dim, 2).weight)
+
+
+def test_a_phase_that_trains_what_it_does_not_declare_is_caught():
+    class Sneaky(Finetune):
+        def learn(self, task):
+            head = self.heads.grow(2)
+
+            def loss(batch):
+                with torch.no_grad():
+                    next(self.backbone.parameters()).add_(1e-3)
+                return self.loss(batch)
+
+            yield Phase("finetune", head.parameters(), loss)
+
+    with pytest.raises(AssertionError, match=r"backbone\.conv1\.weight changed in phase finetune"):
+        Watch(config(), device="cpu").learn(Sneaky(net()), make_task(0))
+
+
+def test_unknown_device_is_one_line():
+    with pytest.raises(ConfigError, match="device 'warp' cannot be used here"):
+        Engine(config(), device="warp")
+
+
+def test_frozen_rank_rule_equals_fixed_rank():
+    """PEARL whose rule always answers r is fixed rank, whatever the probe does."""
+
+    class Frozen(RankRule):
+        needs_probe = True
+
+        def choose(self, reference, tuned):
+            return FixedRule(r=2).choose(reference, tuned)
+
+    def run(rule, settings):
+        method = Pearl(net(), rank=rule)
+        engine = Engine(settings, device="cpu")
+        for t in range(2):
+            engine.learn(method, make_task(t))
+        return method
+
+    with_probe, without = run(Frozen(), config()), run(FixedRule(r=2), config())
+    shapes = {name: p.shape for name, p in with_probe.tensors.named_parameters()}
+    assert shapes == {name: p.shape for name, p in without.tensors.named_parameters()}
+    assert with_probe.size() == without.size()
+
+
+def test_one_task_makes_all_baselines_equal():
+    """With a single task, fine-tuning, isolation, joint training and PEARL's reference are the same training."""
+    outputs = []
+    for make in (Finetune, Isolation, Joint, Pearl):
+        method: Method = make(net())
+        Engine(config(), device="cpu").learn(method, make_task(0))
+        outputs.append(logits(method))
+    for other in outputs[:2]:
+        torch.testing.assert_close(other, outputs[3])
+    # joint draws its head a second time, so only its loss landscape is the same
+    assert outputs[2].shape == outputs[3].shape
+
+
+def test_optimizers_are_fused_on_the_cpu():
+    optimizer = make_optimizer(PhaseConfig(), [nn.Parameter(torch.zeros(2))], torch.device("cpu"))
+    assert optimizer.param_groups[0]["fused"]
+
+
+@pytest.mark.parametrize(
+    "harm", ["none", "shape", "index", "no index", "weight", "other network", "no network", "phase"]
+)
+def test_a_moment_that_does_not_fit_is_passed_over(harm, tmp_path):
+    """As a damaged one is: PEARL's probe begins anew, and ends with the same bits."""
+
+    def make():
+        torch.manual_seed(1)
+        return Pearl(net(), reference="given")
+
+    engine, whole, cut = Engine(config(), device="cpu"), make(), make()
+    engine.learn(whole, make_task(0))
+    with pytest.raises(Interrupted):
+        engine.learn(cut, make_task(0), Cut(tmp_path, 3))
+    place = sorted(tmp_path.iterdir())[-1]
+    tensors, manifest = read_part(place)
+    kept = {key: manifest[key] for key in ("phase", "steps")}
+    average = next(name for name in tensors if name.endswith("exp_avg") and tensors[name].ndim == 4)
+    weight = next(name for name in tensors if name.startswith("method/heads.blocks"))
+    if harm == "shape":
+        tensors[average] = tensors[average].flatten(1).contiguous()
+    elif harm == "index":
+        tensors["optimizer/999/step"] = torch.tensor(3.0)
+    elif harm == "no index":
+        tensors["optimizer/x/step"] = torch.tensor(3.0)
+    elif harm == "weight":
+        tensors[weight] = torch.zeros(5)
+    elif harm == "other network":
+        tensors["extra/conv1.weight"] = torch.zeros(2, 2)
+    elif harm == "no network":
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("extra/")}
+    elif harm == "phase":
+        kept["phase"] = "elsewhere"
+    write_part(place, tensors, kept)
+    again, told = make(), []
+    engine.observer.event = lambda kind, **facts: told.append(facts.get("done"))
+    engine.learn(again, make_task(0), Replay(tmp_path))
+    assert told[0] == (3 if harm == "none" else 0)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name

@@ -1,0 +1,118 @@
+"""What test_ddp.py looks at, made by forks of one process that has imported everything: python two_ranks.py OUT"""
+
+import copy
+import os
+import pickle
+import sys
+import tempfile
+from pathlib import Path
+
+import timm
+import torch
+from ddp import follow, fork, learn, logits
+
+from pearl.data.batches import Batch
+from pearl.errors import Interrupted
+from pearl.lifecycle import small
+from pearl.methods.bounds.finetune import Finetune
+from pearl.methods.pearl import Pearl
+from pearl.nn.resnet import resnet18
+from pearl.training.engine import Engine
+from pearl.training.replay import Replay
+from pearl.training.world import World
+from zoo import ZOO
+
+FP32 = {"engine": {"precision": "fp32"}}  # in bfloat16 these networks are far from themselves already
+SMALL = {**FP32, "images": {"size": 32}, "train": {"batch_size": 8, "epochs": 2, "optimizer": "sgd", "lr": 0.001}}
+
+
+def resnet(method):
+    """BatchNorm; of the last batch's three images one rank has a single one."""
+    torch.manual_seed(0)
+    learner = method(resnet18(32, width=4))
+    losses = learn(learner, range(2), 11, **SMALL)
+    return {"losses": losses, "state": learner.state_dict(), "logits": logits(learner)}
+
+
+def leftover():
+    """Batches of two images for three ranks."""
+    torch.manual_seed(0)
+    learner = Finetune(resnet18(32, width=4))
+    losses = learn(learner, range(1), 6, **SMALL | {"train": {**SMALL["train"], "batch_size": 2}})
+    return {"losses": losses, "state": learner.state_dict()}
+
+
+def dropout(folder=None, every=0):
+    """A ViT with dropout and a parameter that no loss reaches; stopped on the second rank every so many steps."""
+    torch.manual_seed(0)
+    net = timm.create_model("test_vit", img_size=32, num_classes=0, proj_drop_rate=0.3)
+    net.dim, net.pretrained = net.num_features, True
+    net.unused = torch.nn.Parameter(torch.ones(3))
+    train = {"batch_size": 8, "epochs": 2, "weight_decay": 0.1}
+    cuts = 0
+    while True:
+        learner = Pearl(copy.deepcopy(net))
+        try:
+            replay = (lambda world: Cut(folder, world, every)) if folder else None
+            learn(learner, range(1), 20, train=train, replay=replay, **FP32)
+            return {"state": learner.state_dict(), "cuts": cuts}
+        except Interrupted:
+            cuts += 1
+
+
+class Cut(Replay):
+    """The last rank alone is asked to stop."""
+
+    def __init__(self, folder, world, every):
+        super().__init__(Path(folder), world=world)
+        self.left = every
+
+    def due(self):
+        self.left -= 1
+        self.stop.requested = self.left <= 0 and self.world.rank == self.world.size - 1
+        return super().due()
+
+
+def draws():
+    world = World.join("cpu", 2)
+    torch.manual_seed(world.own(7))
+    batch = Batch(torch.arange(5), torch.arange(5), torch.arange(5))
+    return {
+        "draw": torch.rand(1).item(),
+        "share": world.share(batch)[0].rows.tolist(),
+        "any": world.any(world.rank == 1, False),
+        "same": world.same(f"of {world.rank}"),
+        "gather": world.gather(world.rank),
+    }
+
+
+def zoo():
+    """All methods that keep no images: state and logits after two tasks of 15 images, in batches of 8 and 7."""
+    settings = small.config(train={"batch_size": 8, "epochs": 1, "optimizer": "sgd", "lr": 0.001})
+    engine = Engine(settings, device="cpu", world=World.join("cpu", int(os.environ["WORLD_SIZE"])))
+    found = {}
+    for name, make in ZOO.items():
+        method = engine.place(make())
+        if not method.rehearsal and not method.oracle:
+            small.learn(method, range(2), engine, per_class=7, extra=1)
+            found[name] = {"state": method.state_dict(), "logits": small.logits(method)}
+    return found
+
+
+def main(out):
+    found = {"draws": fork(2, draws), "leftover": fork(3, leftover), "leftover one": fork(1, leftover)}
+    for name in ("pearl", "finetune"):
+        found[name] = fork(2, follow, name, "test_vit", 7, 9)
+        found[f"{name} one"] = fork(1, follow, name, "test_vit", 7, 9)
+    for method in (Pearl, Finetune):
+        found[f"resnet {method.__name__}"] = fork(2, resnet, method)
+        found[f"resnet {method.__name__} one"] = fork(1, resnet, method)
+    found["zoo"], found["zoo one"] = fork(2, zoo), fork(1, zoo)
+    found["dropout"] = fork(2, dropout)
+    with tempfile.TemporaryDirectory() as folder:
+        found["dropout cut"] = fork(2, dropout, folder, 4)
+    Path(out).write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
