@@ -25,7 +25,7 @@ from pearl.evaluation.evaluate import Ensemble
 from pearl.lifecycle.runs import Run, execute
 from pearl.reports.progress import display
 from pearl.settings.config import load_config, recipe_names
-from pearl.settings.registry import BACKBONES
+from pearl.settings.parts import BACKBONES
 from speed.timing import ratios
 
 RECIPES = ["cpu-cifar20-resnet18", "cpu-cifar100-deit_tiny", "cpu-grocery-deit_tiny"]

@@ -24,7 +24,7 @@ from pearl.methods.pearl import Pearl
 from pearl.nn.fast.beside import fits_beside
 from pearl.nn.rank_rules import FixedRule
 from pearl.reports.plan import activation_bytes
-from pearl.settings.registry import BACKBONES
+from pearl.settings.parts import BACKBONES
 from pearl.storage.checkpoint import changed, snapshot, write_part
 from pearl.training.engine import Engine
 from pearl.training.replay import Replay

@@ -27,7 +27,7 @@ from pearl.methods.base import Phase, own_loss
 from pearl.methods.pearl import Pearl
 from pearl.nn.rank_rules import FixedRule
 from pearl.settings.config import check_config
-from pearl.settings.registry import BACKBONES
+from pearl.settings.parts import BACKBONES
 from pearl.training.engine import Engine, make_optimizer
 from pearl.training.replay import Replay
 

@@ -62,7 +62,7 @@ NOW: dict[str, tuple[str, ...]] = {
     "predict": ("lifecycle.predict",),
     "progress": ("reports.progress",),
     "ranks": ("training.world",),
-    "registry": ("settings.registry",),
+    "registry": ("settings.registry", "settings.parts"),
     "replay": ("training.replay",),
     "report": ("reports.page", "reports.records", "reports.parts", "reports.compared"),
     "runs": ("lifecycle.runs",),

@@ -9,7 +9,7 @@ import pytest
 
 from layouts import cifar100_npz, image_folder
 from pearl.settings.config import recipe_names
-from pearl.settings.registry import METHODS
+from pearl.settings.parts import METHODS
 
 TINY = ["backbone.width=4", "train.epochs=1", "engine.max_steps=1", "stream.per_class=4", "stream.test_per_class=2"]
 

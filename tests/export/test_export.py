@@ -29,7 +29,7 @@ from pearl.methods.pearl import Pearl
 from pearl.nn import lowrank
 from pearl.nn.rank_rules import FixedRule
 from pearl.settings.config import ImagesConfig, load_config
-from pearl.settings.registry import BACKBONES
+from pearl.settings.parts import BACKBONES
 
 SIZES = (3, 2)  # classes of the tasks
 RESNET = {"name": "resnet18", "width": 4}

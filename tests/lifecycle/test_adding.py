@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from pearl.lifecycle.conformance import maker, shows_strict_reload
-from pearl.settings.registry import METHODS
+from pearl.settings.parts import METHODS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding.md").read_text()
 SMALL = ["--smoke", "-q", "backbone.width=4", "stream.tasks=2"]

@@ -1,8 +1,8 @@
 """What version 0.1 wrote opens, says the same, is resumed and goes on learning; people's files import what they did.
 
 written_by_0.1/ was made by that version on another machine: a model of two tasks (`pearl learn`), a run of three, the
-same run cut off in its third task, and one of a method in a file, of whose three tasks two are learnt. said.json holds
-what they said of four random images.
+same run cut off in its third task, the model cut off in a third one, and a run of a method in a file, of whose three
+tasks two are learnt. said.json holds what they said of four random images.
 """
 
 import json
@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import pearl
-from pearl.lifecycle.learning import learn
+from pearl.lifecycle.learning import learn, resume
 from pearl.lifecycle.runs import Run, execute
 from pearl.lifecycle.saved import read_config
 from pearl.moved import NOW
-from pearl.settings.registry import METHODS
+from pearl.settings.parts import METHODS
 from photos import write_photos
 
 WRITTEN = Path(__file__).parent / "written_by_0.1"
@@ -82,18 +82,24 @@ def test_a_model_goes_on_learning(old, tmp_path):
     np.testing.assert_allclose(model.logits(pixels)[:, :4].numpy(), SAID["model"], rtol=1e-3, atol=1e-3)
 
 
+def test_a_half_learnt_task_is_resumed(old, tmp_path):
+    path = old / "half-model"
+    write_photos(tmp_path / "third", {"four": 4, "five": 5}, 8)
+    note = json.loads((path / "resume" / "task.json").read_text())
+    (path / "resume" / "task.json").write_text(json.dumps({**note, "data": str(tmp_path / "third")}))
+    resume(path)
+    assert pearl.load(path).classes == ("one", "zero", "three", "two", "five", "four")
+    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    assert [event["done"] for event in events if event["event"] == "phase"][-2:] == [2, 2]
+
+
 @pytest.mark.parametrize("old_name", NOW)
 def test_an_old_path_gives_what_lies_elsewhere_now(old_name):
     module = import_module(f"pearl.{old_name}")
-    for place in NOW[old_name]:
-        now = import_module(f"pearl.{place}")
-        public = [
-            name
-            for name in vars(now)
-            if not name.startswith("_") and getattr(vars(now)[name], "__module__", "") == now.__name__
-        ]
-        assert public, place
-        assert all(getattr(module, name) is getattr(now, name) for name in public)
+    places = [import_module(f"pearl.{place}") for place in NOW[old_name]]
+    for place in places:
+        for name in [name for name in vars(place) if not name.startswith("_")]:
+            assert getattr(module, name) is getattr(next(one for one in places if hasattr(one, name)), name)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         module.nothing  # noqa: B018
 

@@ -16,7 +16,7 @@ import pearl
 from pearl.errors import ConfigError
 from pearl.export import export_directory
 from pearl.settings.config import load_config
-from pearl.settings.registry import BACKBONES, METHODS, RANK_RULES, SOURCES
+from pearl.settings.parts import BACKBONES, METHODS, RANK_RULES, SOURCES
 from photos import write_photos
 
 TINY = ["--smoke", "-q", "backbone.width=4", "stream.tasks=2"]

@@ -1,7 +1,7 @@
 import pytest
 
 from pearl.lifecycle.conformance import checks
-from pearl.settings.registry import METHODS
+from pearl.settings.parts import METHODS
 from zoo import ZOO
 
 

@@ -29,7 +29,7 @@ from pearl.methods.rehearsal.er_ace import ErAce, among
 from pearl.nn.growing import CosineHeads, TaskHeads
 from pearl.nn.resnet import resnet18
 from pearl.settings.config import ImagesConfig
-from pearl.settings.registry import METHODS
+from pearl.settings.parts import METHODS
 from pearl.training.engine import Engine
 
 REHEARSAL = {"er": Er, "er_ace": ErAce, "derpp": DerPlusPlus}

@@ -23,7 +23,7 @@ from pearl.nn import vit
 from pearl.nn.growing import TaskTensors
 from pearl.nn.rank_rules import FixedRule
 from pearl.nn.resnet import resnet18
-from pearl.settings.registry import METHODS
+from pearl.settings.parts import METHODS
 from pearl.training.engine import Engine
 
 WIDTH, HEADS = 16, 2

@@ -33,7 +33,7 @@ from pearl.nn.resnet import resnet18
 from pearl.nn.timm import timm_backbone
 from pearl.nn.weights import load_weights
 from pearl.settings.config import ImagesConfig
-from pearl.settings.registry import BACKBONES
+from pearl.settings.parts import BACKBONES
 from pearl.storage.checkpoint import snapshot, write_part
 
 NARROW: dict[str, dict[str, Any]] = {

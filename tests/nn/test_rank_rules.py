@@ -26,7 +26,7 @@ from pearl.nn.rank_rules import (
     share_out,
 )
 from pearl.nn.resnet import resnet18
-from pearl.settings.registry import RANK_RULES
+from pearl.settings.parts import RANK_RULES
 
 TIE = 1e-9  # shares nearer to each other than this may be told apart either way
 

@@ -3,14 +3,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from pearl.errors import ConfigError
+from pearl.settings.born import Born, as_written, without_born
 from pearl.settings.config import (
     EngineConfig,
     ImagesConfig,
@@ -25,7 +27,8 @@ from pearl.settings.config import (
     read_recipe,
     recipe_names,
 )
-from pearl.settings.registry import BACKBONES, METHODS, RANK_RULES, SOURCES, nearest
+from pearl.settings.parts import BACKBONES, METHODS, RANK_RULES, SOURCES
+from pearl.settings.registry import Registry, nearest
 
 CIFAR = "cifar100-5t-resnet18"  # its method has an option: targets
 
@@ -676,9 +679,9 @@ def test_names_and_recipes_cost_no_torch(code: str) -> None:
 
 
 def test_a_run_keeps_its_name() -> None:
-    """ids.json has the ends of the names that runs of each recipe have had since there was one, by method and rank rule.
+    """ids.json has the ends of the names that each recipe's runs have had from the start, by method and rank rule.
 
-    A new option must not change them: give it `Born`. New recipes, methods and rules are new entries here.
+    A new option must not change them: give it `Born`. New recipes, methods and rules are new entries there.
     """
     kept = json.loads(Path(__file__).with_name("ids.json").read_text())
     now = {
@@ -690,3 +693,34 @@ def test_a_run_keeps_its_name() -> None:
 def _as_overrides(key: str) -> list[str]:
     method, _, rule = key.partition(", ")
     return [*([f"method={method}"] if method else []), *([f"method.rank.name={rule}"] if rule else [])]
+
+
+class Part:
+    """A part whose second option came later, and has another default by now."""
+
+    def __init__(self, *, first: int = 1, second: Annotated[str, Born("old")] = "new") -> None: ...
+
+
+def test_an_option_that_came_later_is_told_by_where_it_differs_from_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Registry("part", "parts", {"part": f"{__name__}:Part"})
+    now = parts.resolve("part", "part")
+    assert now == {"name": "part", "first": 1, "second": "new"}
+    assert parts.decisive(now) == now, "it is not as it was, so it has another name"
+    assert parts.decisive({**now, "second": "old"}) == {"name": "part", "first": 1}
+    assert parts.as_written({"name": "part", "first": 1}) == {"name": "part", "first": 1, "second": "old"}
+    assert parts.as_written(now) == now
+
+
+class Inner(BaseModel):
+    size: Annotated[int, Born(0)] = 5
+
+
+class Outer(BaseModel):
+    inner: Inner = Inner()
+    free: dict[str, Any] = {}
+
+
+def test_so_is_one_of_a_section() -> None:
+    assert without_born(Outer, {"inner": {"size": 0}, "free": {"size": 0}}) == {"inner": {}, "free": {"size": 0}}
+    assert without_born(Outer, {"inner": {"size": 5}}) == {"inner": {"size": 5}}
+    assert as_written(Outer, {"inner": {}, "free": {}}) == {"inner": {"size": 0}, "free": {}}

@@ -34,7 +34,7 @@ def command(
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
     from pearl.settings.config import RunConfig
-    from pearl.settings.registry import METHODS
+    from pearl.settings.parts import METHODS
 
     named = METHODS.admit(method) if method else None
     config = read_config(directory)

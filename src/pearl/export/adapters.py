@@ -18,7 +18,7 @@ from pearl.export.trained import FACTS, FORMAT, Trained, compare, on_cpu, refusi
 from pearl.methods.pearl import Pearl
 from pearl.nn import lowrank
 from pearl.nn.lowrank import Fold
-from pearl.settings.registry import BACKBONES
+from pearl.settings.parts import BACKBONES
 from pearl.storage.checkpoint import snapshot
 from pearl.storage.files import folder_name
 

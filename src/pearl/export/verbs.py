@@ -18,7 +18,8 @@ from pearl.export.programs import write_onnx, write_torch
 from pearl.export.trained import FACTS, Trained
 from pearl.lifecycle.model import Model
 from pearl.settings.config import ModelConfig, RunConfig
-from pearl.settings.registry import SOURCES, nearest
+from pearl.settings.parts import SOURCES
+from pearl.settings.registry import nearest
 from pearl.storage.paths import runs_root
 
 _CHECKED = 16  # images that a result is checked with

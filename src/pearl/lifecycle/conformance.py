@@ -41,7 +41,7 @@ from pearl.lifecycle.small import (
     small_vit,
 )
 from pearl.methods.base import Method, Phase
-from pearl.settings.registry import METHODS
+from pearl.settings.parts import METHODS
 from pearl.training.engine import Engine
 from pearl.training.replay import Replay
 

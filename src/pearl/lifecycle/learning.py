@@ -7,6 +7,7 @@ learnt what it is made of, so that `resume` needs nothing else.
 
 import hashlib
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,13 @@ from pearl.lifecycle.saved import (
     verify,
 )
 from pearl.lifecycle.session import session
-from pearl.settings.config import ModelConfig, RunConfig, admit, check_config, merge, raw_config
+from pearl.settings.config import ModelConfig, RunConfig, admit, as_stored, check_config, merge, raw_config
 from pearl.storage.files import MANIFEST, check_no_gap, finished, read_json, write_json
 from pearl.training.engine import Engine, Observer
 
 Backbone = str | dict[str, Any] | None  # a name, or a name with options
+
+PENDING = "resume/task.json"
 
 # what may lie in a directory before its configuration does
 _EARLY = {".lock", ".holder.json", "resume", "events.jsonl"}
@@ -74,14 +77,13 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
     Raises:
         RunError: there is none, or its images are not the same any more.
     """
-    pending = path / "resume" / "task.json"
-    if not pending.is_file() or read_json(pending).get("index") in range(len(finished(path))):
+    known = _half_learnt(path)
+    if not known or known.get("index") in range(len(finished(path))):
         raise RunError(f"{path}: no task is half learnt; add one with: pearl learn {path} --data FOLDER")
-    known = read_json(pending)
     try:
         root, name, config = Path(known["data"]), known["name"], check_config(known["config"], ModelConfig)
     except (KeyError, TypeError, ConfigError) as error:
-        raise RunError(f"{pending}: damaged ({error}); begin the task anew with `pearl learn`") from None
+        raise RunError(f"{path / PENDING}: damaged ({error}); begin the task anew with `pearl learn`") from None
     _learn(path, root, name, config, resumed=True, device=device, show=show, minutes=minutes)
 
 
@@ -102,9 +104,7 @@ def _learn(
     before = source or path
     _check_new(before, name, names)
     done = len(finished(before))
-    pending = path / "resume" / "task.json"
-    known = read_json(pending) if pending.is_file() else {}
-    settings = config.model_dump(mode="json")
+    known, settings = _half_learnt(path), config.model_dump(mode="json")
     try:
         # before the images are decoded: mistakes in it are cheaper to find
         written = done > 0 or (known.get("config") == settings and (path / "reference" / MANIFEST).is_file())
@@ -138,9 +138,9 @@ def _learn(
             if len(finished(path)) != done:
                 raise RunError(f"{path}: another process has learnt a task meanwhile; run the same command again")
             if not same:
-                shutil.rmtree(pending.parent, ignore_errors=True)
+                shutil.rmtree(path / "resume", ignore_errors=True)
                 place = {"data": str(root.absolute()), "precision": work.engine.precision}
-                write_json(pending, {"format": 1, **facts, **place})
+                write_json(path / PENDING, {"format": 1, **facts, **place})
             if begun:
                 method = load_method(path, config, done, place=work.engine.place)
             else:
@@ -153,6 +153,15 @@ def _learn(
             work.learn(method, new, train=settings["train"], seed=config.seed)
     finally:
         show.close()
+
+
+def _half_learnt(path: Path) -> dict[str, Any]:
+    """What is noted of the task that is being learnt; nothing if none is."""
+    known = read_json(path / PENDING) if (path / PENDING).is_file() else {}
+    if isinstance(known.get("config"), dict):
+        with suppress(ConfigError):  # a damaged one equals no other, so that the task begins anew
+            known["config"] = as_stored(known["config"], ModelConfig)
+    return known
 
 
 def copy_model(start: Path, path: Path) -> None:

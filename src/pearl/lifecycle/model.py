@@ -23,7 +23,8 @@ from pearl.evaluation.evaluate import Ensemble
 from pearl.lifecycle.saved import TaskInfo, check_method, load_method, read_config, resume_command, task_infos
 from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
-from pearl.settings.registry import METHODS, nearest
+from pearl.settings.parts import METHODS
+from pearl.settings.registry import nearest
 from pearl.storage.files import check_no_gap, finished
 
 BATCH = 64  # images decoded and asked about at a time

@@ -30,7 +30,7 @@ from pearl.lifecycle.saved import build_method, isolation_size, load_method, rea
 from pearl.lifecycle.session import Session, session
 from pearl.methods.base import Method
 from pearl.settings.config import RunConfig
-from pearl.settings.registry import METHODS, SOURCES
+from pearl.settings.parts import METHODS, SOURCES
 from pearl.storage.files import FORMAT, MANIFEST, check_no_gap, done, finished, read_json, write_json
 from pearl.storage.paths import runs_root
 from pearl.training.engine import Observer, is_out_of_memory

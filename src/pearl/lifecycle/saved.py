@@ -12,8 +12,9 @@ from torch import nn
 from pearl.data.batches import fold
 from pearl.errors import ConfigError, RunError
 from pearl.methods.base import Method
-from pearl.settings.config import ModelConfig, RunConfig, check_config
-from pearl.settings.registry import BACKBONES, METHODS, readable
+from pearl.settings.config import ModelConfig, RunConfig, as_stored, check_config
+from pearl.settings.parts import BACKBONES, METHODS
+from pearl.settings.registry import readable
 from pearl.storage.checkpoint import load_state, read_part, sha256
 from pearl.storage.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, read_json
 
@@ -45,7 +46,8 @@ def read_config(path: Path) -> ModelConfig:
         raw = yaml.safe_load(file.read_text())
         number = raw.pop("format")
         check_format(file, number)
-        return check_config(raw, RunConfig if "recipe" in raw else ModelConfig)
+        kind = RunConfig if "recipe" in raw else ModelConfig
+        return check_config(as_stored(raw, kind), kind)
     except (OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError, ConfigError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"{file}: cannot be read ({reason}); restore it, or run into a new directory") from None

@@ -25,7 +25,7 @@ from pearl.errors import Busy, Interrupted, Lost, RunError
 from pearl.lifecycle.saved import CODE, config_bytes, isolation_size, task_infos
 from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
-from pearl.settings.registry import METHODS
+from pearl.settings.parts import METHODS
 from pearl.storage.checkpoint import changed, snapshot, write_part
 from pearl.storage.files import FORMAT, check_no_gap, finished, folder_name, task_folders, write_file, write_json
 from pearl.training.engine import Engine, Observer

@@ -23,7 +23,7 @@ from pearl.nn.fast.stacking import Updates, stack_updates, stackable, stacked, w
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Fold, Init, Target
 from pearl.nn.rank_rules import Choice, PaperRule, RankRule
-from pearl.settings.registry import RANK_RULES
+from pearl.settings.parts import RANK_RULES
 
 
 class Pearl(Method):

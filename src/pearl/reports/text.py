@@ -12,7 +12,8 @@ import yaml
 from pearl.errors import ConfigError, RunError, printable
 from pearl.evaluation.metrics import accuracy_matrix
 from pearl.settings.config import read_recipe, recipe_names
-from pearl.settings.registry import BACKBONES, METHODS, RANK_RULES, SOURCES, Registry, nearest
+from pearl.settings.parts import BACKBONES, METHODS, RANK_RULES, SOURCES
+from pearl.settings.registry import Registry, nearest
 from pearl.storage.files import MANIFEST, finished, read_json
 from pearl.storage.paths import runs_root
 

@@ -15,7 +15,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
 from pearl.errors import ConfigError
-from pearl.settings.registry import BACKBONES, METHODS, SOURCES, nearest, problems_of, readable
+from pearl.settings.born import as_written, later, without_born
+from pearl.settings.parts import BACKBONES, METHODS, SOURCES
+from pearl.settings.registry import nearest, problems_of, readable
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -149,11 +151,17 @@ class RunConfig(ModelConfig):
 
     @property
     def decides(self) -> dict[str, Any]:
-        """Everything that decides the result; settings of other methods' phases do not."""
-        values = self.model_dump(mode="json", exclude={"about", "expected"})
+        """Everything that decides the result; settings of other methods' phases do not, nor what is `Born` so."""
+        values = without_born(RunConfig, self.model_dump(mode="json", exclude={"about", "expected"}))
+        values |= {key: registry.decisive(values[key]) for key, registry in _PARTS.items()}
         del values["engine"]["cuda_graphs"]
-        own = phase_names(self.method["name"])
-        values["train"]["phases"] = {name: phase for name, phase in values["train"]["phases"].items() if name in own}
+        own, train = phase_names(self.method["name"]), values["train"]
+        usual = {key: value for key, value in later(PhaseConfig).items() if key not in train}
+        train["phases"] = {
+            name: {key: value for key, value in phase.items() if key not in usual or value != usual[key]}
+            for name, phase in train["phases"].items()
+            if name in own
+        }
         return values
 
     @property
@@ -324,6 +332,13 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = (), *, smoke: boo
         ConfigError: with every problem found and the nearest valid name for each.
     """
     return check_config(raw_config(recipe, overrides, smoke=smoke))
+
+
+def as_stored(raw: dict[str, Any], kind: type[ModelConfig]) -> dict[str, Any]:
+    """A stored configuration, not yet checked, with the options that came after it (see `born.Born`)."""
+    raw = as_written(kind, raw)
+    parts = {key: raw[key] for key in _PARTS if isinstance(raw.get(key), dict) and "name" in raw[key]}
+    return raw | {key: _PARTS[key].as_written(spec) for key, spec in parts.items()}
 
 
 def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:  # type: ignore[assignment]

@@ -4,8 +4,9 @@ A part is a class or function whose *keyword-only* parameters are its options: t
 types that are checked, `pearl show`, and the resolved configuration of a run. Nothing is imported before a name is
 used, so listing names costs no torch.
 
-Parts come with pearl, from installed packages (entry points `pearl.methods`, `pearl.backbones`, `pearl.data`,
-`pearl.rank_rules`), and methods from files as well, of which none runs that a user has not named: see `Registry.admit`.
+Parts come with pearl (`parts.py`), from installed packages (entry points `pearl.methods`, `pearl.backbones`,
+`pearl.data`, `pearl.rank_rules`), and methods from files as well, of which none runs that a user has not named: see
+`Registry.admit`.
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from pearl.errors import ConfigError, printable
+from pearl.settings.born import as_written, without_born
 
 Spec = dict[str, Any]  # {"name": ..., option: value, ...}
 
@@ -239,6 +241,27 @@ class Registry:
             raise ConfigError(*problems)
         return {"name": name, **checked.model_dump(mode="json")}
 
+    def decisive(self, spec: Spec) -> Spec:
+        """A resolved spec without what does not enter a run's name (see `Born`)."""
+        return self._each(spec, Registry.decisive, without_born)
+
+    def as_written(self, spec: Spec) -> Spec:
+        """A stored spec with the options that came later (see `Born`).
+
+        Raises:
+            ConfigError: no such part.
+        """
+        return self._each(spec, Registry.as_written, as_written)
+
+    def _each(self, spec: Spec, change: Callable[["Registry", Spec], Spec], of_options: Callable[..., Spec]) -> Spec:
+        """Change a spec's own options, and first those of the parts among them."""
+        name = spec["name"]
+        if self.closed(name):
+            return spec  # what options it has, its file says
+        nested = _nested_registries(self.load(name))
+        values = {key: change(nested[key], value) if key in nested else value for key, value in spec.items()}
+        return of_options(self.options(name), values)
+
     def build(self, spec: Spec, *args: Any) -> Any:
         """Make the part that a resolved spec describes; `args` come before its options."""
         part = self.load(spec["name"])
@@ -325,65 +348,3 @@ def _options_model(part: Callable[..., Any]) -> type[BaseModel]:
 def _named(spec: Any, default: Spec) -> Any:
     """A part's spec; options without a name belong to the default part."""
     return {"name": default["name"], **spec} if isinstance(spec, Mapping) and "name" not in spec else spec
-
-
-METHODS = Registry(
-    "method",
-    "methods",
-    {
-        "pearl": "pearl.methods.pearl:Pearl",
-        "isolation": "pearl.methods.bounds.isolation:Isolation",
-        "finetune": "pearl.methods.bounds.finetune:Finetune",
-        "joint": "pearl.methods.bounds.joint:Joint",
-        "er": "pearl.methods.rehearsal.er:Er",
-        "er_ace": "pearl.methods.rehearsal.er_ace:ErAce",
-        "derpp": "pearl.methods.rehearsal.derpp:DerPlusPlus",
-        "lwf": "pearl.methods.regularization.lwf:Lwf",
-        "ewc": "pearl.methods.regularization.ewc:OnlineEwc",
-        "seqlora": "pearl.methods.adapters.seqlora:SeqLora",
-        "inflora": "pearl.methods.adapters.inflora:InfLoRA",
-        "l2p": "pearl.methods.prompts.l2p:L2P",
-        "coda_prompt": "pearl.methods.prompts.coda_prompt:CodaPrompt",
-        "pnn": "pearl.methods.sparse.pnn:Progressive",
-        "packnet": "pearl.methods.sparse.packnet:PackNet",
-        "ncm": "pearl.methods.prototypes.ncm:NearestMean",
-        "fetril": "pearl.methods.prototypes.fetril:FeTril",
-        "fecam": "pearl.methods.prototypes.fecam:FeCam",
-    },
-    base="pearl.methods.base:Method",
-)
-
-BACKBONES = Registry(
-    "backbone",
-    "backbones",
-    {
-        "resnet18": "pearl.nn.resnet:resnet18",
-        "bsc": "pearl.nn.bsconv:bsc",
-        "timm/*": "pearl.nn.timm:timm_backbone",
-    },
-)
-
-SOURCES = Registry(
-    "data source",
-    "data",
-    {
-        "digits": "pearl.data.sources:digits",
-        "cifar100": "pearl.data.sources:cifar100",
-        "tinyimagenet": "pearl.data.sources:tinyimagenet",
-        "imagenet_r": "pearl.data.sources:imagenet_r",
-        "folder": "pearl.data.sources:folder",
-        "npz": "pearl.data.sources:npz",
-    },
-)
-
-RANK_RULES = Registry(
-    "rank rule",
-    "rank_rules",
-    {
-        "paper": "pearl.nn.rank_rules:PaperRule",
-        "fixed": "pearl.nn.rank_rules:FixedRule",
-        "energy": "pearl.nn.rank_rules:EnergyRule",
-        "random": "pearl.nn.rank_rules:RandomRule",
-        "even": "pearl.nn.rank_rules:EvenRule",
-    },
-)

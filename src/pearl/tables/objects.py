@@ -5,7 +5,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pearl.settings.config import ImagesConfig, PhaseConfig, RunConfig
-from pearl.settings.registry import METHODS, RANK_RULES
+from pearl.settings.parts import METHODS, RANK_RULES
 from pearl.tables.spec import Request
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def _of_backbone(options: tuple[tuple[str, Any], ...], size: int) -> float:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from pearl.settings.registry import BACKBONES
+    from pearl.settings.parts import BACKBONES
 
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         net = BACKBONES.build(dict(options), size).eval()

@@ -1,0 +1,64 @@
+"""The parts that come with pearl: names -> methods, backbones, data sources, rank rules. Naming them imports none."""
+
+from pearl.settings.registry import Registry
+
+METHODS = Registry(
+    "method",
+    "methods",
+    {
+        "pearl": "pearl.methods.pearl:Pearl",
+        "isolation": "pearl.methods.bounds.isolation:Isolation",
+        "finetune": "pearl.methods.bounds.finetune:Finetune",
+        "joint": "pearl.methods.bounds.joint:Joint",
+        "er": "pearl.methods.rehearsal.er:Er",
+        "er_ace": "pearl.methods.rehearsal.er_ace:ErAce",
+        "derpp": "pearl.methods.rehearsal.derpp:DerPlusPlus",
+        "lwf": "pearl.methods.regularization.lwf:Lwf",
+        "ewc": "pearl.methods.regularization.ewc:OnlineEwc",
+        "seqlora": "pearl.methods.adapters.seqlora:SeqLora",
+        "inflora": "pearl.methods.adapters.inflora:InfLoRA",
+        "l2p": "pearl.methods.prompts.l2p:L2P",
+        "coda_prompt": "pearl.methods.prompts.coda_prompt:CodaPrompt",
+        "pnn": "pearl.methods.sparse.pnn:Progressive",
+        "packnet": "pearl.methods.sparse.packnet:PackNet",
+        "ncm": "pearl.methods.prototypes.ncm:NearestMean",
+        "fetril": "pearl.methods.prototypes.fetril:FeTril",
+        "fecam": "pearl.methods.prototypes.fecam:FeCam",
+    },
+    base="pearl.methods.base:Method",
+)
+
+BACKBONES = Registry(
+    "backbone",
+    "backbones",
+    {
+        "resnet18": "pearl.nn.resnet:resnet18",
+        "bsc": "pearl.nn.bsconv:bsc",
+        "timm/*": "pearl.nn.timm:timm_backbone",
+    },
+)
+
+SOURCES = Registry(
+    "data source",
+    "data",
+    {
+        "digits": "pearl.data.sources:digits",
+        "cifar100": "pearl.data.sources:cifar100",
+        "tinyimagenet": "pearl.data.sources:tinyimagenet",
+        "imagenet_r": "pearl.data.sources:imagenet_r",
+        "folder": "pearl.data.sources:folder",
+        "npz": "pearl.data.sources:npz",
+    },
+)
+
+RANK_RULES = Registry(
+    "rank rule",
+    "rank_rules",
+    {
+        "paper": "pearl.nn.rank_rules:PaperRule",
+        "fixed": "pearl.nn.rank_rules:FixedRule",
+        "energy": "pearl.nn.rank_rules:EnergyRule",
+        "random": "pearl.nn.rank_rules:RandomRule",
+        "even": "pearl.nn.rank_rules:EvenRule",
+    },
+)
