@@ -675,6 +675,13 @@ def test_names_and_recipes_cost_no_torch(code: str) -> None:
     assert done.stdout.split() == []
 
 
+@pytest.mark.parametrize("method", ["seqlora", "inflora"])
+def test_a_rank_may_be_a_number(method: str) -> None:
+    assert load(f"method={method}", "method.rank=4").method["rank"] == 4
+    assert load("method.rank.name=fixed", f"method={method}", "method.rank=4").method["rank"] == 4
+    assert "unknown rank rule '4'" in problems("method.rank=4")[0]
+
+
 # ------------------------------------------------------------------------------------------------- names that stay
 
 

@@ -231,7 +231,7 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        if key in _PART_KEYS:
+        if key in _PART_KEYS and not isinstance(value, int | float):  # a rank, of methods that have one for all layers
             old = _as_spec(old)
             value = _as_spec(value, default_name=old.get("name"))
             if "name" in old and value.get("name") != old["name"]:
