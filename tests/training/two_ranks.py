@@ -1,4 +1,8 @@
-"""What test_ddp.py looks at, made by forks of one process that has imported everything: python two_ranks.py OUT"""
+"""What test_ddp.py looks at, made by forks of one process that has imported everything: python two_ranks.py OUT
+
+Networks with BatchNorm are in float64. What rounding grows to over steps of such little networks in float32 depends on
+the CPU's kernels for a whole batch and for half of one; on one CPU it was a tenth of what a missing gradient does.
+"""
 
 import copy
 import os
@@ -28,6 +32,7 @@ SMALL = {**FP32, "images": {"size": 32}, "train": {"batch_size": 8, "epochs": 2,
 
 def resnet(method):
     """BatchNorm; of the last batch's three images one rank has a single one."""
+    torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     learner = method(resnet18(32, width=4))
     losses = learn(learner, range(2), 11, **SMALL)
@@ -36,6 +41,7 @@ def resnet(method):
 
 def leftover():
     """Batches of two images for three ranks."""
+    torch.set_default_dtype(torch.float64)
     torch.manual_seed(0)
     learner = Finetune(resnet18(32, width=4))
     losses = learn(learner, range(1), 6, **SMALL | {"train": {**SMALL["train"], "batch_size": 2}})
@@ -88,6 +94,7 @@ def draws():
 
 def zoo():
     """All methods that keep no images: state and logits after two tasks of 15 images, in batches of 8 and 7."""
+    torch.set_default_dtype(torch.float64)
     settings = small.config(train={"batch_size": 8, "epochs": 1, "optimizer": "sgd", "lr": 0.001})
     engine = Engine(settings, device="cpu", world=World.join("cpu", int(os.environ["WORLD_SIZE"])))
     found = {}

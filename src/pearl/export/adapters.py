@@ -204,7 +204,7 @@ def _readme(base: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
         arguments = "".join(f", {key}={value}" for key, value in base["arguments"].items())
         build = f'timm.create_model("{base["model"]}"{arguments})'
     else:
-        imports = "from pearl.settings.registry import BACKBONES"
+        imports = "from pearl.settings.parts import BACKBONES"
         build = f"BACKBONES.build({base['backbone']}, {base['image_size']})"
     folders = [task["folder"] for task in facts["tasks"]]
     given = facts["input"]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pearl.data.augment import View
@@ -85,7 +84,8 @@ def compare(
     """The largest difference of logits on images `x`, the first alone and all together; `written` takes `given`.
 
     Raises:
-        ExportError: it is above TOLERANCE, times the largest logit where that is above 1; or another class wins.
+        ExportError: it is above TOLERANCE, times the largest logit where that is above 1. So where another class wins,
+            the two are a tie within rounding.
     """
     given = x if given is None else given
     times = -(-5 // len(x))  # a batch of five or more
@@ -96,8 +96,7 @@ def compare(
         found = written(given[:count].contiguous())
         difference = float((found - expected[:count]).abs().max()) if found.shape == expected[:count].shape else np.inf
         allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
-        same = difference <= allowed and torch.equal(found.argmax(1), expected[:count].argmax(1))
-        if not same:  # also where something is not a number
+        if not difference <= allowed:  # also where something is not a number
             raise ExportError(
                 f"the written model disagrees with the trained one: logits differ by {difference:.1e}, allowed are "
                 f"{allowed:.1e}; nothing was kept, choose another format"

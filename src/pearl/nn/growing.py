@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pearl.nn.precision import full
+
 
 class TaskTensors(nn.Module):
     """Named tensors, added as tasks arrive: parameters, or buffers if `buffers` (statistics, counters).
@@ -132,4 +134,4 @@ class Cosines(nn.Linear):
     def forward(self, features: Tensor) -> Tensor:
         """Features (B, dim) -> float32 cosines (B, classes)."""
         with torch.autocast(features.device.type, enabled=False):  # bfloat16 cannot tell cosines near 1
-            return F.linear(F.normalize(features.float(), dim=1), F.normalize(self.weight, dim=1))
+            return F.linear(F.normalize(full(features), dim=1), F.normalize(self.weight, dim=1))

@@ -206,5 +206,5 @@ def svd_factors(matrix: Tensor, rank: int, scale: float, init: Init) -> tuple[Te
     u, s, v = torch.linalg.svd(matrix.double(), full_matrices=False)
     u, s, v = u[:, :rank], s[:rank], v[:rank]
     if init == "svd_paper":
-        return (s[:, None] * v).float(), (u * s).float()
-    return (s.sqrt()[:, None] * v / scale).float(), (u * s.sqrt()).float()
+        return (s[:, None] * v).to(matrix), (u * s).to(matrix)
+    return (s.sqrt()[:, None] * v / scale).to(matrix), (u * s.sqrt()).to(matrix)

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from pearl.data.batches import Batch, fold
 from pearl.errors import ConfigError
+from pearl.nn.precision import full
 from pearl.training.launch import Place, place
 
 Value = TypeVar("Value")
@@ -208,7 +209,7 @@ class SharedStatistics(TorchFunctionMode):
     ) -> Tensor:
         """x (B, C, ...) normalised by the mean and variance of each channel over all ranks."""
         with torch.autocast(x.device.type, enabled=False):
-            y = x.float()
+            y = full(x)
             own_var, own_mean = (part.double() for part in torch.var_mean(y, [0, *range(2, x.ndim)], correction=0))
             n = own_mean.new_full((1,), self.counts * x.numel() / x.shape[1])
             # in float64, the square of the mean can be taken off the mean of the squares
@@ -222,7 +223,7 @@ class SharedStatistics(TorchFunctionMode):
                     running_mean.lerp_(mean.to(running_mean.dtype), momentum)
                     running_var.lerp_(unbiased.to(running_var.dtype), momentum)
             shape = (-1, *[1] * (x.ndim - 2))
-            y = (y - mean.float().view(shape)) * torch.rsqrt(var + eps).float().view(shape)
+            y = (y - mean.to(y).view(shape)) * torch.rsqrt(var + eps).to(y).view(shape)
             if weight is not None and bias is not None:
                 y = y * weight.view(shape) + bias.view(shape)
             return y.to(x.dtype)

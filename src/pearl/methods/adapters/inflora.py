@@ -66,10 +66,10 @@ class InfLoRA(Method):
     def learn(self, task: Task) -> Iterator[Phase]:
         """Design A, train B and the head, remember the inputs."""
         self.requires_grad_(False)
+        head = self.heads.grow(len(task.classes)).to(self.device)
         for layer, inputs in self.inputs(task).items():
             directions = self.memory.directions(layer, inputs, self.rank)
-            self.designed.add(f"{task.id}.{layer}", directions.T.float() / math.sqrt(3))
-        head = self.heads.grow(len(task.classes)).to(self.device)
+            self.designed.add(f"{task.id}.{layer}", directions.T.to(head.weight) / math.sqrt(3))
         for target in self.targets:
             start = torch.zeros(target.shape[0], self.rank, device=self.device)
             self.trained.add(f"{task.id}.{target.label}", start)

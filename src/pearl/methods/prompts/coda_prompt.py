@@ -18,6 +18,7 @@ from pearl.methods.base import Phase
 from pearl.methods.prompts.pool import PromptMethod
 from pearl.nn import vit
 from pearl.nn.growing import TaskTensors
+from pearl.nn.precision import full
 
 _KINDS = "PKA"  # of a component: prompt, key, attention; named as in the paper
 
@@ -91,7 +92,7 @@ class CodaPrompt(PromptMethod):
         """Equation 4: the sum of a block's components, weighted by cos(query * attention, key)."""
         P, K, A = (self.all(kind, block) for kind in _KINDS)
         with torch.autocast(query.device.type, enabled=False):
-            query = query.float()
+            query = full(query)
             # norm of each query under each attention, without a tensor of (images, components, dim)
             norms = (query.square() @ A.square().T).sqrt().clamp_min(1e-12)
             weights = query @ (A * F.normalize(K, dim=1)).T / norms
@@ -113,7 +114,7 @@ def orthonormal(count: int, old: Tensor) -> Tensor:
     """Random unit rows (count, size), orthogonal to each other and to the rows `old` (m, size) while there is room.
 
     In `size` dimensions there is room for `size` rows; further ones are random unit vectors, neither orthogonal to
-    the others nor to each other. Float32, drawn from torch's global generator.
+    the others nor to each other. Of torch's default type, drawn from its global generator.
     """
     drawn = torch.randn(count, old.shape[1], dtype=torch.float64)
     room = max(0, old.shape[1] - len(old))
@@ -122,4 +123,4 @@ def orthonormal(count: int, old: Tensor) -> Tensor:
     for _ in range(2):  # once more for the rounding of the first time
         inside = inside - basis @ (basis.T @ inside)
     inside = torch.linalg.qr(inside).Q
-    return torch.cat([inside.T, F.normalize(drawn[room:], dim=1)]).float()
+    return torch.cat([inside.T, F.normalize(drawn[room:], dim=1)]).to(torch.get_default_dtype())

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from pearl.methods.base import Method
 from pearl.nn import vit
+from pearl.nn.precision import full
 
 
 class PromptMethod(Method):
@@ -50,7 +51,7 @@ class PromptPool(nn.Module):
     def choose(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines (B, top_k) of the nearest keys, best first, and their numbers (B, top_k)."""
         with torch.autocast(query.device.type, enabled=False):  # a choice must not hang on bfloat16's last digits
-            cosines = F.normalize(query.float(), dim=1) @ F.normalize(self.keys, dim=1).T
+            cosines = F.normalize(full(query), dim=1) @ F.normalize(self.keys, dim=1).T
             best = cosines.topk(self.top_k, dim=1)
         return best.values, best.indices
 

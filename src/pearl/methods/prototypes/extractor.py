@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.methods.base import Method, Phase, own_loss
 from pearl.methods.common.statistics import ClassStatistics
+from pearl.nn.precision import full
 
 
 class FrozenExtractor(Method):
@@ -54,7 +55,7 @@ class FrozenExtractor(Method):
         """The features (N, dim) of a task's images, not augmented; counts and means of its classes are added."""
         self.eval()
         images = task.images.split(batch)
-        features = torch.cat([self.backbone(task.view.test(raw.to(self.device))).float() for raw in images])
+        features = torch.cat([full(self.backbone(task.view.test(raw.to(self.device)))) for raw in images])
         self.statistics.grow(len(task.classes), self.device)
         self.statistics.update(features, task.labels - task.first_class)
         return features
@@ -67,7 +68,7 @@ class FrozenExtractor(Method):
         """See `Method.forward`. The extractor runs in the recipe's precision, distances in full."""
         features = self.backbone(x)
         with torch.autocast(self.device.type, enabled=False):
-            logits = self.score(features.float())
+            logits = self.score(full(features))
         return logits if task is None else logits[:, self.statistics.columns(task)]
 
     def facts(self, task: int) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class FeCam(FrozenExtractor):
         spread.grow(len(task.classes), self.device)
         for rows in torch.arange(len(task), device=self.device).split(1024):
             spread.update(self.transform(features[rows].double()), task.labels[rows] - task.first_class)
-        self.precisions.add(f"{task.id}", self.precision(spread.covariances(0)).float())
+        self.precisions.add(f"{task.id}", self.precision(spread.covariances(0)).to(features))
 
     def transform(self, features: Tensor) -> Tensor:
         """Tukey's ladder of powers, which makes skewed features more normal; odd, for features below zero."""
@@ -78,7 +78,7 @@ class FeCam(FrozenExtractor):
 
     def score(self, features: Tensor) -> Tensor:
         """Minus the squared distance to each class, between directions of transformed features."""
-        means = F.normalize(self.transform(self.statistics.means())).float()
+        means = F.normalize(self.transform(self.statistics.means())).to(features)
         features = F.normalize(self.transform(features))
         parts = [
             mahalanobis(features, means[self.statistics.columns(t)], self.precisions[f"{t}"])

@@ -39,10 +39,12 @@ class FeTril(FrozenExtractor):
         features = self.observe(task)
         if not self.trains_on(task):
             moves = self.translations(task.first_class)
+            # how many features an image stands for, on average: a mean over images is a mean over features by it
+            each = len(pseudo_features(features, task.labels, *moves)[1]) / len(task)
 
             def loss(batch: Batch) -> Tensor:
                 z, y = pseudo_features(features[batch.rows], batch.y, *moves)
-                return F.cross_entropy(self.heads(z), y)
+                return F.cross_entropy(self.heads(z), y, reduction="sum") / (each * len(batch.y))
 
             self.heads.requires_grad_(True)
             yield Phase("fetril", self.heads.parameters(), loss)
@@ -53,7 +55,7 @@ class FeTril(FrozenExtractor):
         means = self.statistics.means()
         old, new = means[:known], means[known:]
         nearest = (F.normalize(old) @ F.normalize(new).T).argmax(1)
-        return nearest + known, (old - new[nearest]).float()
+        return nearest + known, (old - new[nearest]).to(self.heads[0].weight)
 
     def score(self, features: Tensor) -> Tensor:
         """The linear head's logits."""
