@@ -109,9 +109,8 @@ def memory(backbone: str) -> list[Row]:
     for task in (make_task(settings, 0), make_task(settings, 1)):
         before = snapshot(method.state_dict())
         for phase in method.learn(task):
-            phase.params = list(phase.params)
             peak = peak_above(lambda task=task, phase=phase: engine.train(method, task, phase, 0, Replay()))
-            counted = 12 * sum(p.numel() for p in phase.params) + kept + (8 * merged if phase.name == "adapt" else 0)
+            counted = 12 * sum(p.numel() for p in phase.trained) + kept + (8 * merged if phase.name == "adapt" else 0)
             facts = {"network": backbone, "phase": phase.name, "precision": engine.precision, "batch": BATCH}
             facts |= {"peak (MB)": round(peak / 1e6), "counted (MB)": round(counted / 1e6)}
             rows.append(facts | {"peak / counted": round(peak / counted, 2)})

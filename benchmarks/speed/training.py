@@ -28,7 +28,8 @@ from pearl.methods.pearl import Pearl
 from pearl.nn.rank_rules import FixedRule
 from pearl.settings.config import check_config
 from pearl.settings.parts import BACKBONES
-from pearl.training.engine import Engine, make_optimizer
+from pearl.training.engine import Engine
+from pearl.training.optimizers import make_optimizers
 from pearl.training.replay import Replay
 
 NETWORKS = {"resnet18": 32, "bsc": 32, "timm/deit_tiny_patch16_224": 112}
@@ -77,7 +78,6 @@ def overhead(backbone: str, repeats: int, steps: int, device: str) -> list[Row]:
     method = engine.place(Pearl(network, rank=FixedRule(r=RANK), init="svd", reference="first_task"))  # with a probe
     for task in (make_task(settings, 0, device), make_task(settings, 1, device)):
         for phase in method.learn(task):  # handed out untrained: speed does not depend on what was learnt
-            phase.params = list(phase.params)
             work = {name: ours(one, method, task, phase) for name, one in several.items()}
             work["bare loop"] = bare(engine, task, phase)
             facts = {"network": backbone, "phase": phase.name, "precision": engine.precision, "steps": steps}
@@ -101,7 +101,7 @@ def bare(engine: Engine, task: Task, phase: Phase) -> Callable[[], None]:
     batch = next(task.batches(BATCH, 0))
 
     def loop() -> None:
-        optimizer = make_optimizer(engine.config.train, list(phase.params), task.device)
+        (optimizer,) = make_optimizers(engine.config.train, phase.groups, task.device)
         for _ in range(engine.config.engine.max_steps):
             optimizer.zero_grad(set_to_none=True)
             with engine.fabric.autocast():
@@ -124,7 +124,6 @@ def usual(repeats: int, steps: int, device: str) -> Row:
     task = make_task(settings, 0, device)
     raw, labels = task.images.cpu().numpy(), task.labels.cpu()
     phase = next(method.learn(task))
-    phase.params = list(phase.params)
 
     class Images(Dataset):
         view = transforms.Compose(

@@ -14,7 +14,7 @@ from typing import Any
 NOW: dict[str, tuple[str, ...]] = {
     "board": ("sweeps.board",),
     "checkpoint": ("storage.checkpoint",),
-    "config": ("settings.config",),
+    "config": ("settings.config", "settings.sections"),
     "conformance": ("lifecycle.conformance", "lifecycle.small"),
     "doctor": ("reports.doctor",),
     "engine": ("training.engine",),

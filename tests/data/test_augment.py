@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as transforms
 
 from pearl.data.augment import View, resized_crop, shift_and_flip
 from pearl.data.batches import Task
-from pearl.settings.config import ImagesConfig
+from pearl.settings.sections import ImagesConfig
 
 MEAN, STD = (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)
 AUGMENTS = ("none", "crop", "resized_crop")

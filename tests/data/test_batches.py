@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pearl.data.augment import View
 from pearl.data.batches import Batch, Task, batch_bounds, fold
-from pearl.settings.config import ImagesConfig
+from pearl.settings.sections import ImagesConfig
 
 
 def task(count: int = 40, *, augment: Any = "none") -> Task:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pearl.data.sources import Source, Split
 from pearl.data.stream import Stream, class_order, make_stream, task_sizes
 from pearl.errors import DataError
-from pearl.settings.config import StreamConfig
+from pearl.settings.sections import StreamConfig
 
 Count = int | Sequence[int]  # per class, or the same for all
 

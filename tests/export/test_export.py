@@ -28,8 +28,9 @@ from pearl.methods.bounds.joint import Joint
 from pearl.methods.pearl import Pearl
 from pearl.nn import lowrank
 from pearl.nn.rank_rules import FixedRule
-from pearl.settings.config import ImagesConfig, load_config
+from pearl.settings.config import load_config
 from pearl.settings.parts import BACKBONES
+from pearl.settings.sections import ImagesConfig
 
 SIZES = (3, 2)  # classes of the tasks
 RESNET = {"name": "resnet18", "width": 4}
@@ -55,7 +56,7 @@ def learnt(
     for t, count in enumerate(SIZES):
         task = SimpleNamespace(id=t, classes=tuple(range(count)), first_class=sum(SIZES[:t]))
         for phase in method.learn(task):
-            for parameter in phase.params:
+            for parameter in phase.trained:
                 parameter.data += 0.1 * torch.randn_like(parameter)
     for name, buffer in method.named_buffers():  # running statistics
         if name.endswith("running_mean"):

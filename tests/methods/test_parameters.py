@@ -26,7 +26,7 @@ from pearl.nn.lowrank import Fold
 from pearl.nn.rank_rules import FixedRule
 from pearl.nn.resnet import resnet18
 from pearl.nn.timm import timm_backbone
-from pearl.settings.config import ImagesConfig
+from pearl.settings.sections import ImagesConfig
 
 UNUSED = 4_758_528  # parameters in the paper's ViT that its forward pass never read; ours has none of them
 

@@ -28,8 +28,8 @@ from pearl.methods.rehearsal.er import Er
 from pearl.methods.rehearsal.er_ace import ErAce, among
 from pearl.nn.growing import CosineHeads, TaskHeads
 from pearl.nn.resnet import resnet18
-from pearl.settings.config import ImagesConfig
 from pearl.settings.parts import METHODS
+from pearl.settings.sections import ImagesConfig
 from pearl.training.engine import Engine
 
 REHEARSAL = {"er": Er, "er_ace": ErAce, "derpp": DerPlusPlus}

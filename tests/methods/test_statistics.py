@@ -551,7 +551,7 @@ def test_adapters_are_trained_with_their_column():
     generator = method.learn(make_task(1))
     torch.manual_seed(0)
     phase = next(generator)
-    trained = {id(p) for p in phase.params}
+    trained = {id(p) for p in phase.trained}
     assert all(id(p) in trained for p in method.adapters.parameters())
     assert len(method.adapters) == 2 * 4
     alphas = [p.item() for name, p in method.adapters.named_parameters() if "alpha" in name]

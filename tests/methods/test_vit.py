@@ -427,7 +427,7 @@ def test_inflora_designs_what_it_does_not_train():
         new = method.memory.outside(layer, inputs[layer])
         top = torch.linalg.svd(new).U[:, :3]
         close(A.T @ A * 3, top @ top.T)
-    trained = {id(p) for p in phase.params}
+    trained = {id(p) for p in phase.trained}
     expected = {id(p) for name, p in method.trained.named_parameters() if name.startswith("2/")}
     assert trained == expected | {id(p) for p in method.heads[2].parameters()}
 
@@ -480,7 +480,7 @@ def test_seqlora_with_one_task_is_pearl_with_a_fixed_rank():
                 ours.update[f"{factor}.{target.label}"].copy_(theirs.tensors[f"0.{factor}.{target.label}"])
         ours.heads.load_state_dict(theirs.heads.state_dict())
     for phase in phases:
-        params = list(phase.params)
+        params = phase.trained
         optimizer = torch.optim.SGD(params, lr=0.1)
         for epoch in range(2):
             for batch in make_task(0).batches(8, epoch):

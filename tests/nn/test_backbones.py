@@ -32,8 +32,8 @@ from pearl.nn.rank_rules import EnergyRule, FixedRule
 from pearl.nn.resnet import resnet18
 from pearl.nn.timm import timm_backbone
 from pearl.nn.weights import load_weights
-from pearl.settings.config import ImagesConfig
 from pearl.settings.parts import BACKBONES
+from pearl.settings.sections import ImagesConfig
 from pearl.storage.checkpoint import snapshot, write_part
 
 NARROW: dict[str, dict[str, Any]] = {
@@ -404,7 +404,7 @@ def task_of(t: int, classes: tuple[int, ...]) -> Task:
 
 @torch.no_grad()
 def move(phase: Phase) -> None:
-    for parameter in phase.params:
+    for parameter in phase.trained:
         parameter.add_(0.05 * torch.randn_like(parameter))
 
 
@@ -531,7 +531,7 @@ def test_svd_goes_on_from_the_probe(net: str, options: dict[str, Any]) -> None:
     learning = method.learn(task_of(0, (3,)))
     probe = next(learning)
     move(probe)
-    *trained, weight, bias = (parameter.clone() for parameter in probe.params)
+    *trained, weight, bias = (parameter.clone() for parameter in probe.trained)
     expected = copy.deepcopy(method.backbone).eval()
     for parameter, value in zip(expected.parameters(), trained, strict=True):
         parameter.copy_(value)
@@ -545,7 +545,7 @@ def test_kaiming_starts_at_the_reference_with_fresh_norm_layers_and_head(net: st
     method = Pearl(randomise(build(net)), reference="given")
     learning = method.learn(task_of(0, (3,)))
     move(probe := next(learning))
-    weight, bias = (parameter.clone() for parameter in list(probe.params)[-2:])
+    weight, bias = (parameter.clone() for parameter in probe.trained[-2:])
     reference = copy.deepcopy(method.backbone).eval()
     for module in reference.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -555,8 +555,8 @@ def test_kaiming_starts_at_the_reference_with_fresh_norm_layers_and_head(net: st
     same(method.eval()(images()), head(reference(images())))
     assert not torch.isclose(head.weight, weight).any()
     assert not torch.isclose(head.bias, bias).any()
-    assert set(adapt.params) == {parameter for parameter in method.parameters() if parameter.requires_grad}
-    assert not set(adapt.params) & set(method.backbone.parameters())
+    assert set(adapt.trained) == {parameter for parameter in method.parameters() if parameter.requires_grad}
+    assert not set(adapt.trained) & set(method.backbone.parameters())
 
 
 LEARNT: list[tuple[type[Method], str, dict[str, Any]]] = [

@@ -74,4 +74,4 @@ def test_the_reference_gets_no_gradient_and_statistics_are_the_task_s():
     assert all(p.grad is None for p in method.backbone.parameters())
     assert all(torch.equal(value, before[name]) for name, value in method.backbone.state_dict().items())
     assert method.statistics["0.norm.bn1.running_mean"].abs().sum() > 0
-    assert all(p.grad is not None for p in phase.params)
+    assert all(p.grad is not None for p in phase.trained)

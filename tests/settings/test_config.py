@@ -14,11 +14,7 @@ from pydantic import BaseModel
 from pearl.errors import ConfigError
 from pearl.settings.born import Born, as_written, without_born
 from pearl.settings.config import (
-    EngineConfig,
-    ImagesConfig,
     RunConfig,
-    StreamConfig,
-    TrainConfig,
     check_config,
     load_config,
     merge,
@@ -29,6 +25,7 @@ from pearl.settings.config import (
 )
 from pearl.settings.parts import BACKBONES, METHODS, RANK_RULES, SOURCES
 from pearl.settings.registry import Registry, nearest
+from pearl.settings.sections import EngineConfig, ImagesConfig, StreamConfig, TrainConfig
 
 CIFAR = "cifar100-5t-resnet18"  # its method has an option: targets
 
@@ -574,6 +571,12 @@ CHANGES = [
     "train.milestones=[0.5]",
     "train.gamma=0.5",
     "train.clip=1",
+    "train.steps=3",
+    "train.nesterov=true",
+    "train.end_lr=0.0001",
+    "train.warmup=0.1",
+    "train.warmup_lr=0.0001",
+    "train.groups={body: {lr: 0.1}}",
     "train.phases={probe: {epochs: 6}}",
     "train.phases={adapt: {epochs: 6}}",
     "engine.precision=fp32",

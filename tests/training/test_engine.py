@@ -16,9 +16,10 @@ from pearl.methods.bounds.joint import Joint
 from pearl.methods.pearl import Pearl
 from pearl.nn.rank_rules import FixedRule, RankRule
 from pearl.nn.resnet import resnet18
-from pearl.settings.config import PhaseConfig
+from pearl.settings.sections import PhaseConfig
 from pearl.storage.checkpoint import read_part, write_part
-from pearl.training.engine import Engine, Observer, learning_rate, make_optimizer
+from pearl.training.engine import Engine, Observer
+from pearl.training.optimizers import learning_rate, make_optimizers
 from pearl.training.replay import Replay
 
 
@@ -228,7 +229,7 @@ def test_one_task_makes_all_baselines_equal():
 
 
 def test_optimizers_are_fused_on_the_cpu():
-    optimizer = make_optimizer(PhaseConfig(), [nn.Parameter(torch.zeros(2))], torch.device("cpu"))
+    (optimizer,) = make_optimizers(PhaseConfig(), {"": [nn.Parameter(torch.zeros(2))]}, torch.device("cpu"))
     assert optimizer.param_groups[0]["fused"]
 
 

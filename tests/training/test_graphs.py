@@ -8,10 +8,11 @@ from pearl.lifecycle.small import config, logits, make_task, small_resnet
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.pearl import Pearl
 from pearl.nn.rank_rules import FixedRule
-from pearl.settings.config import PhaseConfig
+from pearl.settings.sections import PhaseConfig
 from pearl.training import graphs
-from pearl.training.engine import Engine, Observer, make_optimizer, set_rate
+from pearl.training.engine import Engine, Observer
 from pearl.training.graphs import WARM_UP, GraphedStep
+from pearl.training.optimizers import make_optimizers, set_rate
 from zoo import ZOO
 
 
@@ -84,9 +85,9 @@ def test_rates_that_are_tensors_are_rates(optimizer):
     found = []
     for graphed in (False, True):
         weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
-        optim = make_optimizer(settings, [weight], torch.device("cpu"), graphed=graphed)
+        (optim,) = make_optimizers(settings, {"": [weight]}, torch.device("cpu"), graphed=graphed)
         for step in range(3):
-            set_rate(optim, 0.1 / (step + 1))
+            set_rate([optim], 0.1 / (step + 1))
             weight.grad = torch.tensor([0.3, float(step)])
             optim.step()
         found.append(weight.detach())

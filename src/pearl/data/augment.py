@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pearl.settings.config import ImagesConfig
+from pearl.settings.sections import ImagesConfig
 
 Draws = tuple[Tensor, ...]  # one row per image
 

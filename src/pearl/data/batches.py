@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,20 @@ class Batch(NamedTuple):
 def fold(*parts: object) -> int:
     """A seed (63 bits) from where in a run we are, so that any point can be entered again without stored state."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
+
+
+class Batches(Protocol):
+    """What a phase can train on: a task, a part of it, draws from statistics, images of a task and of a memory."""
+
+    def __len__(self) -> int:
+        """How many there are in an epoch."""
+
+    def batches(self, size: int, seed: int, *, skip: int = 0) -> Iterator[Batch]:
+        """One epoch, without its first `skip` batches; bounds as of `batch_bounds`.
+
+        What comes is a function of `seed` and of what does not change during the phase, so that any step can be
+        entered again, and all processes that train together get the same.
+        """
 
 
 class Task:
@@ -47,6 +61,7 @@ class Task:
         self._images = _place(torch.from_numpy(np.ascontiguousarray(images)), device)
         self._labels = torch.from_numpy(labels).to(device)
         self._open = True
+        self._parts: list[Task] = []
 
     @property
     def images(self) -> Tensor:
@@ -63,10 +78,38 @@ class Task:
     def __len__(self) -> int:
         return len(self._labels)
 
+    def part(self, rows: Tensor, view: View | None = None) -> "Task":
+        """Some of its images, or with another `view` of them: a task of its own, which ends with this one.
+
+        Rows of its batches are rows of its own images.
+        """
+        rows = rows.cpu()
+        images, labels = self.images.cpu()[rows], self.labels.cpu()[rows]
+        place = self.id, self.name, self.classes, self.first_class
+        part = Task(*place, images.numpy(), labels.numpy(), view or self.view, self.device)
+        self._parts.append(part)
+        return part
+
+    def hold_out(self, share: float) -> tuple["Task", "Task"]:
+        """Two parts: what stays for training, and a `share` of each class's images for choices; drawn at random.
+
+        A class keeps one image at least; of one with two or more, one at least is held out. Draws are of torch's global
+        generator, which the engine seeds by the place in the run.
+        """
+        held = torch.zeros(len(self), dtype=torch.bool)
+        labels = self.labels.cpu()
+        for label in labels.unique():
+            rows = (labels == label).nonzero()[:, 0]
+            count = min(max(round(share * len(rows)), 1), len(rows) - 1)
+            held[rows[torch.randperm(len(rows))[:count]]] = True
+        return self.part((~held).nonzero()[:, 0]), self.part(held.nonzero()[:, 0])
+
     def close(self) -> None:
         """End the task: from now on its data cannot be read, and its memory is free."""
         self._open = False
         self._images = torch.empty(0)
+        for part in self._parts:
+            part.close()
 
     def _check_open(self, what: str) -> None:
         if not self._open:

@@ -8,7 +8,7 @@ import numpy as np
 
 from pearl.data.sources import Source, Split
 from pearl.errors import DataError
-from pearl.settings.config import StreamConfig
+from pearl.settings.sections import StreamConfig
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pearl.errors import ExportError
 from pearl.export.trained import FACTS, Trained, compare, on_cpu, refusing, seen
 from pearl.methods.base import Method
 from pearl.methods.pearl import Pearl
-from pearl.settings.config import ImagesConfig
+from pearl.settings.sections import ImagesConfig
 
 _ONNX_LIMIT = 2**31 - 2**26  # bytes of weights: a protocol buffer ends at 2 GiB, and the graph needs room
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from pearl.data.augment import View
 from pearl.errors import ExportError, PearlError
 from pearl.methods.base import Method
-from pearl.settings.config import ImagesConfig
 from pearl.settings.registry import Spec
+from pearl.settings.sections import ImagesConfig
 from pearl.version import __version__
 
 FORMAT = 1  # of the metadata in what is written

@@ -15,7 +15,6 @@ A method is made on a network of a few thousand parameters and learns random ima
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +193,10 @@ class Watch(Engine):
 
     def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
         """Train, and compare before and after."""
-        phase = replace(phase, params=list(phase.params))
-        hold(phase.params, f"phase {phase.name} has nothing to train")
+        hold(phase.trained, f"phase {phase.name} has nothing to train")
         hold(phase.name in method.phases, f"{phase.name!r} is not among the phases of {type(method).__name__}")
-        own = {id(p) for p in phase.params}
+        hold(phase.groups.keys() - {""} <= {*method.groups.get(phase.name, ())}, f"a group of {phase.name} has no name")
+        own = {id(p) for p in phase.trained}
         before = {n: p.detach().clone() for n, p in method.named_parameters() if id(p) not in own}
         super().train(method, task, phase, position, replay)
         for name, parameter in method.named_parameters():
@@ -236,18 +235,17 @@ class Listen(Engine):
 
     def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
         """Train, and go over two batches of a size again."""
-        phase = replace(phase, params=list(phase.params))
         super().train(method, task, phase, position, replay)
         if not phase.steady:
             return
         asked = []
-        for batch in [batch for batch in task.batches(8, 0) if len(batch.x) == 8][:2]:
+        for batch in [batch for batch in (phase.data or task).batches(8, 0) if len(batch.x) == 8][:2]:
             with Operations() as operations:
                 phase.loss(batch).backward()
                 if phase.after_backward:
                     phase.after_backward()
             asked.append(operations.found)
-            for parameter in phase.params:
+            for parameter in phase.trained:
                 parameter.grad = None
         hold(asked[0] == asked[1], f"phase {phase.name} is not steady: two batches asked for different work")
 

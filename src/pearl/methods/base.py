@@ -1,7 +1,7 @@
 """What a method is: a generator that yields stretches of training, and a forward pass over all classes seen."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pearl.data.batches import Batch, Task
+from pearl.data.batches import Batch, Batches, Task
 from pearl.nn.fast.folding import folded, norms_after_convs
 from pearl.nn.growing import TaskHeads
 
@@ -21,11 +21,15 @@ Network = Callable[[Tensor], Tensor]  # images (B, 3, H, W) -> features (B, dim)
 class Phase:
     """One stretch of training. The engine owns the loop; the method owns what is learnt.
 
-    `name` finds the settings in the recipe (`train.phases.NAME`). `loss` maps a batch to a scalar, a mean over its
-    images. `extra` is a network that is trained beside the method, such as PEARL's probe: what a later phase reads of
-    it must survive a restart. `steady`: for batches of one size, `loss` and `after_backward` always do the same on the
-    device and nothing on the host, so that a step can be recorded and replayed (see `graphs`): no reading of tensors,
-    no choices, no random numbers but the device's.
+    `name` finds the settings in the recipe (`train.phases.NAME`); it may come again, as often as what was learnt asks
+    for. `params` is what trains, or a mapping of it by the names of groups, whose settings may differ
+    (`train.phases.NAME.groups.GROUP`). `loss` maps a batch to a scalar, a mean over its images. `extra` is a network
+    that is trained beside the method, such as PEARL's probe: what a later phase reads of it must survive a restart.
+    `data` are other batches than those of the task's images. `steady`: for batches of one size, `loss` and
+    `after_backward` always do the same on the device and nothing on the host, so that a step can be recorded and
+    replayed (see `graphs`): no reading of tensors, no choices, no random numbers but the device's.
+
+    While it is trained, `done` says how many steps have been made, of all that are `planned`.
 
     Several processes may learn together (see `training.world`); a method need not know. Each of them calls `loss` with
     its share of a batch and its own random numbers; gradients and batch statistics are then those of the whole batch.
@@ -35,12 +39,28 @@ class Phase:
     """
 
     name: str
-    params: Iterable[nn.Parameter]
+    params: Iterable[nn.Parameter] | Mapping[str, Iterable[nn.Parameter]]
     loss: Callable[[Batch], Tensor]
     extra: nn.Module | None = None
+    data: Batches | None = None
     steady: bool = False
+    hands_on: bool = False  # the next phase goes on with what this one's optimizer knows of the parameters
     after_backward: Callable[[], None] | None = None  # masks, gradient projections
+    project: Callable[[list[Tensor]], None] | None = None  # after the optimizer's step; with the values before it
     after_step: Callable[[Batch], None] | None = None  # memories, moving averages
+    groups: dict[str, list[nn.Parameter]] = field(init=False)
+    done: int = field(default=0, init=False)
+    planned: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        named = self.params if isinstance(self.params, Mapping) else {"": self.params}
+        self.groups = {name: list(params) for name, params in named.items()}
+        self.params = self.trained
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """All parameters, group by group; `project` gets their values in this order."""
+        return [parameter for params in self.groups.values() for parameter in params]
 
 
 @dataclass(frozen=True)
@@ -68,6 +88,7 @@ class Method(nn.Module):
     rehearsal = False  # True: it keeps images of past tasks
     task_identity = False  # True: made for task-IL; its class-IL puts the heads' raw logits side by side
     phases: tuple[str, ...] = ()  # names of the phases that `learn` may yield
+    groups: Mapping[str, tuple[str, ...]] = {}  # of these phases, the names of the groups that parameters are in
     fast = True  # False: no faster form of the same function is used, in evaluation or in training
 
     def __init__(self, backbone: nn.Module) -> None:

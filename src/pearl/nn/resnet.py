@@ -27,8 +27,8 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) -> (B, outputs, H/stride, W/stride)."""
         out = F.relu(self.bn1(self.conv1(x)))
-        # the pixels a 1x1 convolution with this stride would look at: oneDNN's gradient of that one writes where it must
-        # not if there are fewer channels than fit a register
+        # the pixels that a 1x1 convolution with this stride would see; oneDNN's gradient of that one writes where it
+        # must not if there are fewer channels than fit a register
         seen = x[:, :, :: self.stride, :: self.stride]
         return F.relu(self.bn2(self.conv2(out)) + self.downsample(seen))
 

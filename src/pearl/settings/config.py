@@ -5,118 +5,23 @@ import hashlib
 import json
 import re
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
+from pydantic import BaseModel, Field, ValidationError
 
 from pearl.errors import ConfigError
 from pearl.settings.born import as_written, later, without_born
 from pearl.settings.parts import BACKBONES, METHODS, SOURCES
 from pearl.settings.registry import nearest, problems_of, readable
-
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1, strict=True)]
-Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
-Share = Annotated[float, Field(ge=0, lt=1)]
-Triple = tuple[float, float, float]
+from pearl.settings.sections import EngineConfig, ImagesConfig, PhaseConfig, Section, Seed, StreamConfig, TrainConfig
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class StreamConfig(_Section):
-    """How a data source becomes a sequence of tasks."""
-
-    tasks: Count | Annotated[list[Count], Field(min_length=1)]  # how many equal ones, or their sizes
-    order: Literal["natural"] | Seed | Annotated[list[int], Field(min_length=1)] = "natural"  # of the classes;
-    # a number seeds numpy's permutation
-    per_class: Count | None = None  # training images kept per class; all if not given
-    test_per_class: Count | None = None  # the same for the images evaluated on
-    classes: Count | None = None  # only the first so many of the order; all if not given
-    validation: Share = 0.0  # share of the training images held out, per class
-    evaluate_on: Literal["test", "validation"] = "test"
-
-    @model_validator(mode="after")
-    def _each_class_once(self) -> "StreamConfig":
-        if isinstance(self.order, list) and len(set(self.order)) != len(self.order):
-            raise ValueError("order names a class twice; list each once")
-        return self
-
-
-class ImagesConfig(_Section):
-    """What the network sees. Sizes are in pixels; mean and std belong to pixel values in [0, 1]."""
-
-    size: Annotated[int, Field(ge=1)]
-    resize: Annotated[int, Field(ge=1)] | None = None  # shorter side before the centre crop; `size` if not given
-    augment: Literal["none", "crop", "resized_crop"] = "none"
-    pad: Annotated[int, Field(ge=0)] = 4  # zeros around the image before a random `crop`
-    scale: tuple[Positive, Positive] = (0.08, 1.0)  # area share of a random `resized_crop`
-    flip: bool = True  # left-right, with `crop` and `resized_crop`
-    mean: Triple = (0.0, 0.0, 0.0)
-    std: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
-
-    @property
-    def stored(self) -> int:
-        """Pixels of the shorter side of images as they are kept."""
-        return self.resize or self.size
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "ImagesConfig":
-        if self.resize is not None and self.resize < self.size:
-            raise ValueError(f"resize {self.resize} is below size {self.size}: make it at least as large")
-        if not self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"scale {list(self.scale)} must rise and end at 1 or below")
-        return self
-
-
-class PhaseConfig(_Section):
-    """Settings of training; in `train.phases.NAME` those that one phase has different."""
-
-    epochs: Annotated[int, Field(ge=1)] = 50
-    batch_size: Annotated[int, Field(ge=1)] = 32
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    lr: Positive = 1e-3
-    betas: tuple[Share, Share] = (0.9, 0.999)  # adam, adamw
-    momentum: Share = 0.9  # sgd
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    schedule: Literal["constant", "cosine", "multistep"] = "constant"
-    milestones: list[Annotated[float, Field(gt=0, lt=1)]] = []  # multistep: shares of the phase's epochs
-    gamma: Positive = 0.1  # multistep: factor on lr at each milestone
-    clip: Positive | None = None  # largest gradient norm
-
-
-class TrainConfig(PhaseConfig):
-    """Settings of all phases, and what single phases have different."""
-
-    phases: dict[str, PhaseConfig] = {}  # of each phase, only what was set is kept
-
-    @field_serializer("phases")
-    def _only_what_was_set(self, phases: dict[str, PhaseConfig]) -> dict[str, Any]:
-        return {name: settings.model_dump(mode="json", exclude_unset=True) for name, settings in phases.items()}
-
-    def phase(self, name: str) -> PhaseConfig:
-        """The settings of one phase."""
-        changes = self.phases[name].model_dump(exclude_unset=True) if name in self.phases else {}
-        return PhaseConfig(**{**self.model_dump(exclude={"phases"}), **changes})
-
-
-class EngineConfig(_Section):
-    """How the arithmetic is done. Changing it changes results in the last digits."""
-
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 where the device is faster with it
-    channels_last: bool = True
-    eval_batch_size: Annotated[int, Field(ge=1)] = 256
-    max_steps: Annotated[int, Field(ge=1)] | None = None  # per phase; --smoke sets 1
-    cuda_graphs: bool = False  # replay training steps on a GPU; the arithmetic, and so a run's name, stays the same
-
-
-class Expected(_Section):
+class Expected(Section):
     """A figure of the paper that the recipe is to be held against."""
 
     mean: float
@@ -124,7 +29,7 @@ class Expected(_Section):
     where: str
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """What a model is made of and how it learns: all that decides a result but the data."""
 
     seed: Seed = 0
@@ -147,7 +52,7 @@ class RunConfig(ModelConfig):
     about: str = ""
     data: dict[str, Any]
     stream: StreamConfig
-    expected: dict[str, Expected] = {}
+    expected: dict[str, Expected] = Field(default_factory=dict)
 
     @property
     def decides(self) -> dict[str, Any]:
@@ -174,7 +79,6 @@ class RunConfig(ModelConfig):
 
 
 Config = TypeVar("Config", bound=ModelConfig)
-
 _PARTS = {"data": SOURCES, "backbone": BACKBONES, "method": METHODS}
 _PART_KEYS = {*_PARTS, "rank"}  # the rank rule is a part of a part
 
@@ -360,26 +264,42 @@ def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:
         config = kind.model_validate(raw)
     except ValidationError as error:
         problems += problems_of(error, "", functools.partial(_known_keys, kind))
-    train = raw.get("train")
-    phases = train.get("phases") if isinstance(train, dict) and not METHODS.closed(method) else None
-    known = phase_names(*METHODS.names(), method)
-    strange = [name for name in phases if name not in known] if isinstance(phases, dict) else []
-    problems += [f"train.phases.{name}: no such phase; {nearest(str(name), known)}" for name in strange]
+    if not METHODS.closed(method):
+        problems += _unknown_phases(raw.get("train"), method)
     if problems:
         raise ConfigError(*problems)
     return config
 
 
 def phase_names(*methods: str) -> set[str]:
-    """Names of the phases of these methods; those of a method that cannot be had are left out.
+    """Names of the phases of these methods."""
+    return {*_phases(methods)}
 
-    A recipe may hold settings for several methods.
-    """
-    found: set[str] = set()
+
+def _phases(methods: Iterable[str]) -> dict[str, set[str]]:
+    """The phases of methods, with the groups that their parameters are in; a method that cannot be had is left out."""
+    found: dict[str, set[str]] = {}
     for name in methods:
         with suppress(ConfigError):
-            found |= {*METHODS.load(name).phases}  # type: ignore[attr-defined]
+            kind: Any = METHODS.load(name)
+            for phase in kind.phases:
+                found.setdefault(phase, set()).update(kind.groups.get(phase, ()))
     return found
+
+
+def _unknown_phases(train: Any, method: str) -> Iterator[str]:
+    """A line for each setting of a phase or group that no method has: a recipe may hold settings for several."""
+    phases = train.get("phases") if isinstance(train, dict) else None
+    known = _phases([*METHODS.names(), method])
+    for name, settings in phases.items() if isinstance(phases, dict) else ():
+        groups = settings.get("groups") if isinstance(settings, dict) else None
+        if name not in known:
+            yield f"train.phases.{name}: no such phase; {nearest(str(name), known)}"
+            continue
+        for group in groups if isinstance(groups, dict) else ():
+            if group not in known[name]:
+                hint = nearest(str(group), known[name]) if known[name] else "its parameters are in none"
+                yield f"train.phases.{name}.groups.{group}: no such group; {hint}"
 
 
 def _known_keys(kind: Any, path: tuple[Any, ...]) -> list[str] | None:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pearl.settings.config import ImagesConfig, PhaseConfig, RunConfig
+from pearl.settings.config import RunConfig
 from pearl.settings.parts import METHODS, RANK_RULES
+from pearl.settings.sections import ImagesConfig, PhaseConfig
 from pearl.tables.spec import Request
 
 if TYPE_CHECKING:

@@ -2,19 +2,22 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from pearl.data.batches import Batch, Task, batch_bounds, fold
+from pearl.data.batches import Batch, Task, fold
 from pearl.errors import TrainingError
 from pearl.methods.base import Method, Phase
 from pearl.nn.fast.grouped import GroupedInFloat32, has_slow
-from pearl.settings.config import ModelConfig, PhaseConfig
+from pearl.settings.config import ModelConfig
+from pearl.settings.sections import PhaseConfig
 from pearl.training.graphs import GraphedStep, Recorder
+from pearl.training.optimizers import Course, Optimizers, learning_rate, make_optimizers, set_rate, take_over
 from pearl.training.replay import Progress, Replay, Scene
 from pearl.training.world import World, make_fabric
 
@@ -55,6 +58,7 @@ class Engine:
         if self.world.size > 1:
             self.fabric.launch()
         graphs = config.engine.cuda_graphs and self.fabric.device.type == "cuda" and self.world.size == 1
+        self._handed: Optimizers = []  # of the phase before, for the next
         self.recorder: type[Recorder] | None = Recorder if graphs else None
         self.memory_format = torch.channels_last if config.engine.channels_last else torch.contiguous_format
 
@@ -68,7 +72,9 @@ class Engine:
         return GroupedInFloat32 if bf16_on_cpu and any(has_slow(module) for module in modules) else nullcontext
 
     def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
-        """Let a method learn one task; seconds per phase. With `replay`, from where an earlier attempt ended.
+        """Let a method learn one task. With `replay`, from where an earlier attempt ended.
+
+        Gives the seconds of each phase; those of one whose name comes again as "NAME 2", "NAME 3", ...
 
         Raises:
             TrainingError: the loss is not finite, or memory is short.
@@ -78,11 +84,15 @@ class Engine:
         replay.begin(method, task.id)
         torch.manual_seed(fold(self.config.seed, task.id))
         seconds: dict[str, float] = {}
+        times: Counter[str] = Counter()
+        self._handed = []
         for position, phase in enumerate(method.learn(task)):
             started = time.perf_counter()
             with mistakes_named(phase.name):
                 self.train(method, task, phase, position, replay)
-            seconds[phase.name] = time.perf_counter() - started
+            times[phase.name] += 1
+            again = f" {times[phase.name]}" if times[phase.name] > 1 else ""
+            seconds[phase.name + again] = time.perf_counter() - started
             # what a method draws between two phases does not depend on how many draws the first one took
             torch.manual_seed(fold(self.config.seed, task.id, position, "after"))
         if not method.oracle:
@@ -92,66 +102,80 @@ class Engine:
 
     def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
         """Train one phase. Randomness depends on seed, task, position of the phase, and epoch alone."""
-        settings = self.config.train.phase(phase.name)
-        phase.params = list(phase.params)
+        settings, data = self.config.train.phase(phase.name), phase.data or task
+        course = Course.of(settings, len(data), self.config.engine.max_steps)
         recorder = self.recorder if phase.steady else None
-        optimizer = make_optimizer(settings, phase.params, self.fabric.device, graphed=recorder is not None)
-        module, fabric_optimizer = self.fabric.setup(_Step(phase, self.world), optimizer)
+        optimizers = make_optimizers(settings, phase.groups, self.fabric.device, graphed=recorder is not None)
+        take_over(optimizers, self._handed)
+        self._handed = optimizers if phase.hands_on else []
+        step = self._step(method, phase, settings, optimizers)
+        if recorder:
+            step = GraphedStep(step, recorder())
         method.train()
         if phase.extra is not None:
             phase.extra.train()
-        per_epoch = len(batch_bounds(len(task), settings.batch_size))
-        planned = settings.epochs * per_epoch
-        steps = min(planned, self.config.engine.max_steps or planned)
-        trained = sum(p.numel() for p in phase.params)
+        at, scene = (task.id, position), Scene(method, phase, optimizers)
+        progress = replay.restore(at, scene)
+        phase.done, phase.planned = progress.done, course.steps
+        begun = {"images": len(data), "trained": sum(p.numel() for p in phase.trained), "done": progress.done}
+        self.observer.event("phase", task=task.id, phase=phase.name, steps=course.steps, **begun)
+        with replay.training():
+            while progress.done < course.steps:
+                started = time.perf_counter()
+                epoch, skip = divmod(progress.done, course.per_epoch)
+                seed = fold(self.config.seed, task.id, position, epoch)
+                if not skip:
+                    torch.manual_seed(self.world.own(seed))  # for dropout and whatever else a loss draws
+                for batch in data.batches(settings.batch_size, seed, skip=skip):
+                    set_rate(optimizers, learning_rate(settings, progress.done / course.planned))
+                    progress.losses.append(step(batch))
+                    progress.done += 1
+                    phase.done = progress.done
+                    if phase.after_step:
+                        phase.after_step(batch)
+                    self.observer.step(progress.done, course.steps)
+                    if progress.done == course.steps:
+                        break
+                    if progress.done % course.per_epoch and replay.due():
+                        replay.store(at, scene, progress, finished=False)
+                facts = {"lr": learning_rate(settings, (progress.done - 1) / course.planned)}
+                facts["loss"] = mean_loss(progress, task, phase, epoch, facts["lr"])
+                seconds = round(time.perf_counter() - started, 3)
+                self.observer.event("epoch", task=task.id, phase=phase.name, epoch=epoch + 1, **facts, seconds=seconds)
+                progress.losses = []
+                if progress.done < course.steps and replay.due():  # an epoch's end is stored after it is told
+                    replay.store(at, scene, progress, finished=False)
+            for parameter in phase.trained:
+                parameter.grad = None  # what is frozen from now on keeps no gradient
+            if begun["done"] != course.steps:
+                replay.store(at, scene, progress, finished=True)
+
+    def _step(
+        self, method: Method, phase: Phase, settings: PhaseConfig, optimizers: Optimizers
+    ) -> Callable[[Batch], Tensor]:
+        """One step of a phase, from a batch to its loss."""
+        module, *own = self.fabric.setup(_Step(phase, self.world), *optimizers)
         kernels = self.kernels(method, phase.extra)
 
         def step(batch: Batch) -> Tensor:
-            optimizer.zero_grad(set_to_none=True)
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=True)
             with kernels():
                 loss = module(batch)
             self.fabric.backward(loss)
             if phase.after_backward:
                 phase.after_backward()
             if settings.clip is not None:
-                self.fabric.clip_gradients(module, fabric_optimizer, max_norm=settings.clip, error_if_nonfinite=False)
-            fabric_optimizer.step()
+                self.fabric.clip_gradients(module, own[0], max_norm=settings.clip, error_if_nonfinite=False)
+            before = [parameter.detach().clone() for parameter in phase.trained] if phase.project else []
+            for optimizer in own:
+                optimizer.step()
+            if phase.project:
+                with torch.no_grad():
+                    phase.project(before)
             return self.world.mean(loss.detach())
 
-        if recorder:
-            step = GraphedStep(step, recorder())
-        at, scene = (task.id, position), Scene(method, phase, phase.params, optimizer)
-        progress = replay.restore(at, scene)
-        begun = {"images": len(task), "trained": trained, "done": progress.done}
-        self.observer.event("phase", task=task.id, phase=phase.name, steps=steps, **begun)
-        with replay.training():
-            while progress.done < steps:
-                started = time.perf_counter()
-                epoch, skip = divmod(progress.done, per_epoch)
-                seed = fold(self.config.seed, task.id, position, epoch)
-                if not skip:
-                    torch.manual_seed(self.world.own(seed))  # for dropout and whatever else a loss draws
-                for batch in task.batches(settings.batch_size, seed, skip=skip):
-                    set_rate(optimizer, learning_rate(settings, progress.done / planned))
-                    progress.losses.append(step(batch))
-                    if phase.after_step:
-                        phase.after_step(batch)
-                    progress.done += 1
-                    self.observer.step(progress.done, steps)
-                    if progress.done == steps:
-                        break
-                    if progress.done % per_epoch and replay.due():
-                        replay.store(at, scene, progress, finished=False)
-                facts = {"lr": learning_rate(settings, (progress.done - 1) / planned)}
-                facts["loss"] = mean_loss(progress, task, phase, epoch, facts["lr"])
-                seconds = round(time.perf_counter() - started, 3)
-                self.observer.event("epoch", task=task.id, phase=phase.name, epoch=epoch + 1, **facts, seconds=seconds)
-                progress.losses = []
-                if progress.done < steps and replay.due():  # an epoch's end is stored after it is told
-                    replay.store(at, scene, progress, finished=False)
-            optimizer.zero_grad(set_to_none=True)  # what is frozen from now on keeps no gradient
-            if begun["done"] != steps:
-                replay.store(at, scene, progress, finished=True)
+        return step
 
 
 def mean_loss(progress: Progress, task: Task, phase: Phase, epoch: int, lr: float) -> float:
@@ -216,7 +240,7 @@ class _Step(nn.Module):
 
     def __init__(self, phase: Phase, world: World) -> None:
         super().__init__()
-        self.params = nn.ParameterList(phase.params)
+        self.params = nn.ParameterList(phase.trained)
         self.loss = phase.loss
         self.world = world
 
@@ -227,39 +251,3 @@ class _Step(nn.Module):
         mine, weight = self.world.share(batch)
         with self.world.shared_statistics(weight):
             return weight * self.loss(mine)
-
-
-def make_optimizer(
-    settings: PhaseConfig, params: Iterable[nn.Parameter], device: torch.device, *, graphed: bool = False
-) -> torch.optim.Optimizer:
-    """The optimizer of a phase; fused kernels where the device has them.
-
-    One whose steps are `graphed` keeps what changes from step to step, the rate and Adam's count, on the device.
-    """
-    common: Mapping[str, Any] = {
-        "lr": torch.tensor(settings.lr, device=device) if graphed else settings.lr,
-        "weight_decay": settings.weight_decay,
-        "fused": device.type in {"cuda", "cpu"},
-    }
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(params, momentum=settings.momentum, **common)
-    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-    return kind(params, betas=settings.betas, capturable=graphed and device.type == "cuda", **common)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate; one that is a tensor stays where it is."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(lr)
-        else:
-            group["lr"] = lr
-
-
-def learning_rate(settings: PhaseConfig, progress: float) -> float:
-    """The rate at a point of a phase, `progress` from 0 (start) to 1 (end)."""
-    if settings.schedule == "cosine":
-        return settings.lr * (1 + math.cos(math.pi * progress)) / 2
-    if settings.schedule == "multistep":
-        return settings.lr * settings.gamma ** sum(progress >= milestone for milestone in settings.milestones)
-    return settings.lr

@@ -23,6 +23,7 @@ from pearl.errors import Interrupted, RunError
 from pearl.methods.base import Method, Phase
 from pearl.storage.checkpoint import changed, read_part, snapshot, write_part
 from pearl.training.launch import ignored
+from pearl.training.optimizers import Optimizers, states
 from pearl.training.world import World
 
 
@@ -162,33 +163,39 @@ class Replay:
 
 @dataclass
 class Scene:
-    """All that training a phase changes: the method's state, a network beside it, loose parameters, the optimizer."""
+    """All that training a phase changes: the method's state, a network beside it, loose parameters, the optimizers."""
 
     method: Method
     phase: Phase
-    params: list[nn.Parameter]
-    optimizer: torch.optim.Optimizer
+    optimizers: Optimizers
+
+    @property
+    def params(self) -> list[nn.Parameter]:
+        """What trains, in its order."""
+        return self.phase.trained
 
     def state(
         self, start: Mapping[str, Tensor], progress: Progress, random: list[dict[str, Tensor]] | None
     ) -> dict[str, Tensor]:
         """As tensors by name: of the method, what differs from `start`. With each rank's `random` state to go on with,
-        the optimizer's too.
+        the optimizers' too, as without if the next phase needs it.
         """
         groups: dict[str, Mapping[str, Tensor]] = {
             "method": changed(start, self.method.state_dict()),
             "extra": snapshot(self.phase.extra.state_dict()) if self.phase.extra else {},
             "loose": snapshot({str(i): p for i, p in self._loose().items()}),
         }
-        if random is not None:
+        if random is not None or self.phase.hands_on:
+            known = states(self.optimizers)
             groups["optimizer"] = snapshot(
                 {
                     f"{i}/{key}": torch.as_tensor(value)
                     for i, p in enumerate(self.params)
-                    for key, value in self.optimizer.state.get(p, {}).items()
+                    for key, value in known[p].items()
                     if value is not None
                 }
             )
+        if random is not None:
             groups |= {_random_name(rank): state for rank, state in enumerate(random)}
             if progress.losses:
                 groups["epoch"] = {"losses": torch.stack(progress.losses).float().cpu()}
@@ -229,12 +236,13 @@ class Scene:
         with torch.no_grad():
             for i, parameter in self._loose().items():
                 parameter.copy_(groups["loose"][str(i)])
+        known = states(self.optimizers)
         for name, value in groups.get("optimizer", {}).items():
             index, _, key = name.partition("/")
             parameter = self.params[int(index)]
             if value.shape == parameter.shape:  # one number for every weight: in the weight's own layout
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-            self.optimizer.state[parameter][key] = value.to(parameter.device)
+            known[parameter][key] = value.to(parameter.device)
         _set_random_state(groups.get(_random_name(rank), {}), self.method.device)
         return [*groups["epoch"]["losses"].to(self.method.device)] if "epoch" in groups else []
 
