@@ -2,13 +2,14 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # a thread per test process, and per process that a test starts: as many as there are cores run side by side
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import torch
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -18,6 +19,14 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's data or runs."""
     monkeypatch.setenv("PEARL_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("PEARL_RUNS", str(tmp_path / "runs"))
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """New networks are in float64: what two ways round differently does not grow to what tells them apart."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """All methods, on networks of a few thousand parameters: functions that make one by what it is called here."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -25,6 +26,11 @@ from pearl.methods.sparse.pnn import Progressive
 from pearl.nn.bsconv import bsc
 from pearl.nn.lowrank import matrix_shape
 from pearl.nn.rank_rules import Choice, EnergyRule, FixedRule, RandomRule
+from pearl.training.engine import computes_bf16
+
+needs_bf16 = pytest.mark.skipif(
+    not computes_bf16(torch.device("cpu")), reason="oneDNN does not compute in bfloat16 on this CPU"
+)
 
 
 def separable():

@@ -11,6 +11,7 @@ from pearl.nn.bsconv import bsc
 from pearl.nn.fast.grouped import GroupedInFloat32
 from pearl.nn.resnet import resnet18
 from pearl.training.engine import Engine
+from zoo import needs_bf16
 
 
 def layer(groups=4, stride=1, filters=1):
@@ -54,7 +55,11 @@ def test_nothing_changes_without_autocast():
 
 @pytest.mark.parametrize(
     ("network", "precision", "used"),
-    [(bsc, "bf16", True), (bsc, "fp32", False), (resnet18, "bf16", False)],
+    [
+        pytest.param(bsc, "bf16", True, marks=needs_bf16),
+        (bsc, "fp32", False),
+        pytest.param(resnet18, "bf16", False, marks=needs_bf16),
+    ],
 )
 def test_the_engine_trains_so_where_it_is_faster(network, precision, used, monkeypatch):
     met = []

@@ -9,6 +9,7 @@ from torch import nn
 from pearl.errors import ConfigError
 from pearl.reports.plan import activation_bytes, plan
 from pearl.settings.config import load_config
+from zoo import needs_bf16
 
 SMALL = ["backbone.width=4", "stream.per_class=20", "stream.test_per_class=10", "stream.tasks=[4,3,3]"]
 
@@ -56,9 +57,13 @@ def test_an_oracle_holds_the_images_of_all_tasks(monkeypatch):
     assert "images of all tasks" in memory("method=joint")
 
 
+@needs_bf16
+def test_the_precision_is_that_of_the_run():
+    assert "on cpu in bf16" in memory("engine.precision=bf16", device="cpu")
+
+
 def test_the_device_is_that_of_the_run():
     assert "estimated memory on cpu in fp32" in memory("engine.precision=fp32", device="cpu")
-    assert "on cpu in bf16" in memory("engine.precision=bf16", device="cpu")
     with pytest.raises(ConfigError, match="device 'abacus' cannot be used here"):
         memory(device="abacus")
 

@@ -18,6 +18,7 @@ from pearl.nn.rank_rules import FixedRule, RankRule
 from pearl.nn.resnet import resnet18
 from pearl.settings.sections import PhaseConfig
 from pearl.storage.checkpoint import read_part, write_part
+from pearl.training import engine as engine_of
 from pearl.training.engine import Engine, Observer
 from pearl.training.optimizers import learning_rate, make_optimizers
 from pearl.training.replay import Replay
@@ -41,7 +42,7 @@ class Record(Observer):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "multistep"])
-def test_the_loop_is_a_plain_pytorch_loop(optimizer, schedule):
+def test_the_loop_is_a_plain_pytorch_loop(optimizer, schedule, double):
     train = {
         "epochs": 3,
         "batch_size": 8,
@@ -78,7 +79,7 @@ def test_the_loop_is_a_plain_pytorch_loop(optimizer, schedule):
             optim.step()
             step += 1
     for (name, ours), theirs in zip(method.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=name)
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=name)
 
 
 @pytest.mark.parametrize(("progress", "rate"), [(0.0, 1.0), (0.5, 0.5), (1.0, 0.0)])
@@ -191,6 +192,15 @@ def test_a_phase_that_trains_what_it_does_not_declare_is_caught():
 def test_unknown_device_is_one_line():
     with pytest.raises(ConfigError, match="device 'warp' cannot be used here"):
         Engine(config(), device="warp")
+
+
+def test_a_cpu_without_bfloat16_is_one_line(monkeypatch):
+    monkeypatch.setattr(engine_of, "computes_bf16", lambda device: False)
+    with pytest.raises(ConfigError, match=r"precision=bf16: this CPU does not compute in it; use engine\.precision="):
+        ConfigError, match=r"precision=bf16: this CPU does not compute in it; use engine\.precision=fp32"
+    ):
+        Engine(config(engine={"precision": "bf16"}), device="cpu")
+    assert Engine(config(engine={"precision": "auto"}), device="cpu").precision == "fp32"
 
 
 def test_frozen_rank_rule_equals_fixed_rank():

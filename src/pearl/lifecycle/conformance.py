@@ -41,7 +41,7 @@ from pearl.lifecycle.small import (
 )
 from pearl.methods.base import Method, Phase
 from pearl.settings.parts import METHODS
-from pearl.training.engine import Engine
+from pearl.training.engine import Engine, computes_bf16
 from pearl.training.replay import Replay
 
 
@@ -318,7 +318,9 @@ def shows_a_last_batch_of_one(make: Make) -> None:
 
 
 def shows_bfloat16(make: Make) -> None:
-    """Trained in bfloat16, what is kept has the types it has in float32."""
+    """Trained in bfloat16, if this CPU computes in it, what is kept has the types it has in float32."""
+    if not computes_bf16(torch.device("cpu")):
+        return
     precise = make()
     learn(precise, range(2), per_class=4)
     method = _learns(make, CLASSES, Engine(config(), device="cpu", precision="bf16"), per_class=4)

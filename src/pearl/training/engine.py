@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task, fold
-from pearl.errors import TrainingError
+from pearl.errors import ConfigError, TrainingError
 from pearl.methods.base import Method, Phase
 from pearl.nn.fast.grouped import GroupedInFloat32, has_slow
 from pearl.settings.config import ModelConfig
@@ -53,6 +53,8 @@ class Engine:
         self.precision = precision or config.engine.precision
         if self.precision == "auto":
             self.precision = "bf16" if has_fast_bf16(make_fabric(device).device) else "fp32"
+        if self.precision == "bf16" and not computes_bf16(make_fabric(device).device):
+            raise ConfigError("engine.precision=bf16: this CPU does not compute in it; use engine.precision=fp32")
         kind = "bf16-mixed" if self.precision == "bf16" else "32-true"
         self.fabric = make_fabric(device, self.world.here, precision=kind)
         if self.world.size > 1:
@@ -226,10 +228,15 @@ def has_fast_bf16(device: torch.device) -> bool:
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):
+    if device.type == "cpu" and computes_bf16(device) and hasattr(torch.cpu, "get_capabilities"):
         able = torch.cpu.get_capabilities()
         return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
     return False
+
+
+def computes_bf16(device: torch.device) -> bool:
+    """Whether convolutions have gradients in bfloat16 here: on a CPU, if oneDNN computes in it."""
+    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class _Step(nn.Module):
