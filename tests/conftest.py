@@ -2,6 +2,7 @@ import io
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,31 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+import zygote
+
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """All test processes of a session share a zygote, if one of them needs it."""
+    if not hasattr(config, "workerinput"):
+        config.zygote = tempfile.TemporaryDirectory()  # type: ignore[attr-defined]
+        os.environ[zygote.PLACE] = f"{config.zygote.name}/zygote"  # type: ignore[attr-defined]
+        os.environ[zygote.SESSION] = str(os.getpid())
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The zygote ends when its session is no more; its folder goes at once."""
+    if hasattr(config, "zygote"):
+        config.zygote.cleanup()
+
+
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pearl starts in this process are forks, see `zygote`."""
+    from pearl.training import launch
+
+    monkeypatch.setattr(launch, "child", zygote.child)
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,10 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-SMALL = ["backbone.width=16", "images.size=8", "images.pad=1", "images.flip=false", "train.lr=0.003"]
+import zygote
+
+SMALL = ["backbone.width=16", "images.size=8", "images.pad=1", "images.flip=false", "train.lr=0.003", "train.epochs=12"]
+SMALL += ["train.phases.probe.epochs=5"]
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +37,10 @@ def photos(tmp_path_factory):
 
 def pearl(*arguments, code=0, where):
     """One command; what it printed."""
-    done = subprocess.run(command(*arguments), env=environment(), cwd=where, capture_output=True, text=True)
+    done = zygote.run(arguments, cwd=where, text=True)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "pearl", *map(str, arguments)]
 
 
 def environment():
@@ -65,9 +64,8 @@ def test_three_months(photos, tmp_path):
 
     # the second is killed midway; the model is as it was, and goes on
     again = ["learn", "shop", "--data", photos / "month2", "--store-every", "0.001"]
-    with subprocess.Popen(
-        command(*again), env=environment(), cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as run:
+    pipe = subprocess.PIPE
+    with zygote.Process(again, cwd=tmp_path, stderr=pipe, stdout=pipe, text=True) as run:
         assert run.stderr is not None
         for line in run.stderr:
             if "adapt: " in line:

@@ -28,9 +28,7 @@ from pearl.nn.lowrank import matrix_shape
 from pearl.nn.rank_rules import Choice, EnergyRule, FixedRule, RandomRule
 from pearl.training.engine import computes_bf16
 
-needs_bf16 = pytest.mark.skipif(
-    not computes_bf16(torch.device("cpu")), reason="oneDNN does not compute in bfloat16 on this CPU"
-)
+needs_bf16 = pytest.mark.skipif(not computes_bf16("cpu"), reason="oneDNN does not compute in bfloat16 on this CPU")
 
 
 def separable():

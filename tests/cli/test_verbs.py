@@ -14,6 +14,7 @@ from PIL import Image
 
 import pearl
 import pearl.cli
+import zygote
 from pearl.lifecycle.saved import load_method, read_config
 from photos import files_of, folders, weights_of, write_class, write_photos
 
@@ -50,8 +51,7 @@ def shop(tmp_path_factory):
 
 def call(*arguments, **how):
     """`pearl` as another process."""
-    command = [sys.executable, "-m", "pearl", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **how)
+    return zygote.run(arguments, text=True, **how)
 
 
 def tree(*roots):
@@ -218,8 +218,7 @@ def test_names_that_are_no_text(shop, tmp_path):
     os.rename(folder / "000.png", odd)  # noqa: PTH104
     model = str(shop / "model")
     for form in ("--json", "--csv"):
-        command = [sys.executable, "-m", "pearl", "predict", model, odd, str(folder), "-", form]
-        done = subprocess.run(command, input=odd + b"\n", capture_output=True, check=False)
+        done = zygote.run(["predict", model, odd, folder, "-", form], input=odd + b"\n")
         assert done.returncode == 0, done.stderr
         assert done.stdout.decode().count("udcff") == 3
 
@@ -235,10 +234,9 @@ def test_a_terminal_that_knows_no_unicode(shop):
 def test_a_reader_that_leaves(shop, tmp_path, form):
     """`pearl predict ... | head -1`, of which head ends at once."""
     write_class(tmp_path / "photos", 0, 2)
-    command = [sys.executable, "-m", "pearl", "predict", shop / "model", tmp_path / "photos", form]
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    done = zygote.run(["predict", shop / "model", tmp_path / "photos", form], stdout=write, text=True)
     os.close(write)
     assert done.stderr == ""
 

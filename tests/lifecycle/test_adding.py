@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import zygote
 from pearl.lifecycle.conformance import maker, shows_strict_reload
 from pearl.settings.parts import METHODS
 
@@ -58,9 +57,9 @@ def test_its_commands_run(folder, cli):
 
 
 def test_its_test_passes(folder):
-    _, *arguments = shlex.split(blocks("sh")[-1])
+    _, *program, file = shlex.split(blocks("sh")[-1])
     few = ["-q", "-p", "no:cacheprovider", "-k", "strict_reload or classes_of_one or only_the_phase"]
-    done = subprocess.run([sys.executable, *arguments, *few], capture_output=True, text=True)
+    done = zygote.run([file, *few], program=program, text=True)
     assert "3 passed" in done.stdout, done.stdout
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import zygote
 from pearl.errors import Interrupted, RunError
 from pearl.lifecycle.runs import execute
 from pearl.lifecycle.session import locked
@@ -106,21 +107,35 @@ class Written:
         return getattr(self.file, name)
 
 
+@pytest.mark.parametrize("task", [1, 2])
 @pytest.mark.parametrize("method", ["pearl", "finetune"])
-def test_every_write_may_fail_once(method, tmp_path, monkeypatch):
-    """Whichever it is: one clear error, finished tasks as they were, and the next attempt ends with the same bits."""
-    settings = tiny(f"method={method}")
-    count = Faults()
+def test_every_write_may_fail_once(method, task, tmp_path, monkeypatch):
+    """Whichever it is: one clear error, finished tasks as they were, and the next attempt ends with the same bits.
+
+    The second task's writes begin where the first one's end, each from a copy of that.
+    """
+    settings, count = tiny(f"method={method}", "engine.max_steps=1"), Faults()
+    begun = tmp_path / "begun"
+    if task > 1:
+        execute(settings, path=begun, stop_after=task - 1)
+
+    def copy(name):
+        path = tmp_path / name
+        if begun.exists():
+            shutil.copytree(begun, path)
+        return path
+
+    whole = copy("whole")
     with faulty_disk(monkeypatch, count):
-        execute(settings, path=tmp_path / "whole")
-    expected = contents(tmp_path / "whole")
-    assert count.count > 50
+        execute(settings, path=whole, stop_after=task)
+    expected = contents(whole)
+    assert count.count > 40
     for n in range(1, count.count + 1):
-        path = tmp_path / f"fault{n}"
+        path = copy(f"fault{n}")
         with faulty_disk(monkeypatch, Faults(n)), pytest.raises(RunError, match="No space left on device"):
-            execute(settings, path=path)
+            execute(settings, path=path, stop_after=task)
         before = {file: file.read_bytes() for folder in finished(path) for file in folder.iterdir()}
-        execute(settings, path=path)
+        execute(settings, path=path, stop_after=task)
         assert contents(path) == expected, n
         assert all(file.read_bytes() == data for file, data in before.items()), n
         assert not list(path.rglob("*.tmp"))
@@ -223,14 +238,13 @@ class Count(Observer):
 
 
 def test_the_command_line_says_how_to_go_on(tmp_path):
-    environment = os.environ | {"PEARL_RUNS": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pearl", "run", "digits", "train.epochs=2000", "backbone.width=4"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as run:
+    arguments = ["run", "digits", "train.epochs=2000", "backbone.width=4"]
+    with zygote.Process(arguments, stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
         for line in run.stderr:
             if "reference: " in line:
                 break
-        time.sleep(1)
+        time.sleep(0.5)
         run.send_signal(signal.SIGTERM)
         said = run.stderr.read().strip().splitlines()[-1]
         assert run.wait(timeout=60) == 130

@@ -5,8 +5,8 @@ from pearl.settings.parts import METHODS
 from zoo import ZOO
 
 
-@pytest.mark.parametrize("method", ZOO)
 @pytest.mark.parametrize("check", checks())
+@pytest.mark.parametrize("method", ZOO)  # all checks of one method in a row: they share what it has learnt
 def test_contract(method, check):
     check(ZOO[method])
 

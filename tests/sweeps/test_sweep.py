@@ -468,7 +468,7 @@ def test_a_dry_run_tells_what_is_done_and_how_long_the_rest_takes(grid, grid_her
     assert not any("lwf" in path.name for path in grid.path.parents[1].iterdir())
 
 
-def test_a_run_that_fails_is_named_and_the_others_are_done(cli, tmp_path):
+def test_a_run_that_fails_is_named_and_the_others_are_done(cli, forks, tmp_path):
     """BatchNorm cannot train on one image: known only once it trains."""
     items = [*TINY, "method=finetune", "train.batch_size=[1,8]"]
     _, err = cli("sweep", "digits", *items, "--workers", "2", "-o", tmp_path / "table.csv", code=1)
@@ -485,7 +485,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_done(cli, tmp_path):
     assert float(rows[1]["class_il.final mean"]) == read(good.run).summary["class_il.final"]
 
 
-def test_a_killed_run_is_reported_and_finished_by_the_next_call():
+def test_a_killed_run_is_reported_and_finished_by_the_next_call(forks):
     settings = ("backbone.width=4", "stream.classes=4", "stream.tasks=2", "stream.per_class=16", "train.epochs=40")
     job = Job("digits", (*settings, "method=finetune"))
 

@@ -303,6 +303,7 @@ def test_an_unfinished_run_counts_as_missing(tmp_path: Path, made: Path) -> None
     assert waiting.path in [missing.path for missing in mine().missing]
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_damaged_run_is_as_good_as_missing_and_told(tmp_path: Path, cli: Any) -> None:
     (waiting, *_) = mine().missing
     waiting.path.mkdir(parents=True)
@@ -579,6 +580,7 @@ def test_bad_input_is_one_line(arguments: list[str], complaint: str, cli: Any) -
     assert said == f"pearl: {complaint}\n"
 
 
+@pytest.mark.usefixtures("forks")
 def test_run_missing_then_already_done(tmp_path: Path, cli: Any) -> None:
     """The whole way, with small files in the official layout and a narrow network."""
     layouts.cifar100_npz(tmp_path / "data", classes=100, per_class=3)
@@ -596,6 +598,7 @@ def test_run_missing_then_already_done(tmp_path: Path, cli: Any) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*") if path.is_file()}
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_run_that_fails_is_told(tmp_path: Path, cli: Any) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "cifar100.npz").write_bytes(b"no archive")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import zygote
 from pearl.data.batches import Batch
 from pearl.errors import ConfigError
 from pearl.lifecycle.runs import execute
@@ -32,8 +33,7 @@ def found(tmp_path_factory):
     """See two_ranks.py: its own process, since ranks must be forked before torch has threads."""
     out = tmp_path_factory.mktemp("ranks") / "found.pkl"
     script = Path(__file__).with_name("two_ranks.py")
-    env = environment(PYTHONPATH=os.pathsep.join(path for path in sys.path if path))  # of this suite
-    done = subprocess.run([sys.executable, str(script), str(out)], capture_output=True, text=True, env=env)
+    done = zygote.run([out], program=[script], text=True)
     assert done.returncode == 0, done.stderr
     return pickle.loads(out.read_bytes())
 
@@ -119,15 +119,15 @@ def test_shares_weighted_are_the_mean(count, world):
 
 
 RUN = ["run", "digits", "backbone.width=2", "engine.channels_last=false", "stream.classes=4", "stream.tasks=2"]
-RUN += ["stream.per_class=8", "stream.test_per_class=2", "train.batch_size=8", "train.epochs=8"]
-RUN += ["train.phases.probe.epochs=8", "--devices", "2", "--device", "cpu", "--store-every", "0.001"]
-PEARL = [sys.executable, "-m", "pearl"]
+RUN += ["stream.per_class=8", "stream.test_per_class=2", "train.batch_size=8", "train.epochs=5"]
+RUN += ["train.phases.probe.epochs=5", "--devices", "2", "--device", "cpu", "--store-every", "0.001"]
 
 
 def end(runs, task, harm):
     """`pearl run` on two devices, harmed once a moment of a task is stored: exit code, and what it then said."""
-    command = [*PEARL, *RUN, "--quiet"]
-    with subprocess.Popen(command, env=environment(PEARL_RUNS=runs), stderr=subprocess.PIPE, text=True) as process:
+    runs.mkdir(exist_ok=True)
+    command, env = [*RUN, "--quiet"], environment(PEARL_RUNS=runs)
+    with zygote.Process(command, env=env, cwd=runs, stderr=subprocess.PIPE, text=True) as process:
         while not list(runs.glob(f"*/resume/{task:03d}-*/manifest.json")):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.02)
@@ -137,8 +137,14 @@ def end(runs, task, harm):
 
 
 def kill_second(process):
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[1]), signal.SIGKILL)
+    """The rank that does not hold the run's directory. All are forks of one process; these are in their own folder."""
+    here = Path(f"/proc/{process.pid}/cwd").readlink()
+    parent = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1]
+    forks = map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+    (run,) = here.iterdir()
+    others = {process.pid, json.loads((run / ".holder.json").read_text())["pid"]}
+    (second,) = {pid for pid in forks if Path(f"/proc/{pid}/cwd").readlink() == here} - others
+    os.kill(second, signal.SIGKILL)
 
 
 def test_it_survives_signals_and_deaths_and_every_way_to_start_gives_the_same_bits(tmp_path):
@@ -155,7 +161,7 @@ def test_it_survives_signals_and_deaths_and_every_way_to_start_gives_the_same_bi
     assert code == 128 + signal.SIGKILL
 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "pearl"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "pearl"]  # new interpreters
     done = subprocess.run([*torchrun, *RUN], env=environment(PEARL_RUNS=tmp_path / "cut"), capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.count(b"class-IL after the last task") == 1
@@ -167,8 +173,8 @@ def test_it_survives_signals_and_deaths_and_every_way_to_start_gives_the_same_bi
     slurm = {"SLURM_NTASKS": 2, "SLURM_NTASKS_PER_NODE": 2, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_NUM_NODES": 1}
     slurm |= {"SLURM_NNODES": 1, "SLURM_NODEID": 0, "SLURM_NODELIST": "127.0.0.1", "SLURM_JOB_ID": os.getpid()}
     tasks = [
-        subprocess.Popen(
-            [*PEARL, *RUN],
+        zygote.Process(
+            RUN,
             env=environment(PEARL_RUNS=tmp_path / "whole", SLURM_PROCID=rank, SLURM_LOCALID=rank, **slurm),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -185,8 +185,9 @@ def test_a_phase_that_trains_what_it_does_not_declare_is_caught():
 
             yield Phase("finetune", head.parameters(), loss)
 
-    with pytest.raises(AssertionError, match=r"backbone\.conv1\.weight changed in phase finetune"):
-        Watch(config(), device="cpu").learn(Sneaky(net()), make_task(0))
+    watch = Watch()
+    watch.learn(Sneaky(net()), make_task(0))
+    assert watch.wrong[0] == "backbone.conv1.weight changed in phase finetune, which does not train it"
 
 
 def test_unknown_device_is_one_line():
@@ -197,8 +198,6 @@ def test_unknown_device_is_one_line():
 def test_a_cpu_without_bfloat16_is_one_line(monkeypatch):
     monkeypatch.setattr(engine_of, "computes_bf16", lambda device: False)
     with pytest.raises(ConfigError, match=r"precision=bf16: this CPU does not compute in it; use engine\.precision="):
-        ConfigError, match=r"precision=bf16: this CPU does not compute in it; use engine\.precision=fp32"
-    ):
         Engine(config(engine={"precision": "bf16"}), device="cpu")
     assert Engine(config(engine={"precision": "auto"}), device="cpu").precision == "fp32"
 

@@ -12,7 +12,7 @@ from pearl.data.augment import View
 from pearl.evaluation.metrics import Stage
 from pearl.methods.base import Expert, Method
 
-KEPT = 2**30  # bytes of merged sub-networks that are kept between two questions
+KEPT = 2**30  # bytes of merged sub-networks that are kept between two questions, or two stages
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,10 @@ class TestSet:
 
 
 class Evaluator:
-    """Evaluates a method stage by stage and keeps the logits of sub-networks that cannot change any more.
+    """Evaluates a method stage by stage and keeps what cannot change any more: the logits of frozen sub-networks.
 
-    Sub-networks are outermost, so that each is made once a stage; its logits on a test set are computed once a run.
+    Sub-networks are outermost, so that each is made once a stage, or once a run if all of them fit into memory; its
+    logits on a test set are computed once a run.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Evaluator:
     ) -> None:
         self.view, self.device, self.batch_size, self.autocast = view, device, batch_size, autocast
         self._kept: dict[tuple[str, int], Tensor] = {}
+        self._experts: dict[str, Expert] = {}  # frozen ones
 
     @torch.no_grad()
     def stage(self, method: Method, tests: Sequence[TestSet], class_counts: Sequence[int]) -> Stage:
@@ -49,7 +51,12 @@ class Evaluator:
 
     def logits(self, method: Method, tests: Sequence[TestSet]) -> list[Tensor]:
         """Logits (n, classes seen) float32 on the CPU, per test set."""
-        columns = [[self._logits(expert, t, test) for t, test in enumerate(tests)] for expert in method.experts()]
+        keep = merged_size(method) <= KEPT
+        columns = []
+        for expert in method.experts():
+            if expert.frozen and keep:
+                expert = self._experts.setdefault(expert.key, expert)
+            columns.append([self._logits(expert, t, test) for t, test in enumerate(tests)])
         return [torch.cat(of_test, dim=1) for of_test in zip(*columns, strict=True)]
 
     def _logits(self, expert: Expert, t: int, test: TestSet) -> Tensor:
@@ -74,8 +81,7 @@ class Ensemble:
     def __init__(self, method: Method) -> None:
         self.method = method.eval()
         self._at_once = method.at_once() if method.fast else None
-        size = sum(tensor.nbytes for tensor in method.backbone.parameters()) * len(method.heads)
-        self._kept = list(method.experts()) if size <= KEPT else None
+        self._kept = list(method.experts()) if merged_size(method) <= KEPT else None
 
     @torch.no_grad()
     def __call__(self, x: Tensor, task: int | None = None) -> Tensor:
@@ -86,6 +92,11 @@ class Ensemble:
         if self._at_once is not None and len(x) <= self._at_once[1]:
             return self._at_once[0](x)
         return torch.cat([expert.forward(x) for expert in self._kept or self.method.experts()], dim=1)
+
+
+def merged_size(method: Method) -> int:
+    """Bytes of all sub-networks of a method, merged."""
+    return sum(tensor.nbytes for tensor in method.backbone.parameters()) * len(method.heads)
 
 
 def count(logits: Sequence[Tensor], labels: Sequence[Tensor], class_counts: Sequence[int]) -> Stage:

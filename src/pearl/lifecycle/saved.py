@@ -13,6 +13,7 @@ from pearl.data.batches import fold
 from pearl.errors import ConfigError, RunError
 from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig, RunConfig, as_stored, check_config
+from pearl.settings.documents import parse_yaml
 from pearl.settings.parts import BACKBONES, METHODS
 from pearl.settings.registry import readable
 from pearl.storage.checkpoint import load_state, read_part, sha256
@@ -43,7 +44,7 @@ def read_config(path: Path) -> ModelConfig:
             raise RunError(f"{file}: missing, though tasks are there; restore it from a copy")
         raise RunError(f"{path}: not a run directory, it has no config.yaml; `pearl list runs` shows those there are")
     try:
-        raw = yaml.safe_load(file.read_text())
+        raw = parse_yaml(file.read_text())
         number = raw.pop("format")
         check_format(file, number)
         kind = RunConfig if "recipe" in raw else ModelConfig

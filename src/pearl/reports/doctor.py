@@ -10,6 +10,7 @@ import torch
 
 from pearl.storage.paths import data_root, runs_root
 from pearl.training.engine import has_fast_bf16
+from pearl.training.world import kind_of
 from pearl.version import __version__
 
 _PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "safetensors", "pydantic", "scikit-learn")
@@ -25,8 +26,8 @@ def report() -> tuple[str, bool]:
     """The findings as text, and whether all is well."""
     lines = [f"pearl {__version__}"]
     lines += [f"  {name} {metadata.version(name)}" for name in _PACKAGES]
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    device = kind_of("auto")
+    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     lines += [f"device: {name}; automatic precision {'bf16' if has_fast_bf16(device) else 'fp32'}"]
     healthy = True
     for what, root in (("data", data_root()), ("runs", runs_root())):

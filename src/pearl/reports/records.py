@@ -17,6 +17,7 @@ import yaml
 from pearl.errors import ReportError, RunError
 from pearl.evaluation import metrics
 from pearl.reports.text import HEADLINES
+from pearl.settings.documents import parse_yaml
 from pearl.settings.registry import readable
 from pearl.storage.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, read_json
 from pearl.storage.paths import runs_root
@@ -223,7 +224,7 @@ def _model(path: Path) -> dict[str, Any]:
 def _config(file: Path) -> dict[str, Any]:
     """The settings as they are written: checking them again would import every part they name, and torch."""
     try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+        config = parse_yaml(file.read_text(encoding="utf-8"))
         check_format(file, config.pop("format", FORMAT))  # no setting
         whole = isinstance(config["seed"], int) and isinstance(config["method"]["name"], str)
         whole = whole and isinstance(config["train"], dict)

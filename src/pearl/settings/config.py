@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from pearl.errors import ConfigError
 from pearl.settings.born import as_written, later, without_born
+from pearl.settings.documents import parse_yaml
 from pearl.settings.parts import BACKBONES, METHODS, SOURCES
 from pearl.settings.registry import nearest, problems_of, readable
 from pearl.settings.sections import EngineConfig, ImagesConfig, PhaseConfig, Section, Seed, StreamConfig, TrainConfig
@@ -108,7 +109,7 @@ def read_recipe(recipe: str | Path, _below: tuple[str, ...] = ()) -> dict[str, A
     if place in _below:
         raise ConfigError(f"recipe {name}: extends itself ({' -> '.join([*_below, place])}); break the circle")
     try:
-        raw = yaml.safe_load(text)
+        raw = parse_yaml(text)
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"recipe {name}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
@@ -164,7 +165,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
             problems.append(f"{item!r} is not of the form key=value, such as train.lr=0.001")
             continue
         try:
-            value = yaml.safe_load(text)
+            value = parse_yaml(text)
         except (yaml.YAMLError, ValueError):
             problems.append(f"{key}: the value {text!r} is not valid YAML; quote it")
             continue

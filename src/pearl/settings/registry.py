@@ -319,12 +319,16 @@ def _keyword_only(part: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _hints(part: Callable[..., Any]) -> dict[str, Any]:
-    function = part.func if isinstance(part, functools.partial) else part
-    return typing.get_type_hints(function.__init__ if inspect.isclass(function) else function, include_extras=True)
+    return typing.get_type_hints(part.__init__ if inspect.isclass(part) else part, include_extras=True)
 
 
 def _nested_registries(part: Callable[..., Any]) -> dict[str, Registry]:
     """Options that are parts themselves: annotated `Annotated[Kind, REGISTRY]`."""
+    return _nested_of(part.func if isinstance(part, functools.partial) else part)
+
+
+@functools.cache
+def _nested_of(part: Callable[..., Any]) -> dict[str, Registry]:
     found = {}
     for name, hint in _hints(part).items():
         for note in getattr(hint, "__metadata__", ()):
@@ -334,6 +338,11 @@ def _nested_registries(part: Callable[..., Any]) -> dict[str, Registry]:
 
 
 def _options_model(part: Callable[..., Any]) -> type[BaseModel]:
+    return _model_of(part.func if isinstance(part, functools.partial) else part)
+
+
+@functools.cache
+def _model_of(part: Callable[..., Any]) -> type[BaseModel]:
     hints, nested = _hints(part), _nested_registries(part)
     fields: dict[str, Any] = {}
     for parameter in _keyword_only(part):

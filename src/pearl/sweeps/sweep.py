@@ -22,6 +22,7 @@ import yaml
 from pearl.errors import ConfigError, ReportError, RunError, printable
 from pearl.reports.text import aligned, markdown
 from pearl.settings.config import parse_overrides
+from pearl.settings.documents import parse_yaml
 from pearl.storage import files
 from pearl.storage.files import FORMAT, finished, write_file
 from pearl.storage.paths import runs_root
@@ -102,7 +103,7 @@ def parse(recipe: str, items: Sequence[str], seeds: str | None = None, *, smoke:
             problems += error.problems
             continue
         key, _, text = item.partition("=")
-        value = yaml.safe_load(text)
+        value = parse_yaml(text)
         if key in settings:
             problems.append(f"{key}: given twice; write all its values as {key}=[A,B]")
         elif isinstance(value, list) and not value:

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pearl.errors import ConfigError
 from pearl.settings.config import RunConfig, load_config
+from pearl.settings.documents import parse_yaml
 from pearl.settings.registry import nearest, problems_of
 
 Size = Literal["smoke", "cpu", "paper"]
@@ -276,7 +277,7 @@ def read(name: str) -> Table:
         raise ConfigError(f"unknown table {name!r}; {nearest(name, known)} (`pearl table list`)")
     text = (resources.files("pearl.tables") / f"{name}.yaml").read_text(encoding="utf-8")
     try:
-        raw = yaml.safe_load(text)
+        raw = parse_yaml(text)
         return Table.model_validate({"name": name, **raw})
     except (yaml.YAMLError, TypeError) as error:
         raise ConfigError(f"table {name}: not valid YAML: {' '.join(str(error).split())}") from None

@@ -133,16 +133,25 @@ def lost(error: BaseException) -> bool:
     )
 
 
+def kind_of(device: str) -> str:
+    """What `device` means here: cpu or cuda.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {device!r} cannot be used here; use auto, cpu or cuda")
+    # not Fabric's own choice: it prefers Apple's GPUs, which have no float64 for the rank rule
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
 def make_fabric(device: str, here: Place | None = None, **options: Any) -> Fabric:
     """Lightning Fabric on one device, or on one of several for each process.
 
     Raises:
         ConfigError: this machine has no such device, or too few.
     """
-    if device not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"device {device!r} cannot be used here; use auto, cpu or cuda")
-    # not Fabric's own choice: it prefers Apple's GPUs, which have no float64 for the rank rule
-    accelerator = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    accelerator = kind_of(device)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # the precision is told in environment.json
     warnings.filterwarnings("ignore", message="The `srun` command is available")  # that SLURM is here is no mistake
     try:

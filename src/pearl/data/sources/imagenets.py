@@ -10,10 +10,12 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import numpy as np
+import yaml
 
 from pearl.data.sources.source import Source, checked, reason, some
 from pearl.data.sources.trees import Files, class_images, draw, images_in, labelled, read_text, split_hash, tree
 from pearl.errors import DataError
+from pearl.settings.documents import parse_yaml
 from pearl.storage.paths import data_root, find
 
 
@@ -164,11 +166,8 @@ def _entries(place: Path) -> list[str]:
     if place.suffix.lower() not in (".yaml", ".yml"):
         return [re.split(r"[\s,]", line.strip())[0] for line in text.splitlines() if line.strip()]
 
-    import yaml
-
     try:
-        # The parser in C takes a quarter of a second for 24,000 images, the one in Python two.
-        content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        content = parse_yaml(text)
     except yaml.YAMLError as error:
         raise DataError(f"{place} is not valid YAML ({reason(error)})") from None
     paths = content.get("data") if isinstance(content, dict) else None

@@ -1,5 +1,7 @@
 """scikit-learn's digits: small enough to be in every installation."""
 
+from functools import cache
+
 import numpy as np
 
 from pearl.data.sources.source import Source, Split, checked, three_channels
@@ -12,15 +14,21 @@ def digits(*, seed: int = 0, test_share: float = 0.2) -> Source:
     Raises:
         DataError: `test_share` leaves a class without training or test images.
     """
-    from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    data = load_digits()
-    grey = np.rint(data.images * (255 / 16)).astype(np.uint8)
-    labels = data.target.astype(np.int64)
+    grey, labels = _arrays()
     try:
         rows = train_test_split(np.arange(len(labels)), test_size=test_share, stratify=labels, random_state=seed)
     except ValueError as error:
         raise DataError(f"digits cannot be split with test_share={test_share}: {error}") from None
     train, test = (Split(three_channels(grey[part]), labels[part]) for part in rows)
     return checked(Source("digits", tuple(str(digit) for digit in range(10)), train, test))
+
+
+@cache
+def _arrays() -> tuple[np.ndarray, np.ndarray]:
+    """All images, uint8 (1797, 8, 8), and their labels; read from text, which takes longer than splitting them."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return np.rint(data.images * (255 / 16)).astype(np.uint8), data.target.astype(np.int64)

@@ -15,7 +15,9 @@ def norms_after_convs(net: nn.Module) -> dict[str, str]:
     Read off the graph of `net`; empty where torch.fx cannot follow the network, which then runs as it is.
     """
     try:
-        nodes = fx.Tracer().trace(with_weights(net, {})).nodes
+        tracer = fx.Tracer()
+        tracer.record_stack_traces = False  # of every node; half of the time
+        nodes = tracer.trace(with_weights(net, {})).nodes
     except Exception:  # torch.fx raises nearly anything on code that it cannot follow, from a library or a user
         return {}
     modules = dict(net.named_modules())
