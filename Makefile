@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test check lint bench clean
 
 demo: $(VENV)/installed  ## install, then learn scikit-learn's digits as 5 tasks of 2 classes
 	$(BIN)/pearl run digits
 
 test: $(VENV)/installed-test  ## install what tests need, then run them
 	$(BIN)/python -m pytest
+
+check: $(VENV)/installed-test $(VENV)/installed-lint  ## for daily use: style, types and the quick tests, in a minute
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest --quick
 
 lint: $(VENV)/installed-lint  ## style and types
 	$(BIN)/ruff check .

@@ -31,6 +31,31 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.zygote.cleanup()
 
 
+LONG = ("test_story", "test_ddp", "test_reliability")
+NOT_QUICK = {*LONG, "test_recipes", "test_verbs", "test_sweep", "test_tables", "test_report", "test_export", "test_cli"}
+NOT_QUICK |= {"test_statistics", "test_rehearsal", "test_runs", "test_adding", "test_cache", "test_real_images"}
+NOT_QUICK |= {"test_model", "test_own_methods", "test_old_files"}
+QUICK_METHODS = ("pearl", "finetune", "er", "lwf", "ncm", "packnet", "l2p", "seqlora")  # one of each family
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make check` asks for it."""
+    parser.addoption("--quick", action="store_true", help="what takes under a minute: one method of each family")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long tests first, so that no process is left with one when the others have ended."""
+    if config.getoption("--quick"):
+
+        def left_out(item: pytest.Item) -> bool:
+            method = item.callspec.params.get("method") if hasattr(item, "callspec") else None
+            other = item.path.stem == "test_conformance" and method is not None and method not in QUICK_METHODS
+            return other or item.path.stem in NOT_QUICK
+
+        items[:] = [item for item in items if not left_out(item)]
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
+
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What pearl starts in this process are forks, see `zygote`."""

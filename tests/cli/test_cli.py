@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import zygote
 from layouts import cifar100_npz, image_folder
 from pearl.settings.config import recipe_names
 from pearl.settings.parts import METHODS
@@ -37,9 +38,7 @@ def test_smoke_from_the_command_line(cli):
 
 
 def test_progress_is_plain_lines_without_a_terminal(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "pearl", "run", "digits", *TINY], capture_output=True, text=True, check=True
-    )
+    done = zygote.run(["run", "digits", *TINY], text=True)
     lines = done.stderr.splitlines()
     assert "task 1/5: 2 classes (0, 1), 8 images" in lines
     assert any(line.startswith("  probe: ") for line in lines)

@@ -348,8 +348,7 @@ def test_a_killed_task_is_resumed_by_another_process(shop, one):
         "Lines.step = step\n"
         "pearl.cli.main()"
     )
-    arguments = [sys.executable, "-c", stop, "learn", str(one), "--data", str(shop / "second")]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    done = zygote.run(["learn", one, "--data", shop / "second"], program=["-c", stop], text=True)
     assert done.returncode == 130
     assert done.stderr.endswith(f"go on with: pearl resume {one}\n")
     done = call("resume", one, "-q")

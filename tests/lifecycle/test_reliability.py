@@ -267,7 +267,7 @@ def test_a_lock_dies_with_its_process(tmp_path):
     path = tmp_path / "run"
     code = "import os, pathlib; from pearl.lifecycle.session import locked\n"
     code += f"with locked(pathlib.Path({str(path)!r})): os._exit(9)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 9
+    assert zygote.run([], program=["-c", code]).returncode == 9
     assert json.loads((path / ".holder.json").read_text())["pid"] != os.getpid()
     assert execute(tiny(), path=path).done
     assert not (path / ".holder.json").exists()
