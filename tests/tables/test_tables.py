@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import os
 import re
 import shutil
 import statistics
@@ -511,10 +512,20 @@ def test_csv_has_every_digit(complete: Filled, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", [".md", ".html"])
-def test_links_lead_to_the_runs(complete: Filled, tmp_path: Path, ending: str) -> None:
-    text = write(complete, tmp_path / f"mine{ending}").read_text()
+def test_links_lead_to_the_runs(complete: Filled, ending: str) -> None:
+    above = Path(os.path.commonpath([path.resolve() for path in complete.runs]))
+    text = write(complete, above / f"mine{ending}").read_text()
     found = Rows(text).links if ending == ".html" else re.findall(r"\]\(([^)]*)\)", text)
-    assert {Path(tmp_path, link).resolve() for link in found} == {path.resolve() for path in complete.runs}
+    assert {Path(above, link).resolve() for link in found} == {path.resolve() for path in complete.runs}
+
+
+@pytest.mark.parametrize("ending", [".md", ".html"])
+def test_no_link_leaves_the_folder_of_the_page(complete: Filled, tmp_path: Path, ending: str) -> None:
+    """Runs stay behind when a page is committed or sent: elsewhere they are named, not linked."""
+    (tmp_path / "pages").mkdir()
+    text = write(complete, tmp_path / "pages" / f"mine{ending}").read_text()
+    assert all(path.name in text for path in complete.runs)
+    assert not re.findall(r"""\]\([^)]*\)|href=["'](?!#|data:)[^"']*""", text)
 
 
 @pytest.mark.parametrize("name", TABLES)

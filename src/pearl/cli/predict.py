@@ -37,7 +37,7 @@ def command(
     times = {"start": STARTED}
     from pearl.lifecycle.predict import named, predict_files, writer
 
-    files = named(paths, sys.stdin)
+    files = named(paths, sys.stdin, say=lambda line: typer.echo(f"pearl: {printable(line)}", err=True))
     from pearl.lifecycle.model import Model
 
     times["import"] = time.perf_counter()

@@ -24,7 +24,7 @@ def command(
         bool, typer.Option("--smoke", help="One step per phase on a few images, through everything.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print settings, tasks, targets, parameters, memory; train nothing.")
+        bool, typer.Option("--dry-run", help="Print settings, tasks, targets and estimated memory; train nothing.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     devices: Annotated[int, typer.Option(help="Train on so many at once, a process each.")] = 1,

@@ -16,7 +16,7 @@ import numpy as np
 from pearl.data.augment import View
 from pearl.data.batches import Task
 from pearl.data.cache import read_all
-from pearl.data.sources import class_folders
+from pearl.data.sources import class_folders, left_out
 from pearl.errors import ConfigError, DataError, RunError
 from pearl.lifecycle.saved import (
     CODE,
@@ -100,7 +100,8 @@ def _learn(
     minutes: float,
 ) -> None:
     show = show or Observer()
-    names, files, own_labels = class_folders(root / "train" if (root / "train").is_dir() else root)
+    images = root / "train" if (root / "train").is_dir() else root
+    names, files, own_labels = class_folders(images)
     before = source or path
     _check_new(before, name, names)
     done = len(finished(before))
@@ -149,6 +150,8 @@ def _learn(
             view = View(config.images, channels_last=config.engine.channels_last)
             labels = first + own_labels
             new = Task(done, name, names, first, pixels, labels, view, work.engine.fabric.device)
+            for line in left_out(images):
+                work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=first + len(names))
             work.learn(method, new, train=settings["train"], seed=config.seed)
     finally:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pearl.data.augment import View
 from pearl.data.cache import read_all, read_image, upright_square
-from pearl.data.sources import class_folders
+from pearl.data.sources import class_folders, left_out
 from pearl.errors import ConfigError, DataError, RunError
 from pearl.evaluation.evaluate import Ensemble
 from pearl.lifecycle.saved import TaskInfo, check_method, load_method, read_config, resume_command, task_infos
@@ -49,11 +49,12 @@ class Prediction:
 @dataclass(frozen=True)
 class Evaluation:
     """What a model got right: `confusion` (C, C) counts of true class by predicted class, among all classes;
-    `task_il` (C,) counts of images right among the classes of their own task."""
+    `task_il` (C,) counts of images right among the classes of their own task; `notes`: what was not looked at."""
 
     tasks: tuple[TaskInfo, ...]
     confusion: np.ndarray
     task_il: np.ndarray
+    notes: tuple[str, ...] = ()
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -196,7 +197,8 @@ class Model:
             DataError: classes that the model does not know, or images that cannot be read, all of which are named.
         """
         root = Path(data)
-        names, files, known = class_folders(root / "test" if (root / "test").is_dir() else root)
+        images = root / "test" if (root / "test").is_dir() else root
+        names, files, known = class_folders(images)
         place = {name: index for index, name in enumerate(self.classes)}
         if strange := [name for name in names if name not in place]:
             first = f"{strange[0]!r} ({nearest(strange[0], self.classes)})"
@@ -221,7 +223,7 @@ class Model:
                 task_il[label] += row[own].argmax() + own.start == label
         if problems:
             raise DataError("\n".join([f"{len(problems)} images cannot be read: remove or replace them", *problems]))
-        return Evaluation(tuple(self.tasks), confusion, task_il)
+        return Evaluation(tuple(self.tasks), confusion, task_il, tuple(left_out(images)))
 
     # ----------------------------------------------------------------------------------------------------- learning
 

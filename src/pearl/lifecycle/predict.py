@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from pearl.data.cache import read_all
-from pearl.data.sources import image_files
+from pearl.data.sources import image_files, no_images
 from pearl.errors import DataError, printable
 
 if TYPE_CHECKING:
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 Write = Callable[[Path, "Prediction"], None]
 
 
-def named(paths: Iterable[str], stdin: TextIO = sys.stdin) -> list[Path]:
+def named(
+    paths: Iterable[str], stdin: TextIO = sys.stdin, *, say: Callable[[str], object] = lambda line: None
+) -> list[Path]:
     """The files that are named: themselves, all images below a folder, and for "-" a list, a path a line.
+
+    What lies in a folder and is no image is said, counted.
 
     Raises:
         DataError: a folder without images, or nothing at all.
@@ -30,6 +34,8 @@ def named(paths: Iterable[str], stdin: TextIO = sys.stdin) -> list[Path]:
             files += [Path(line) for line in stdin.read().split("\n") if line.strip()]
         elif os.path.isdir(name):  # noqa: PTH112 - a name that is too long is no folder, and no error here
             found = image_files(Path(name))
+            for line in no_images(Path(name), Path(name).rglob("*")):
+                say(line)
             if not found:
                 raise DataError(f"{name}: no image in this folder; give a folder that has some, or a file")
             files += found

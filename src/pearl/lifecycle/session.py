@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 
 from pearl.data.batches import Task
 from pearl.errors import Busy, Interrupted, Lost, RunError
+from pearl.lifecycle.notes import notes
 from pearl.lifecycle.saved import CODE, config_bytes, isolation_size, task_infos
 from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
@@ -132,6 +133,8 @@ class Session:
     def learn(self, method: Method, task: Task, **facts: Any) -> None:
         """Let a method learn a task and store what it added; until that is whole, the directory is as it was."""
         self.log.event("task", task=task.id, name=task.name, classes=list(task.classes), images=len(task))
+        for note in notes(method, task):
+            self.log.event("note", task=task.id, text=note)
         started = time.perf_counter()
         images = len(task)
         seconds = self.engine.learn(method, task, self.replay)

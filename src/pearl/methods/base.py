@@ -86,6 +86,7 @@ class Method(nn.Module):
     oracle = False  # True: a task holds the data of all tasks so far
     backbones: Literal["any", "vit"] = "any"  # what it can learn on
     rehearsal = False  # True: it keeps images of past tasks
+    own_classes = False  # True: a task's loss compares its own classes alone, so a single one is learnt from nothing
     task_identity = False  # True: made for task-IL; its class-IL puts the heads' raw logits side by side
     phases: tuple[str, ...] = ()  # names of the phases that `learn` may yield
     groups: Mapping[str, tuple[str, ...]] = {}  # of these phases, the names of the groups that parameters are in
@@ -140,6 +141,10 @@ class Method(nn.Module):
     @cached_property
     def _norms_to_fold(self) -> dict[str, str]:
         return norms_after_convs(self.backbone)
+
+    def notes(self) -> list[str]:
+        """What a user should know before the first task is trained, in words."""
+        return []
 
     def size(self) -> int:
         """Parameters of the model as it would be deployed; statistics such as running means do not count."""

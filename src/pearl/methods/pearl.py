@@ -5,6 +5,7 @@ the rank of its low-rank update, train that update with the norm layers and a he
 """
 
 import copy
+import math
 from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -41,6 +42,7 @@ class Pearl(Method):
             (algorithm 2); `auto` - the first if it was pretrained.
     """
 
+    own_classes = True
     phases = ("reference", "probe", "adapt")
 
     def __init__(
@@ -239,6 +241,14 @@ class Pearl(Method):
         return 2.0 if self.alpha == "2r" else self.alpha / rank
 
     # --------------------------------------------------------------------------------------------------- records
+
+    def notes(self) -> list[str]:
+        """How much of the network a task adapts."""
+        layers = [m for m in self.backbone.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+        adapted = sum(math.prod(target.shape) for target in self.targets)
+        share = 100 * adapted / sum(layer.weight.numel() for layer in layers)
+        own = f", and has {len(self.norms)} parameters of norm layers of its own" if self.norms else ""
+        return [f"a task adapts {len(self.targets)} of {len(layers)} layers, which hold {share:.0f} % of weights{own}"]
 
     def facts(self, task: int) -> dict[str, Any]:
         """Threshold, rank and full rank of every low-rank target of a task."""

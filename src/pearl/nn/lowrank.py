@@ -36,7 +36,7 @@ class Target:
     shape: tuple[int, ...]  # of the adapted rows
     rows: tuple[int, int] | None = None  # of a fused projection; all rows if None
     part: str = ""  # "key", where rows are given
-    dense: bool = False  # a depthwise filter: a copy is smaller than a low-rank update
+    dense: bool = False  # a depthwise filter: a copy costs what an update of full rank would
 
     @property
     def label(self) -> str:
@@ -62,7 +62,8 @@ def select_targets(backbone: nn.Module, spec: str | Sequence[str] = "auto") -> t
     `spec` is a word or a list of them: `key`, `query`, `value` (attention projections, fused or separate), `linear`,
     `conv` (every convolution that is not grouped), `pointwise` (those of them that are 1x1), `depthwise` (kept as a
     dense copy per task), or a regular expression searched in the parameters' names. `auto` is `key` where there is
-    attention, else `conv` and `depthwise`, as in the paper.
+    attention, else `conv` and `depthwise`, as in the paper, and `linear`, which the paper's networks do not have: most
+    weights of an MLP-Mixer or a ConvNeXt are in linear layers.
 
     Raises:
         ConfigError: a word that matches no layer, or layers named as a whole and in part.
@@ -72,7 +73,7 @@ def select_targets(backbone: nn.Module, spec: str | Sequence[str] = "auto") -> t
         raise ConfigError("method.targets: empty; name the layers to adapt, or leave it at auto")
     chosen: dict[str, Target] = {}
     for word in words:
-        automatic = ("key",) if has_attention(backbone) else ("conv", "depthwise")
+        automatic = ("key",) if has_attention(backbone) else ("conv", "depthwise", "linear")
         found = [target for part in (automatic if word == "auto" else (word,)) for target in _matching(backbone, part)]
         if not found:
             raise ConfigError(f"method.targets={word!r} matches no layer; {_hint(backbone, word)}")

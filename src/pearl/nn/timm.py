@@ -30,6 +30,7 @@ def timm_backbone(model: str, image_size: int, *, pretrained: bool = False, weig
         raise ConfigError(f"unknown timm network {model!r}; {nearest(model, timm.list_models())}")
     net = _create(model, image_size, pretrained)
     patch = getattr(getattr(net, "patch_embed", None), "patch_size", (1, 1))
+    patch = (patch, patch) if isinstance(patch, int) else patch
     if image_size % patch[0] or image_size % patch[1]:
         near = max(1, round(image_size / patch[0])) * patch[0]
         raise ConfigError(f"images.size={image_size}: {model} cuts patches of {patch[0]} pixels; use {near}")

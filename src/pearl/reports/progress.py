@@ -53,6 +53,10 @@ class Lines(Observer):
             names = ", ".join(facts["classes"][:6]) + (" ..." if len(facts["classes"]) > 6 else "")
             size = f"{len(facts['classes'])} classes ({names}), {facts['images']} images"
             return f"task {facts['task'] + 1}/{self.tasks}: {size}"
+        if kind == "data" and "left_out" in facts["notes"]:
+            return f"note: {facts['notes']['left_out']}"
+        if kind == "note":
+            return f"  note: {facts['text']}"
         if kind == "phase":
             return f"  {facts['phase']}: {facts['steps']} steps, {facts['trained']:,} parameters"
         if kind == "stage":

@@ -128,14 +128,15 @@ def evaluation_page(evaluation: "Evaluation") -> str:
     np.fill_diagonal(wrong, 0)
     mistakes = [divmod(int(i), len(names)) for i in wrong.ravel().argsort(kind="stable")[::-1][:10]]
     told = [f"  {names[a]} taken for {names[b]}: {wrong[a, b]}" for a, b in mistakes if wrong[a, b]]
-    return "\n".join([*lines, *(["", "most frequent mistakes:", *told] if told else [])])
+    return "\n".join([*lines, *(["", "most frequent mistakes:", *told] if told else []), *evaluation.notes])
 
 
 def evaluation_json(evaluation: "Evaluation") -> str:
     """All counts; row of `confusion`: true class, column: predicted class."""
     counts = {key: getattr(evaluation, key).tolist() for key in ("total", "class_il", "task_il", "confusion")}
     tasks = [{"name": task.name, "classes": list(task.classes)} for task in evaluation.tasks]
-    return json.dumps({"tasks": tasks, "classes": list(evaluation.classes), **counts}, indent=1)
+    facts = {"tasks": tasks, "classes": list(evaluation.classes), **counts, "notes": evaluation.notes}
+    return json.dumps(facts, indent=1)
 
 
 def inspection(path: Path) -> tuple[dict[str, Any], str]:

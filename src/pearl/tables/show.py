@@ -80,7 +80,7 @@ def _markdown(filled: Filled, folder: Path) -> str:
     if notes := words.notes(filled):
         parts += [f"- {note}" for note in notes] + [""]
     if filled.runs:
-        links = [f"- [{path.name}]({_address(path, folder)}): {row}" for path, row in filled.runs.items()]
+        links = [f"- {_named(path, folder)}: {row}" for path, row in filled.runs.items()]
         parts += ["## Runs", "", *links, "", *(f"- {line}" for line in words.made(filled)), ""]
     return "\n".join(parts)
 
@@ -88,6 +88,15 @@ def _markdown(filled: Filled, folder: Path) -> str:
 def _address(path: Path, folder: Path) -> str:
     """A run directory as seen from the folder of the page."""
     return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+
+
+def _goes_along(path: Path, folder: Path) -> bool:
+    """Whether a run lies below its page, so that a link holds wherever both go; elsewhere it is named alone."""
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def _named(path: Path, folder: Path) -> str:
+    return f"[{path.name}]({_address(path, folder)})" if _goes_along(path, folder) else path.name
 
 
 def _html(filled: Filled, folder: Path) -> str:
@@ -107,7 +116,8 @@ def _html(filled: Filled, folder: Path) -> str:
         parts.append(Part("Notes", [], [Table("Notes", ["note"], [[note] for note in notes])]))
     if filled.runs:
         links: list[list[str | Link]] = [
-            [Link(path.name, _address(path, folder)), row] for path, row in filled.runs.items()
+            [Link(path.name, _address(path, folder)) if _goes_along(path, folder) else path.name, row]
+            for path, row in filled.runs.items()
         ]
         made = "; ".join(words.made(filled))
         parts.append(Part("Runs", [], [Table("Runs", ["directory", "used for"], links)], made))

@@ -6,7 +6,7 @@ from pearl.data.sources.folders import folder
 from pearl.data.sources.imagenets import imagenet_r, tinyimagenet
 from pearl.data.sources.scikit import digits
 from pearl.data.sources.source import Source, Split, reason
-from pearl.data.sources.trees import class_folders, image_files, image_formats
+from pearl.data.sources.trees import class_folders, image_files, image_formats, left_out, no_images
 
 __all__ = [
     "Source",
@@ -18,6 +18,8 @@ __all__ = [
     "image_files",
     "image_formats",
     "imagenet_r",
+    "left_out",
+    "no_images",
     "npz",
     "reason",
     "tinyimagenet",

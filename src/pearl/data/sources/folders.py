@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from pearl.data.sources.source import Source, checked, some
-from pearl.data.sources.trees import Files, draw, labelled, split_hash, tree
+from pearl.data.sources.trees import Files, draw, labelled, left_out, split_hash, tree
 from pearl.errors import DataError
 from pearl.storage.paths import find
 
@@ -24,7 +24,10 @@ def folder(*, path: str, seed: int = 0, test_share: float = 0.2, validation_shar
     rng = np.random.default_rng(seed)
     notes = {}
     nested = (root / "train").is_dir()
-    train = tree(root / "train" if nested else root)
+    images = root / "train" if nested else root
+    train = tree(images)
+    if unread := left_out(images):
+        notes["left_out"] = "; ".join(unread)
     present = [name for name in ("test", "val", "valid", "validation") if nested and (root / name).is_dir()]
     if len(set(present) - {"test"}) > 1:
         raise DataError(f"{root} holds {some(present)}: keep one of val/, valid/ and validation/")

@@ -1,7 +1,9 @@
 """Image files in a folder per class: found, drawn from, labelled."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -64,6 +66,31 @@ def images_in(place: Path) -> list[Path]:
     return sorted(images, key=lambda file: file.name)
 
 
+def left_out(root: Path) -> list[str]:
+    """What lies in ROOT/CLASS/ beside the images that are read, counted, in words."""
+    folders = [place for place in sorted(root.iterdir()) if place.is_dir() and not place.name.startswith(".")]
+    inside = [file for place in folders for file in place.iterdir()]
+    below = sum(len(image_files(file)) for file in inside if file.is_dir())
+    lines = no_images(root, inside)
+    return lines + ([f"{root}: {below} images lie deeper than class folders, and are left out"] if below else [])
+
+
+def no_images(root: Path, files: Iterable[Path]) -> list[str]:
+    """A line that counts the files that are no image by their suffix; none if all are."""
+    kinds = Counter(
+        file.suffix.lower() or "no suffix"
+        for file in files
+        if file.suffix.lower() not in suffixes() and not file.name.startswith(".") and file.is_file()
+    )
+    if not kinds:
+        return []
+    first = kinds.most_common(5)
+    named = [f"{count} {kind}" for kind, count in first]
+    named += [f"{kinds.total() - sum(count for _, count in first)} others"] if len(kinds) > len(first) else []
+    heic = "; HEIC needs pip install 'pearl[heic]'" if kinds.keys() & {".heic", ".heif"} else ""
+    return [f"{root}: files that are no image known here ({', '.join(named)}) are left out{heic}"]
+
+
 @cache
 def suffixes() -> frozenset[str]:
     """The file suffixes of images that may be opened, in lower case."""
@@ -79,6 +106,10 @@ def image_formats() -> tuple[str, ...]:
     from PIL import Image
 
     Image.init()
+    with suppress(ImportError):  # an extra: what phones take photos in
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
     return tuple(kind for kind in Image.OPEN if kind not in {"EPS", "WMF"})
 
 

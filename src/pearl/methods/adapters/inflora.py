@@ -40,6 +40,7 @@ class InfLoRA(Method):
     """
 
     backbones = "vit"
+    own_classes = True
     phases = ("inflora",)
 
     def __init__(

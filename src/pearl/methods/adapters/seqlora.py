@@ -31,6 +31,7 @@ class SeqLora(Method):
             first if it was pretrained.
     """
 
+    own_classes = True
     phases = ("reference", "seqlora")
 
     def __init__(

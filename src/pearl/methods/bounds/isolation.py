@@ -15,6 +15,7 @@ from pearl.methods.base import Expert, Method, Phase, own_loss
 class Isolation(Method):
     """Every task trains its own copy of the starting network; class-IL concatenates the raw logits."""
 
+    own_classes = True
     phases = ("isolation",)
 
     def __init__(self, backbone: nn.Module) -> None:

@@ -38,6 +38,7 @@ class CodaPrompt(PromptMethod):
             where the paper has the sum, as in the authors' code; a version of that has a further factor of 1e-6 in it.
     """
 
+    own_classes = True
     phases = ("coda_prompt",)
 
     def __init__(

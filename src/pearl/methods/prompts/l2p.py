@@ -36,6 +36,7 @@ class L2P(PromptMethod):
             gives out.
     """
 
+    own_classes = True
     phases = ("l2p",)
 
     def __init__(

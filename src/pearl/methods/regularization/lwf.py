@@ -25,6 +25,7 @@ class Lwf(Method):
         temperature: softens both probabilities. The loss is not multiplied by its square, as in PyCIL.
     """
 
+    own_classes = True
     phases = ("lwf_first", "lwf")
 
     def __init__(

@@ -30,6 +30,7 @@ class PackNet(Method):
     """
 
     task_identity = True
+    own_classes = True
     phases = ("packnet", "packnet_retrain")
 
     def __init__(self, backbone: nn.Module, *, prune: Annotated[float, Field(ge=0, lt=1)] = 0.75) -> None:

@@ -1,0 +1,39 @@
+"""What a user should know of a task before it is trained, in words: a note is no error, and nothing waits for it."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pearl.data.batches import Task
+from pearl.errors import printable
+from pearl.methods.base import Method
+
+FEW = 5  # images of a class: below, most of what is learnt is those images
+UNBALANCED = 10  # times as many images of one class as of another: the larger one is named too often
+
+
+def notes(method: Method, task: Task) -> Iterator[str]:
+    """The notes of one task, which has not been learnt yet; of the first one, those of the method too."""
+    if task.id == 0:
+        yield from method.notes()
+    counts = np.bincount(task.labels.cpu().numpy() - task.first_class, minlength=len(task.classes))
+    if method.oracle or not counts.all():  # what a joint task holds is no task of the user's
+        return
+    if len(task.classes) == 1 and method.own_classes:
+        yield (
+            f"a task of one class: its head has nothing to compare {printable(task.classes[0])!r} with, so the class "
+            f"will hardly ever be named among others; learn it together with other new classes, or with a method that "
+            f"keeps class means (method=ncm)"
+        )
+    few = np.flatnonzero(counts < FEW)
+    if len(few):
+        named = _some([f"{printable(task.classes[row])!r} ({counts[row]})" for row in few])
+        yield f"fewer than {FEW} images of {named}: such classes are often confused; add images if you can"
+    least, most = counts.argmin(), counts.argmax()
+    if counts[most] >= UNBALANCED * counts[least]:
+        small, large = (f"{printable(task.classes[row])!r} ({counts[row]} images)" for row in (least, most))
+        yield f"very unbalanced: {large} will be named too often where it is {small}; even them out if you can"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,28 @@
+"""Pages that lead nowhere, found before their readers do."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
+    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_that_are_committed(page):
+    try:
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no git checkout")
+    files = {(ROOT / name).resolve() for name in listed.splitlines()}
+    places = files | {folder for file in files for folder in file.parents}
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)#\s]+)", text)
+    dead = [link for link in links if "://" not in link and ((ROOT / page).parent / link).resolve() not in places]
+    assert not dead
