@@ -10,6 +10,7 @@ from pearl.methods.adapters.seqlora import SeqLora
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.bounds.joint import Joint
+from pearl.methods.common.chain import Chain
 from pearl.methods.pearl import Pearl
 from pearl.methods.prompts.coda_prompt import CodaPrompt
 from pearl.methods.prompts.l2p import L2P
@@ -55,6 +56,13 @@ ZOO = {
     "pearl, random ranks": lambda: Pearl(small_resnet(), rank=RandomRule()),
     "pearl, fixed rank, unfold": lambda: Pearl(small_resnet(), rank=FixedRule(r=2), fold="unfold"),
     "pearl, from the SVD": lambda: Pearl(small_resnet(), init="svd"),
+    "pearl, chain": lambda: Pearl(small_resnet(), classifier=Chain(spaces=2)),
+    "pearl on a ViT, chain": lambda: Pearl(
+        small_vit(), classifier=Chain(spaces="all", projection=16, covariance="frozen", train="all")
+    ),
+    "isolation, chain": lambda: Isolation(small_resnet(), classifier=Chain(layers="final")),
+    "pnn, chain": lambda: Progressive(small_resnet(), classifier=Chain(spaces=2, projection=None)),
+    "packnet, chain": lambda: PackNet(small_resnet(), classifier=Chain(spaces=2, projection=8)),
     "seqlora": lambda: SeqLora(small_vit()),
     "seqlora on a ResNet": lambda: SeqLora(small_resnet()),
     "seqlora on BSC, given weights": lambda: SeqLora(separable(), rank=2, reference="given"),

@@ -513,7 +513,7 @@ def test_a_column_hears_the_earlier_ones_at_every_stage():
     with torch.no_grad():
         heard, features = [], []
         for t in range(3):
-            column = method.networks[t].eval()
+            column = method.network(t).eval()
             h, own = F.relu(column.bn1(column.conv1(x))), []
             for stage in method.stages:
                 h = getattr(column, stage)(h)
@@ -540,7 +540,7 @@ def test_columns_that_hear_nothing_are_isolation():
             if "/alpha/" in name:
                 value.zero_()
         for t in range(2):
-            method.networks[t].load_state_dict(plain.networks[t].state_dict())
+            method.network(t).load_state_dict(plain.network(t).state_dict())
             method.heads[t].load_state_dict(plain.heads[t].state_dict())
     torch.testing.assert_close(logits(method), logits(plain))
 

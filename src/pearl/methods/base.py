@@ -113,7 +113,7 @@ class Method(nn.Module):
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """Logits (B, classes seen) in order of arrival; with `task`, those of that task's classes alone."""
         logits = self.heads(self.features(x))
-        return logits if task is None else logits[:, self.heads.columns(task)]
+        return logits if task is None else logits[:, self.columns(task)]
 
     def experts(self) -> Iterable[Expert]:
         """Sub-networks to evaluate one after the other, each made when it is its turn; by default the whole, once."""
@@ -125,6 +125,10 @@ class Method(nn.Module):
         None if there is no such form.
         """
         return None
+
+    def columns(self, task: int) -> slice:
+        """Where a task's classes stand among all logits."""
+        return self.heads.columns(task)
 
     def expert(self, t: int, network: Callable[[], Network]) -> Expert:
         """A frozen expert of task t: its head on a network that is made when it is first asked, and once."""

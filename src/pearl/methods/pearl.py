@@ -6,7 +6,7 @@ the rank of its low-rank update, train that update with the norm layers and a he
 
 import copy
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -17,17 +17,21 @@ from torch.func import functional_call
 
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
-from pearl.methods.base import Expert, Method, Network, Phase, own_loss
+from pearl.methods.base import Network, Phase, own_loss
+from pearl.methods.common.chain import Classifier
+from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.nn import lowrank
 from pearl.nn.fast.beside import Beside, fits_beside, with_beside
 from pearl.nn.fast.stacking import Updates, stack_updates, stackable, stacked, worthwhile
 from pearl.nn.growing import TaskTensors
+from pearl.nn.inner import WithInner
 from pearl.nn.lowrank import Fold, Init, Target
 from pearl.nn.rank_rules import Choice, PaperRule, RankRule
-from pearl.settings.parts import RANK_RULES
+from pearl.settings.born import Born
+from pearl.settings.parts import CLASSIFIERS, RANK_RULES
 
 
-class Pearl(Method):
+class Pearl(SubNetworks):
     """A sub-network per task: reference weights + low-rank updates, own norm layers, own head.
 
     Options:
@@ -40,6 +44,8 @@ class Pearl(Method):
         lora_bias: biases in both factors of linear targets (of no others), as the paper counts the ViT's parameters.
         reference: `given` - the backbone comes with weights (algorithm 1); `first_task` - task 1 trains it
             (algorithm 2); `auto` - the first if it was pretrained.
+        classifier: `heads` - the heads' logits side by side (the paper); `chain` - class statistics in the first
+            sub-networks, see `common.chain`.
     """
 
     own_classes = True
@@ -56,8 +62,9 @@ class Pearl(Method):
         alpha: Annotated[float, Field(gt=0)] | Literal["2r"] = "2r",
         lora_bias: bool = False,
         reference: Literal["auto", "given", "first_task"] = "auto",
+        classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
     ) -> None:
-        super().__init__(backbone)
+        super().__init__(backbone, classifier)
         self.targets = lowrank.select_targets(backbone, targets)
         self.norms, self.norm_statistics = lowrank.task_norms(backbone)
         if lora_bias:
@@ -74,7 +81,7 @@ class Pearl(Method):
 
     # ------------------------------------------------------------------------------------------------ learning
 
-    def learn(self, task: Task) -> Iterator[Phase]:
+    def learn_own(self, task: Task) -> Iterator[Phase]:
         """Algorithms 1 and 2 of the paper."""
         self.requires_grad_(False)  # nothing learnt moves
         head = self.heads.grow(len(task.classes)).to(self.device)
@@ -169,7 +176,7 @@ class Pearl(Method):
 
     def task_features(self, x: Tensor, t: int) -> Tensor:
         """Features (B, dim) of task t's sub-network."""
-        if t < self.first_adapted:
+        if not self.is_adapted(t):
             return self.backbone(x)
         return functional_call(self.backbone, self.weights(t), (x,))
 
@@ -187,39 +194,39 @@ class Pearl(Method):
         network = with_beside(self.backbone, thin.values())
         return lambda x: functional_call(network, self.weights(t, without=thin), (x,))
 
-    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """Every sub-network's raw logits side by side; with `task`, that sub-network's alone."""
-        tasks = range(len(self.heads)) if task is None else [task]
-        return torch.cat([self.heads[t](self.task_features(x, t)) for t in tasks], dim=1)
+    def merged(self, t: int) -> nn.Module:
+        """See `SubNetworks.merged`. A task that was not trained has the reference."""
+        return self.own_copy(self.backbone, self.weights(t) if self.is_adapted(t) else {})
 
-    def experts(self) -> Iterator[Expert]:
-        """One per task; its weights are merged once, when it is first asked."""
-        for t in range(len(self.heads)):
-            yield self.expert(t, partial(self._merged, t))
-
-    def _merged(self, t: int) -> Network:
-        return self.evaluated(self.backbone, self.weights(t) if t >= self.first_adapted else {})
+    def is_adapted(self, t: int) -> bool:
+        """Whether task t has updates of its own."""
+        return f"{t}.threshold" in self.statistics
 
     def at_once(self) -> tuple[Network, int] | None:
         """Of a ViT, all sub-networks in one batch; the updates are not merged at all. See `Method.at_once`."""
         names = [target.parameter.removesuffix(".weight") for target in self.targets]
-        if self.norms or not stackable(self.backbone, names) or len(self.heads) <= self.first_adapted:
+        chosen = list(range(len(self.heads))) if self.chain is None else self.chain.births
+        if self.norms or not stackable(self.backbone, names) or len(chosen) <= self.first_adapted:
             return None
         updates: dict[str, list[Updates]] = {name: [] for name in names}
         for name, target in zip(names, self.targets, strict=True):
-            updates[name].append(self._stacked(target))
-        network, tasks = stacked(self.backbone, updates), len(self.heads)
+            updates[name].append(self._stacked(target, chosen[self.first_adapted :]))
+        network, tasks = stacked(self.backbone, updates), len(chosen)
+        if self.chain is not None:
+            network = WithInner(network, self.layers)
 
         def logits(x: Tensor) -> Tensor:
             features = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
+            if self.chain is not None:
+                return self.chain.head()(features.unbind())
             return torch.cat([head(own) for head, own in zip(self.heads, features, strict=True)], dim=1)
 
         return logits, worthwhile(self.backbone, tasks, self.device)
 
-    def _stacked(self, target: Target) -> Updates:
-        """The updates of all tasks to a linear target; none of those before the first adapted task."""
+    def _stacked(self, target: Target, tasks: Sequence[int]) -> Updates:
+        """The updates of tasks to a linear target, after those that have none."""
         low_rank, label = [], target.label
-        for t in range(self.first_adapted, len(self.heads)):
+        for t in tasks:
             a, b = self.tensors[f"{t}.A.{label}"], self.tensors[f"{t}.B.{label}"]
             scale = self._scale(a.shape[0])
             bias = b.new_zeros(b.shape[0])
@@ -252,10 +259,12 @@ class Pearl(Method):
 
     def facts(self, task: int) -> dict[str, Any]:
         """Threshold, rank and full rank of every low-rank target of a task."""
-        if task < self.first_adapted:
-            return {"layers": []}
+        chain = super().facts(task)
+        if not self.is_adapted(task):
+            return {"layers": [], **chain}
         low_rank = [target for target in self.targets if not target.dense]
         return {
+            **chain,
             "fold": self.fold,
             "layers": [
                 {

@@ -51,6 +51,15 @@ SOURCES = Registry(
     },
 )
 
+CLASSIFIERS = Registry(
+    "classifier",
+    "classifiers",
+    {
+        "heads": "pearl.methods.common.chain:Heads",
+        "chain": "pearl.methods.common.chain:Chain",
+    },
+)
+
 RANK_RULES = Registry(
     "rank rule",
     "rank_rules",

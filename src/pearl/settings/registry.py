@@ -23,12 +23,12 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from pearl.errors import ConfigError, printable
-from pearl.settings.born import as_written, without_born
+from pearl.settings.born import Born, as_written, without_born
 
 Spec = dict[str, Any]  # {"name": ..., option: value, ...}
 
@@ -348,7 +348,9 @@ def _model_of(part: Callable[..., Any]) -> type[BaseModel]:
     for parameter in _keyword_only(part):
         name, default = parameter.name, parameter.default
         if name in nested:
-            fields[name] = (dict[str, Any], nested[name].spec_of(default))
+            born = [note for note in hints[name].__metadata__ if isinstance(note, Born)]
+            kind = Annotated[dict[str, Any], *born] if born else dict[str, Any]
+            fields[name] = (kind, nested[name].spec_of(default))
         else:
             fields[name] = (hints[name], ... if default is inspect.Parameter.empty else default)
     return create_model("Options", __config__=ConfigDict(extra="forbid", allow_inf_nan=False), **fields)

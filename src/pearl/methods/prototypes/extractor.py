@@ -69,7 +69,11 @@ class FrozenExtractor(Method):
         features = self.backbone(x)
         with torch.autocast(self.device.type, enabled=False):
             logits = self.score(full(features))
-        return logits if task is None else logits[:, self.statistics.columns(task)]
+        return logits if task is None else logits[:, self.columns(task)]
+
+    def columns(self, task: int) -> slice:
+        """See `Method.columns`."""
+        return self.statistics.columns(task)
 
     def facts(self, task: int) -> dict[str, Any]:
         """How many numbers are kept beside the parameters: `size` does not count statistics."""

@@ -4,21 +4,24 @@ For each task: train the weights that are free, prune the smallest of them, trai
 them. The pruned ones serve the next task, which computes with all weights of earlier tasks but cannot change them.
 """
 
-from collections.abc import Callable, Iterator
-from functools import cache, partial
+from collections.abc import Iterator
 from typing import Annotated
 
-import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from pearl.data.batches import Task
-from pearl.methods.base import Expert, Method, Phase, own_loss
+from pearl.methods.base import Phase, own_loss
+from pearl.methods.common.chain import Classifier
+from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.methods.sparse.masks import Owners, weight_names
+from pearl.nn.fast.folding import with_weights
+from pearl.settings.born import Born
+from pearl.settings.parts import CLASSIFIERS
 
 
-class PackNet(Method):
+class PackNet(SubNetworks):
     """One network whose weights belong to tasks, and a head per task; biases and norm layers are task 1's.
 
     The paper starts from ImageNet, whose weights are its first task; here the first task is the stream's own. The
@@ -27,14 +30,20 @@ class PackNet(Method):
     Options:
         prune: share of a task's weights in each layer that it gives up, 0.5 or 0.75 in the paper. Task t keeps
             (1 - prune) prune^(t-1) of a layer.
+        classifier: `heads` or `chain`, see `common.chain`.
     """
 
     task_identity = True
-    own_classes = True
     phases = ("packnet", "packnet_retrain")
 
-    def __init__(self, backbone: nn.Module, *, prune: Annotated[float, Field(ge=0, lt=1)] = 0.75) -> None:
-        super().__init__(backbone)
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        prune: Annotated[float, Field(ge=0, lt=1)] = 0.75,
+        classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
+    ) -> None:
+        super().__init__(backbone, classifier)
         self.prune = prune
         named = dict(backbone.named_parameters())
         self.owners = Owners({name: named[name] for name in weight_names(backbone)})
@@ -54,7 +63,7 @@ class PackNet(Method):
         named = dict(self.backbone.named_parameters())
         return {name: named[name] for name in self.owners.names}
 
-    def learn(self, task: Task) -> Iterator[Phase]:
+    def learn_own(self, task: Task) -> Iterator[Phase]:
         """Train, prune, train again."""
         self.requires_grad_(False)
         head = self.heads.grow(len(task.classes)).to(self.device)
@@ -69,18 +78,10 @@ class PackNet(Method):
         yield Phase("packnet_retrain", trained, loss, **self.owners.held(self.weights, task.id))
         self.requires_grad_(False)
 
-    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """Every task's raw logits side by side; with `task`, that task's alone."""
-        tasks = range(len(self.heads)) if task is None else [task]
-        return torch.cat([self._expert(t, partial(self._masked, t), x) for t in tasks], dim=1)
+    def task_features(self, x: Tensor, t: int) -> Tensor:
+        """See `SubNetworks.task_features`."""
+        return functional_call(self.backbone, self.owners.masked(self.weights, t), (x,))
 
-    def experts(self) -> Iterator[Expert]:
-        """One per task; its weights are masked once."""
-        for t in range(len(self.heads)):
-            yield Expert(f"task {t}", partial(self._expert, t, cache(partial(self._masked, t))), frozen=True)
-
-    def _masked(self, t: int) -> dict[str, Tensor]:
-        return self.owners.masked(self.weights, t)
-
-    def _expert(self, t: int, masked: Callable[[], dict[str, Tensor]], x: Tensor) -> Tensor:
-        return self.heads[t](functional_call(self.backbone, masked(), (x,)))
+    def merged(self, t: int) -> nn.Module:
+        """See `SubNetworks.merged`."""
+        return with_weights(self.backbone, self.owners.masked(self.weights, t))

@@ -7,10 +7,10 @@ stage are both W and U. V h_old over all earlier columns is the sum of a 1x1 ada
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +20,14 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Expert, Phase, own_loss
 from pearl.methods.bounds.isolation import Isolation
+from pearl.methods.common.chain import Classifier
+from pearl.methods.common.subnetworks import HEADS, Spaces
 from pearl.nn import lowrank
 from pearl.nn.growing import TaskTensors
+from pearl.nn.inner import pooling
+from pearl.nn.precision import full
+from pearl.settings.born import Born
+from pearl.settings.parts import CLASSIFIERS
 
 Activations = dict[str, Tensor]  # a column's outputs by stage
 
@@ -35,13 +41,20 @@ class Progressive(Isolation):
         stages: regular expression; modules whose whole name in the backbone it matches are where columns meet. The
             default finds the stages of ResNets and the blocks of transformers. Their outputs are (B, C, H, W) or
             (B, tokens, C).
+        classifier: `heads` or `chain`, see `common.chain`; the chain looks at inner layers that are stages.
     """
 
     task_identity = True
     phases = ("pnn",)
 
-    def __init__(self, backbone: nn.Module, *, stages: str = r"(layer|stages\.|blocks\.)\d+") -> None:
-        super().__init__(backbone)
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        stages: str = r"(layer|stages\.|blocks\.)\d+",
+        classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
+    ) -> None:
+        super().__init__(backbone, classifier=classifier)
         names = [name for name, _ in backbone.named_modules() if name]
         try:
             self.stages = [name for name in names if re.fullmatch(stages, name)]
@@ -54,22 +67,22 @@ class Progressive(Isolation):
     def train(self, mode: bool = True) -> "Progressive":
         """Columns that are heard do not move, nor do their running statistics."""
         super().train(mode)
-        for network in self.networks[:-1]:
+        for network in [*self.networks.values()][:-1]:
             network.eval()
         return self
 
-    def learn(self, task: Task) -> Iterator[Phase]:
+    def learn_own(self, task: Task) -> Iterator[Phase]:
         """Train a new column, its adapters and its head; all earlier ones stay as they are."""
         self.requires_grad_(False)
         adapters = self._grow_adapters(task) if task.id else []
-        network, head = self._grow(), self.heads.grow(len(task.classes)).to(self.device)
+        network, head = self._grow(task.id), self.heads.grow(len(task.classes)).to(self.device)
         params = [*network.parameters(), *adapters, *head.parameters()]
         yield Phase("pnn", params, own_loss(partial(self.task_features, t=task.id), head, task), steady=True)
 
     def _grow_adapters(self, task: Task) -> list[nn.Parameter]:
         """V starts like any layer, alpha as a small random number."""
         t, heard = task.id, self._hear(task)
-        for j in range(t):
+        for j in self.trained:
             for stage in self.stages:
                 v, _ = lowrank.kaiming_factors((heard[stage], heard[stage]), heard[stage], like=self.heads[0].weight)
                 self.adapters.add(f"{t}.{j}.V.{stage}", v)
@@ -80,35 +93,52 @@ class Progressive(Isolation):
     def _hear(self, task: Task) -> dict[str, int]:
         """The number of channels at each stage."""
         activations: Activations = {}
-        self.eval()._column(0, task.view.test(task.images[:1].to(self.device)), [], activations)
+        self.eval()._column(0, task.view.test(task.images[:1].to(self.device)), {}, activations)
         return {stage: out.shape[_channels(out)] for stage, out in activations.items()}
 
-    def columns(self, x: Tensor, count: int) -> list[Tensor]:
-        """Features (B, dim) of each of the first columns."""
-        features: list[Tensor] = []
-        heard: list[Activations] = []
-        for t in range(count):
-            activations: Activations = {}
-            features.append(self._column(t, x, heard, activations))
-            heard.append(activations)
-        return features
+    @property
+    def trained(self) -> list[int]:
+        """The tasks that have a column."""
+        return [int(t) for t in self.networks]
+
+    def run_columns(self, x: Tensor, last: int) -> tuple[dict[int, Tensor], dict[int, Activations]]:
+        """Features (B, dim), and outputs of stages, of the columns up to that of task `last`."""
+        features: dict[int, Tensor] = {}
+        heard: dict[int, Activations] = {}
+        for t in self.trained:
+            if t <= last:
+                activations: Activations = {}
+                features[t] = self._column(t, x, heard, activations)
+                heard[t] = activations
+        return features, heard
 
     def task_features(self, x: Tensor, t: int) -> Tensor:
         """Features (B, dim) of column t, which hears all earlier ones."""
-        return self.columns(x, t + 1)[t]
+        return self.run_columns(x, t)[0][t]
 
-    def _column(self, t: int, x: Tensor, heard: Sequence[Activations], activations: Activations) -> Tensor:
+    def spaces(self, tasks: Iterable[int]) -> Spaces:
+        """See `SubNetworks.spaces`: every column runs once."""
+        tasks, pool = list(tasks), pooling(self.backbone)
+        layers = [layer for layer in self.layers if layer in self.stages]
+
+        def raw(x: Tensor) -> list[Tensor]:
+            features, outputs = self.run_columns(x, max(tasks))
+            return [torch.cat([*(pool(outputs[t][layer]) for layer in layers), full(features[t])], 1) for t in tasks]
+
+        return raw
+
+    def _column(self, t: int, x: Tensor, heard: Mapping[int, Activations], activations: Activations) -> Tensor:
         """Run column t; `heard` are the outputs of all earlier ones, and it notes its own in `activations`."""
         with ExitStack() as hooks:
             for stage in self.stages:
                 meet = partial(self._meet, t, stage, heard, activations)
-                hooks.callback(self.networks[t].get_submodule(stage).register_forward_hook(meet).remove)
-            return self.networks[t](x)
+                hooks.callback(self.network(t).get_submodule(stage).register_forward_hook(meet).remove)
+            return self.network(t)(x)
 
-    def _meet(self, t: int, stage: str, heard: Sequence[Activations], notes: Activations, *call: Any) -> Tensor:
+    def _meet(self, t: int, stage: str, heard: Mapping[int, Activations], notes: Activations, *call: Any) -> Tensor:
         out: Tensor = call[-1]  # a hook is called with module, inputs and output
         if heard:
-            lateral = [self._adapt(t, j, stage, earlier[stage]) for j, earlier in enumerate(heard)]
+            lateral = [self._adapt(t, j, stage, earlier[stage]) for j, earlier in heard.items()]
             out = out + F.relu(sum(lateral[1:], lateral[0]))
         notes[stage] = out
         return out
@@ -121,13 +151,16 @@ class Progressive(Isolation):
         return (rows.flatten(0, -2) @ v.T).view(rows.shape).movedim(-1, axis)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """See `Method.forward`. Without `task`, every column runs once."""
-        if task is not None:
-            return self.heads[task](self.task_features(x, task))
-        return torch.cat([self.heads[t](z) for t, z in enumerate(self.columns(x, len(self.heads)))], dim=1)
+        """See `SubNetworks.forward`. Without `task`, every column runs once."""
+        if task is not None or self.chain is not None:
+            return super().forward(x, task)
+        features, _ = self.run_columns(x, len(self.heads))
+        return torch.cat([self.heads[t](z) for t, z in features.items()], dim=1)
 
-    def experts(self) -> Sequence[Expert]:
+    def experts(self) -> Iterable[Expert]:
         """A column with all that it hears; by itself it would be another network."""
+        if self.chain is not None:
+            return super().experts()
         return [Expert(f"task {t}", partial(self.forward, task=t), frozen=True) for t in range(len(self.heads))]
 
 

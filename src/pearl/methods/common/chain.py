@@ -1,0 +1,284 @@
+"""Which task is it? Classes as statistics in the spaces of frozen sub-networks, compared task after task.
+
+Logits of heads that were trained apart say nothing about each other. But when a task is learnt, its images may still be
+passed through every sub-network frozen so far: in each of these spaces a class leaves its mean, and all classes
+together one covariance. So two classes can be compared in every space that was there when the later one came.
+
+An own method; nothing of it is in the PEARL paper. A single space with linear discriminants of pooled covariance is
+known (first-session adaptation, Panos et al., ICCV 2023; RanPAC, McDonnell et al., NeurIPS 2023); here there are
+several, and a chain of decisions over the tasks joins them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.errors import RunError
+from pearl.methods.common.spaces import (
+    ChainHead,
+    Discriminants,
+    Space,
+    begins_of,
+    by_class,
+    chain_rule,
+    columns_of,
+    digest_of,
+    projection,
+)
+from pearl.nn.growing import TaskTensors
+from pearl.nn.inner import Layers
+
+UNCALIBRATED = 0.2  # the temperature before there are two tasks to measure it with
+FOLDS = 4
+GRID = torch.logspace(math.log10(0.02), math.log10(1.5), 40, dtype=torch.float64)
+HALF = 0.5  # shrinkage a = HALF * p / (n + p): at n = p images a quarter of the covariance is a multiple of 1
+
+
+class Classifier:
+    """How a method with a sub-network per task chooses among the classes of all tasks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads(Classifier):
+    """The heads' raw logits side by side, as in the PEARL paper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain(Classifier):
+    """Class statistics in the spaces of the first sub-networks; see the module.
+
+    Options:
+        spaces: of how many sub-networks, the first ones; `all` for every task's. An image passes through each of them.
+        layers: `auto` looks at inner layers too (see `nn.inner.inner_layers`), `final` at the features alone.
+        projection: dimensions of a space: wider features are projected at random; null leaves them as they are.
+        covariance: `updated` - of all images seen, so that scores of old classes move as tasks come (better by 1 to 3
+            points); `frozen` - as it was after the second task: the score of a class keeps its bits for ever.
+        train: `spaces` trains a sub-network only for tasks that become a space: no other is ever asked; `all` trains
+            every task's, as the method without this classifier.
+    """
+
+    spaces: Annotated[int, Field(ge=1)] | Literal["all"] = 3
+    layers: Layers = "auto"
+    projection: Annotated[int, Field(ge=1, le=65536)] | None = 512
+    covariance: Literal["updated", "frozen"] = "updated"
+    train: Literal["spaces", "all"] = "spaces"
+
+
+class ChainStatistics(nn.Module):
+    """What the chain knows: spaces, prototypes - a class as one task showed it -, temperature. All in buffers.
+
+    A space belongs to the task at whose end it was made, and is known to its prototypes and those of later tasks.
+    """
+
+    def __init__(self, options: Chain) -> None:
+        super().__init__()
+        self.options = options
+        # "space.v.birth" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",
+        # ".projected_std" (p,), ".scatter" (p(p+1)/2,), ".freedom" (); "task.t.classes", ".counts" (k,),
+        # ".means.v" (k, p); "temperature" ()
+        self.tensors = TaskTensors(buffers=True)
+        self._head: list[ChainHead] = []  # in a list: it is no part of the state
+
+    # ---------------------------------------------------------------------------------------------------- what is there
+
+    def __len__(self) -> int:
+        """Number of tasks observed."""
+        return sum(name.endswith("/classes") for name, _ in self.tensors.named_buffers())
+
+    @property
+    def births(self) -> list[int]:
+        """The task at whose end each space was made."""
+        count = sum(name.endswith("/birth") for name, _ in self.tensors.named_buffers())
+        return [int(self.tensors[f"space.{v}.birth"]) for v in range(count)]
+
+    def wants_space(self) -> bool:
+        """Whether the next task's sub-network becomes one."""
+        return self.options.spaces == "all" or len(self.births) < self.options.spaces
+
+    @property
+    def task_of(self) -> Tensor:
+        """The task of each prototype (prototypes,)."""
+        sizes = [len(self.tensors[f"task.{t}.classes"]) for t in range(len(self))]
+        return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.long))
+
+    @property
+    def class_of(self) -> Tensor:
+        """The class, a logit index, of each prototype (prototypes,)."""
+        parts = [self.tensors[f"task.{t}.classes"].cpu() for t in range(len(self))]
+        return torch.cat([torch.empty(0, dtype=torch.long), *parts])
+
+    @property
+    def temperature(self) -> float:
+        """What scores are multiplied by before they are probabilities."""
+        return float(self.tensors["temperature"]) if self.calibrated else UNCALIBRATED
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the temperature was measured, which takes two tasks."""
+        return "temperature" in self.tensors
+
+    # --------------------------------------------------------------------------------------------------------- learning
+
+    @torch.no_grad()
+    def add_space(self, birth: int, raw: Tensor) -> None:
+        """A new space from the raw features (N, p_raw) of the images that its sub-network learnt."""
+        v, raw_dim = len(self.births), raw.shape[1]
+        dim = self.options.projection
+        made = projection(v, raw_dim, dim).to(raw.device) if dim is not None and dim < raw_dim else None
+        facts = {"mean": raw.double().mean(0).float(), "std": raw.double().std(0, unbiased=False).float()}
+        none = raw.new_zeros(1)
+        rows = Space(facts | {"projected_mean": none, "projected_std": none}, made).projected(raw).double()
+        p = rows.shape[1]
+        facts |= {"projected_mean": rows.mean(0).float(), "projected_std": rows.std(0, unbiased=False).float()}
+        if made is not None:
+            facts["projection"] = digest_of(made).to(raw.device)
+        facts["scatter"] = torch.zeros(p * (p + 1) // 2, dtype=torch.float64, device=raw.device)
+        facts["freedom"] = torch.zeros((), dtype=torch.long, device=raw.device)
+        facts["birth"] = torch.tensor(birth, device=raw.device)
+        for name, value in facts.items():
+            self.tensors.add(f"space.{v}.{name}", value)
+        self._head.clear()
+
+    @torch.no_grad()
+    def observe(self, features: Sequence[Tensor], labels: Tensor) -> None:
+        """Add a task: features (N, p) in every space there is, and the classes' logit indices (N,).
+
+        The temperature is measured first, with these images left out of the statistics a quarter at a time.
+        """
+        self._head.clear()
+        t = len(self)
+        # what its own sub-network makes of images that it has learnt is no measure
+        usable = [rows for birth, rows in zip(self.births, features, strict=True) if birth < t]
+        if usable:
+            value = torch.tensor(self._best_temperature(usable, labels), dtype=torch.float64, device=labels.device)
+            self.tensors.add("temperature", value)
+        classes, own = labels.unique(return_inverse=True)
+        self.tensors.add(f"task.{t}.classes", classes)
+        self.tensors.add(f"task.{t}.counts", own.bincount(minlength=len(classes)))
+        for v, rows in enumerate(features):
+            means, scatter = _statistics(rows, own, len(classes))
+            self.tensors.add(f"task.{t}.means.{v}", means.float())
+            if self.options.covariance == "updated" or t < 2:
+                self.tensors.add(f"space.{v}.scatter", self.tensors[f"space.{v}.scatter"] + _pack(scatter))
+                freedom = self.tensors[f"space.{v}.freedom"] + len(rows) - len(classes)
+                self.tensors.add(f"space.{v}.freedom", freedom)
+
+    def _best_temperature(self, features: Sequence[Tensor], labels: Tensor) -> float:
+        """The one of the least negative log-likelihood of a new task's images among all classes."""
+        classes, own = labels.unique(return_inverse=True)
+        fold = _folds(own)
+        births = self.births[: len(features)]
+        task_of = torch.cat([self.task_of, torch.full((len(classes),), len(self))])
+        begins, columns = begins_of(task_of, births), columns_of(torch.cat([self.class_of, classes.cpu()]))
+        total = torch.zeros(len(GRID), dtype=torch.float64)
+        for k in range(FOLDS):
+            out = fold == k
+            if not out.any():
+                continue
+            scores, first = [], []
+            for v, rows in enumerate(features):
+                found = _statistics(rows[~out], own[~out], len(classes))
+                made = self._discriminants(v, *found, int((~out).sum()) - len(classes))
+                scores.append(made(rows[out].double()))
+                first.append(made.first)
+            for i, temperature in enumerate(GRID):
+                logp = by_class(chain_rule(scores, first, begins, births, float(temperature)), columns)
+                total[i] -= logp.gather(1, labels[out, None]).sum().cpu()
+        return float(GRID[total.argmin()])
+
+    # ---------------------------------------------------------------------------------------------------------- scoring
+
+    def spaces(self) -> list[Space]:
+        """From raw features to features, in every space.
+
+        Raises:
+            RunError: this torch draws other random numbers than the one that made a projection.
+        """
+        found = []
+        for v in range(len(self.births)):
+            tensors = {name: self.tensors[f"space.{v}.{name}"] for name in Space.parts}
+            made = None
+            if f"space.{v}.projection" in self.tensors:
+                made = projection(v, len(tensors["mean"]), len(tensors["projected_mean"]))
+                if not torch.equal(digest_of(made), self.tensors[f"space.{v}.projection"].cpu()):
+                    raise RunError(
+                        f"the random projection of space {v + 1} cannot be made again: torch {torch.__version__} draws "
+                        f"other numbers; use the version that environment.json names"
+                    )
+                made = made.to(tensors["mean"].device)
+            found.append(Space(tensors, made))
+        return found
+
+    @torch.no_grad()
+    def head(self) -> ChainHead:
+        """What answers, made once until a task is observed; float32."""
+        if not self._head:
+            made = [self._discriminants(v).float() for v in range(len(self.births))]
+            place = self.births, self.task_of, self.class_of, self.temperature
+            self._head.append(ChainHead(self.spaces(), made, *place))
+        return self._head[0]
+
+    def _discriminants(
+        self, v: int, means: Tensor | None = None, scatter: Tensor | None = None, freedom: int = 0
+    ) -> Discriminants:
+        """Space v's, in float64; with means, scatter and degrees of freedom of a task that is not observed yet.
+
+        Sigma = (1 - a) S + a tr(S)/p I, with S the pooled scatter over its degrees of freedom n, a = p / (2 (n + p)).
+        """
+        birth = self.births[v]
+        known = [self.tensors[f"task.{t}.means.{v}"].double() for t in range(birth, len(self))]
+        mu = torch.cat([*known, *([] if means is None else [means])])
+        p = mu.shape[1]
+        total = _unpack(self.tensors[f"space.{v}.scatter"], p) + (0.0 if scatter is None else scatter)
+        freedom = max(freedom + int(self.tensors[f"space.{v}.freedom"]), 0)
+        share = HALF * p / (freedom + p)
+        pooled = total / max(1, freedom)
+        sigma = (1 - share) * pooled
+        sigma.diagonal().add_(share * max(float(pooled.trace()) / p, 1e-12))
+        weight = torch.cholesky_solve(mu.T, torch.linalg.cholesky(sigma)).T.contiguous()
+        return Discriminants(weight, -0.5 * (weight * mu).sum(1), int((self.task_of < birth).sum()))
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "ChainStatistics":
+        self._head.clear()  # the tensors go elsewhere
+        super()._apply(*args, **kwargs)
+        return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._head.clear()
+        super()._load_from_state_dict(*args)
+
+
+def _folds(own: Tensor) -> Tensor:
+    """The fold in which each image is left out, spread over each class; -1: never, since it is its class's only one."""
+    fold = torch.empty_like(own)
+    for c in own.unique():
+        rows = (own == c).nonzero()[:, 0]
+        fold[rows] = torch.arange(len(rows), device=own.device) % FOLDS if len(rows) > 1 else -1
+    return fold
+
+
+def _statistics(rows: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Means (classes, p) and pooled within-class scatter (p, p), float64, of features (N, p)."""
+    rows = rows.double()
+    counts = own.bincount(minlength=classes).clamp(min=1)[:, None]
+    means = rows.new_zeros(classes, rows.shape[1]).index_add_(0, own, rows) / counts
+    centred = rows - means[own]
+    return means, centred.T @ centred
+
+
+def _pack(matrix: Tensor) -> Tensor:
+    """The triangle of a symmetric matrix."""
+    return matrix[torch.triu_indices(*matrix.shape, device=matrix.device).unbind()]
+
+
+def _unpack(triangle: Tensor, p: int) -> Tensor:
+    matrix = triangle.new_zeros(p, p)
+    rows, columns = torch.triu_indices(p, p, device=triangle.device).unbind()
+    matrix[rows, columns] = triangle
+    matrix[columns, rows] = triangle
+    return matrix

@@ -1,0 +1,141 @@
+"""What the chain answers with: from raw features to a space, from there to scores, from scores to probabilities."""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Space(nn.Module):
+    """From the raw features (B, p_raw) of a sub-network to a space (B, p), and there to scores (B, prototypes).
+
+    Both are standardised, as the task was that made the space, and have length sqrt(dimensions); between them lies a
+    random projection, if there is one.
+    """
+
+    parts = ("mean", "std", "projected_mean", "projected_std")
+    mean: Tensor
+    std: Tensor
+    projected_mean: Tensor
+    projected_std: Tensor
+    projection: Tensor | None
+
+    def __init__(self, tensors: Mapping[str, Tensor], projection: Tensor | None) -> None:
+        super().__init__()
+        for name in self.parts:
+            self.register_buffer(name, tensors[name])
+        self.register_buffer("projection", projection)
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """See the class."""
+        return _length((self.projected(raw) - self.projected_mean) / (self.projected_std + 1e-6))
+
+    def projected(self, raw: Tensor) -> Tensor:
+        """Halfway."""
+        rows = _length((raw - self.mean) / (self.std + 1e-6))
+        return rows if self.projection is None else rows @ self.projection.to(rows)
+
+
+class Discriminants(nn.Module):
+    """Linear scores in a space: features (B, p) -> (B, prototypes), of those it knows: from `first` on."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, first: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)  # (prototypes, p), Sigma^-1 mu
+        self.register_buffer("bias", bias)  # (prototypes,), -1/2 mu' Sigma^-1 mu
+        self.first = first
+
+    def forward(self, features: Tensor) -> Tensor:
+        """See the class."""
+        return features @ self.weight.T + self.bias
+
+
+class ChainHead(nn.Module):
+    """What answers: raw features (B, p_raw) of every space's sub-network -> log P (B, classes), float32."""
+
+    def __init__(
+        self,
+        spaces: Sequence[Space],
+        discriminants: Sequence[Discriminants],
+        births: Sequence[int],
+        task_of: Tensor,
+        class_of: Tensor,
+        temperature: float,
+    ) -> None:
+        super().__init__()
+        self.spaces, self.discriminants = nn.ModuleList(spaces), nn.ModuleList(discriminants)
+        self.births, self.temperature = tuple(births), temperature
+        self.first = [made.first for made in discriminants]
+        self.begins, self.columns = begins_of(task_of, births), columns_of(class_of)
+
+    def forward(self, raw: Sequence[Tensor]) -> Tensor:
+        """See the class."""
+        scores = [made(space(x)) for made, space, x in zip(self.discriminants, self.spaces, raw, strict=True)]
+        return by_class(chain_rule(scores, self.first, self.begins, self.births, self.temperature), self.columns)
+
+
+def chain_rule(
+    scores: Sequence[Tensor], first: Sequence[int], begins: Sequence[int], births: Sequence[int], temperature: float
+) -> Tensor:
+    """Scores (B, prototypes from `first` on) in each space -> log P (B, prototypes).
+
+    Task by task: is it one of this task's prototypes, or of a later task's? That is asked in the spaces there were when
+    the task came, where all of these are known: q_u, a softmax of the mean score over them. Then
+    log P(c) = log q_u(c) + sum over tasks t < u of log q_t(later than t), for a prototype c of task u. From the last
+    space's task on the chain is one softmax. `begins` are the first prototypes of the tasks up to there.
+    """
+    parts: list[Tensor] = []
+    later = scores[0].new_zeros(len(scores[0]), 1)  # log of the probability that no earlier task was it
+    last = len(begins) - 1
+    for u, begin in enumerate(begins):
+        known = [
+            rows[:, begin - start :] for rows, start, birth in zip(scores, first, births, strict=True) if birth <= u
+        ]
+        logq = (temperature * sum(known[1:], known[0]) / len(known)).log_softmax(1)
+        if u == last:
+            parts.append(later + logq)
+        else:
+            own = begins[u + 1] - begin
+            parts.append(later + logq[:, :own])
+            later = later + logq[:, own:].logsumexp(1, keepdim=True)
+    return torch.cat(parts, dim=1)
+
+
+def begins_of(task_of: Tensor, births: Sequence[int]) -> list[int]:
+    """The first prototypes of the tasks up to the last space's."""
+    return torch.searchsorted(task_of, torch.arange(max(births) + 1)).tolist()
+
+
+def columns_of(class_of: Tensor) -> list[Tensor]:
+    """The prototypes of each class, in order of arrival."""
+    order = class_of.argsort(stable=True)
+    return list(order.split(class_of.bincount().tolist()))
+
+
+def by_class(logp: Tensor, columns: Sequence[Tensor]) -> Tensor:
+    """log P (B, prototypes) -> (B, classes): the sum of the probabilities of a class's prototypes."""
+    if len(columns) == logp.shape[1]:
+        return logp[:, torch.cat([*columns]).to(logp.device)]
+    return torch.stack([logp[:, rows.to(logp.device)].logsumexp(1) for rows in columns], dim=1)
+
+
+def projection(v: int, raw: int, dim: int) -> Tensor:
+    """The random projection (raw, dim) of space v, N(0, 1/raw), float32: the same everywhere."""
+    generator = torch.Generator().manual_seed(20_261 + v)
+    return torch.randn(raw, dim, generator=generator) / math.sqrt(raw)
+
+
+def digest_of(tensor: Tensor) -> Tensor:
+    """The SHA-256 of a tensor's bytes, (32,) uint8."""
+    digest = hashlib.sha256(tensor.contiguous().numpy().tobytes()).digest()
+    return torch.tensor(list(digest), dtype=torch.uint8)
+
+
+def _length(rows: Tensor) -> Tensor:
+    """Rows of length sqrt(dimensions)."""
+    return nn.functional.normalize(rows, dim=1) * math.sqrt(rows.shape[1])

@@ -1,0 +1,120 @@
+"""What methods with a frozen sub-network per task share: how the classes of all tasks are told apart."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pearl.data.batches import Task
+from pearl.methods.base import Expert, Method, Phase
+from pearl.methods.common.chain import Chain, ChainStatistics, Classifier, Heads
+from pearl.nn.fast.folding import with_weights
+from pearl.nn.inner import WithInner, inner_layers
+
+Spaces = Callable[[Tensor], Sequence[Tensor]]  # images -> the raw features of every space's sub-network
+
+HEADS = Heads()
+
+
+class SubNetworks(Method):
+    """A sub-network and a head per task, never changed again.
+
+    A subclass trains a task's in `learn_own`, and gives it back in `merged`. With `classifier: chain` class statistics
+    in the first sub-networks answer, in the place of the heads.
+    """
+
+    own_classes = True
+
+    def __init__(self, backbone: nn.Module, classifier: Classifier = HEADS) -> None:
+        super().__init__(backbone)
+        self.chain: ChainStatistics | None = None
+        if isinstance(classifier, Chain):
+            self.chain = ChainStatistics(classifier)
+            self.layers = inner_layers(backbone, classifier.layers)
+            self.own_classes = False
+
+    # ------------------------------------------------------------------------------------- what a subclass defines
+
+    def learn_own(self, task: Task) -> Iterator[Phase]:
+        """Train the sub-network and the head of a task."""
+        raise NotImplementedError
+
+    def task_features(self, x: Tensor, t: int) -> Tensor:
+        """Features (B, dim) of task t's sub-network."""
+        raise NotImplementedError
+
+    def merged(self, t: int) -> nn.Module:
+        """Task t's sub-network as a network of its own: in evaluation mode, nobody else's hooks."""
+        raise NotImplementedError
+
+    # --------------------------------------------------------------------------------------------------- learning
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Train the task's sub-network, if it will be asked; then note its classes in all spaces."""
+        if self.trains_on(task):
+            yield from self.learn_own(task)
+        else:
+            self.heads.grow(len(task.classes)).to(self.device).requires_grad_(False)
+        if self.chain is not None:
+            self.observe(self.chain, task)
+
+    def trains_on(self, task: Task) -> bool:
+        """Whether the task gets a sub-network: with the chain, later ones not for one class or after the last space."""
+        if self.chain is None or task.id == 0:
+            return True
+        return len(task.classes) > 1 and (self.chain.options.train == "all" or self.chain.wants_space())
+
+    @torch.no_grad()
+    def observe(self, chain: ChainStatistics, task: Task, batch: int = 256) -> None:
+        """One pass of a task's images, not augmented, through every space; its own sub-network first becomes one."""
+        self.eval()
+        if chain.wants_space() and self.trains_on(task):
+            (raw,) = self._raw(self.spaces([task.id]), task, batch)
+            chain.add_space(task.id, raw)
+        raws = self._raw(self.spaces(chain.births), task, batch)
+        features = [space(raw) for space, raw in zip(chain.spaces(), raws, strict=True)]
+        chain.observe(features, task.labels)
+
+    def _raw(self, spaces: Spaces, task: Task, batch: int) -> list[Tensor]:
+        parts = [spaces(task.view.test(raw.to(self.device))) for raw in task.images.split(batch)]
+        return [torch.cat(of_space) for of_space in zip(*parts, strict=True)]
+
+    # --------------------------------------------------------------------------------------------------- answering
+
+    def spaces(self, tasks: Iterable[int]) -> Spaces:
+        """The sub-networks of some tasks with their inner layers, merged when they are first asked."""
+        networks = cache(lambda: [WithInner(self.merged(t), self.layers) for t in tasks])
+        return lambda x: [network(x) for network in networks()]
+
+    def _chained(self, chain: ChainStatistics, spaces: Spaces, x: Tensor) -> Tensor:
+        raw = spaces(x)
+        with torch.autocast(self.device.type, enabled=False):
+            return chain.head()(raw)
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """Every sub-network's raw logits side by side, or the chain's log P; with `task`, of its classes alone."""
+        if self.chain is not None:
+            logits = self._chained(self.chain, self.spaces(self.chain.births), x)
+            return logits if task is None else logits[:, self.columns(task)]
+        tasks = range(len(self.heads)) if task is None else [task]
+        return torch.cat([self.heads[t](self.task_features(x, t)) for t in tasks], dim=1)
+
+    def experts(self) -> Iterable[Expert]:
+        """One per task; with the chain a single one, which asks all spaces."""
+        if self.chain is not None:
+            return [Expert("chain", partial(self._chained, self.chain, self.spaces(self.chain.births)))]
+        return [self.expert(t, partial(self.merged, t)) for t in range(len(self.heads))]
+
+    def own_copy(self, network: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
+        """As `evaluated`, always a network of its own."""
+        made = self.evaluated(network, weights)
+        return made if isinstance(made, nn.Module) and made is not network else with_weights(network, weights)
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """What the chain keeps, beside the parameters."""
+        if self.chain is None:
+            return {}
+        numbers = sum(buffer.numel() for buffer in self.chain.buffers())
+        return {"spaces": self.chain.births, "statistics": numbers, "temperature": self.chain.temperature}

@@ -1,0 +1,288 @@
+"""The chain against its formulas written out in NumPy, image by image and class by class; and what it promises."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax, logsumexp
+
+from pearl.lifecycle.small import SIZE, learn, make_task, small_resnet, small_vit
+from pearl.methods.bounds.isolation import Isolation
+from pearl.methods.common.chain import FOLDS, GRID, UNCALIBRATED, Chain, ChainStatistics
+from pearl.methods.common.spaces import projection
+from pearl.methods.pearl import Pearl
+from pearl.nn.fast.folding import with_weights
+from pearl.nn.inner import WithInner, inner_layers
+from pearl.nn.timm import timm_backbone
+from zoo import separable
+
+RAW = (40, 24)  # raw features of the two sub-networks
+CLASSES = (3, 2, 4)  # of three tasks
+
+
+def stream(seed=0, per_class=12):
+    """Per task: labels, and raw features in each sub-network."""
+    rng = np.random.default_rng(seed)
+    centres = [rng.normal(size=(sum(CLASSES), dim)) for dim in RAW]
+    tasks, first = [], 0
+    for count in CLASSES:
+        labels = np.repeat(np.arange(first, first + count), per_class)[rng.permutation(count * per_class)]
+        tasks.append((labels, [c[labels] + 1.5 * rng.normal(size=(len(labels), c.shape[1])) for c in centres]))
+        first += count
+    test = rng.integers(0, sum(CLASSES), 50)
+    return tasks, [c[test] + 1.5 * rng.normal(size=(len(test), c.shape[1])) for c in centres]
+
+
+def taught(options, tasks):
+    chain = ChainStatistics(options)
+    for t, (labels, raws) in enumerate(tasks):
+        if chain.wants_space() and t < len(RAW):
+            chain.add_space(t, torch.tensor(raws[t]).float())
+        raws = [torch.tensor(raw).float() for raw in raws[: len(chain.births)]]
+        features = [space(raw) for space, raw in zip(chain.spaces(), raws, strict=True)]
+        chain.observe(features, torch.tensor(labels))
+    return chain
+
+
+def length(rows):
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True) * np.sqrt(rows.shape[1])
+
+
+def written_out(tasks, test, spaces, dim, temperature=None, updated=True):
+    """log P (images, classes) and the temperature, by loops over the formulas of the module."""
+    made = []
+    for v in range(spaces):
+        raw = tasks[v][1][v]
+        p = projection(v, raw.shape[1], dim).double().numpy() if dim and dim < raw.shape[1] else np.eye(raw.shape[1])
+        half = lambda x, v=v, raw=raw, p=p: length((x - raw.mean(0)) / (raw.std(0) + 1e-6)) @ p  # noqa: E731
+        own = half(raw)
+        made.append(lambda x, half=half, own=own: length((half(x) - own.mean(0)) / (own.std(0) + 1e-6)))
+
+    def scores(v, known, x):
+        """One column a class of `known`: (task, label, rows in space v)."""
+        mu = np.stack([rows.mean(0) for _, _, rows in known])
+        counted = [rows for t, _, rows in known if updated or t < 2]
+        freedom = sum(len(rows) - 1 for rows in counted)
+        p = mu.shape[1]
+        s = sum((rows - rows.mean(0)).T @ (rows - rows.mean(0)) for rows in counted) / max(1, freedom)
+        a = 0.5 * p / (freedom + p)
+        inverse = np.linalg.inv((1 - a) * s + a * np.trace(s) / p * np.eye(p))
+        return np.stack([x @ inverse @ m - 0.5 * m @ inverse @ m for m in mu], axis=1)
+
+    def chained(images, shown, used, temperature):
+        """`shown`: per task its rows and labels in every space; `images` in every space."""
+        out, passed = {}, np.zeros(len(images[0]))
+        for u in range(len(shown)):
+            later = [(t, c) for t in range(u, len(shown)) for c in sorted(set(shown[t][0]))]
+            total = 0
+            for v in range(min(u + 1, used)):
+                everyone = [
+                    (t, c, shown[t][1][v][shown[t][0] == c])
+                    for t in range(v, len(shown))
+                    for c in sorted(set(shown[t][0]))
+                ]
+                column = {(t, c): i for i, (t, c, _) in enumerate(everyone)}
+                total = total + scores(v, everyone, images[v])[:, [column[each] for each in later]]
+            logq = log_softmax(temperature * total / min(u + 1, used), axis=1)
+            for i, (t, c) in enumerate(later):
+                if t == u:
+                    out[c] = passed + logq[:, i]
+            after = [i for i, (t, _) in enumerate(later) if t > u]
+            if after:
+                passed = passed + logsumexp(logq[:, after], axis=1)
+        return np.stack([out[c] for c in sorted(out)], axis=1)
+
+    shown = [(labels, [made[v](raws[v]) for v in range(spaces)]) for labels, raws in tasks]
+    if temperature is None:
+        labels, rows = shown[-1]
+        used = min(spaces, len(tasks) - 1)
+        fold = np.zeros(len(labels), int)
+        for c in set(labels):
+            fold[labels == c] = np.arange((labels == c).sum()) % FOLDS
+        loss = np.zeros(len(GRID))
+        for k in range(FOLDS):
+            kept = [*shown[:-1], (labels[fold != k], [each[fold != k] for each in rows])]
+            out = [each[fold == k] for each in rows]
+            for i, g in enumerate(GRID.tolist()):
+                logp = chained(out, kept, used, g)
+                loss[i] -= logp[np.arange(len(logp)), labels[fold == k]].sum()
+        temperature = float(GRID[loss.argmin()])
+    return chained([make(x) for make, x in zip(made, test, strict=False)], shown, spaces, temperature), temperature
+
+
+@pytest.mark.parametrize("dim", [16, 30, None])
+@pytest.mark.parametrize("spaces", [1, 2])
+def test_it_is_what_its_formulas_say(spaces, dim):
+    tasks, test = stream()
+    chain = taught(Chain(spaces=spaces, projection=dim), tasks)
+    expected, temperature = written_out(tasks, test, spaces, dim)
+    assert chain.temperature == pytest.approx(temperature)
+    found = chain.head()([torch.tensor(x).float() for x in test[:spaces]]).double().numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(np.exp(found).sum(1), 1, rtol=1e-5)
+
+
+def test_a_frozen_covariance_is_the_one_after_two_tasks():
+    tasks, test = stream()
+    chain = taught(Chain(spaces=2, projection=16, covariance="frozen"), tasks)
+    found = chain.head()([torch.tensor(x).float() for x in test]).double().numpy()
+    expected, _ = written_out(tasks, test, 2, 16, chain.temperature, updated=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_with_one_space_it_is_linear_discriminant_analysis():
+    """scikit-learn's, with the same shrunk covariance."""
+    from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+    tasks, test = stream()
+    chain = taught(Chain(spaces=1, projection=None), tasks)
+    (space,) = chain.spaces()
+    rows = np.concatenate([space(torch.tensor(raws[0]).float()).numpy() for _, raws in tasks]).astype(float)
+    labels = np.concatenate([labels for labels, _ in tasks])
+    p, freedom = rows.shape[1], len(rows) - sum(CLASSES)
+    a = 0.5 * p / (freedom + p)
+
+    class Pooled:
+        def fit(self, x):
+            s = sum(np.cov(rows[labels == c].T, bias=True) * (labels == c).sum() for c in np.unique(labels)) / freedom
+            self.covariance_ = (1 - a) * s + a * np.trace(s) / p * np.eye(p)
+            return self
+
+    priors = np.full(sum(CLASSES), 1 / sum(CLASSES))
+    lda = LinearDiscriminantAnalysis(solver="lsqr", priors=priors, covariance_estimator=Pooled()).fit(rows, labels)
+    # scikit-learn averages one estimate per class, each of which here is the pooled one
+    expected = lda.decision_function(space(torch.tensor(test[0]).float()).numpy())
+    found = chain.head()([torch.tensor(test[0]).float()]).numpy()
+    gap = chain.temperature * (expected - expected[:, :1])
+    np.testing.assert_allclose(found - found[:, :1], gap, rtol=1e-3, atol=1e-3)
+
+
+def test_scores_of_old_classes_keep_their_bits_if_the_covariance_is_frozen():
+    tasks, _ = stream()
+    for covariance in ("frozen", "updated"):
+        chain = taught(Chain(spaces=2, projection=16, covariance=covariance), tasks[:2])
+        before = [copy.deepcopy(made) for made in chain.head().discriminants]
+        labels, raws = tasks[2]
+        features = [space(torch.tensor(raw).float()) for space, raw in zip(chain.spaces(), raws, strict=True)]
+        chain.observe(features, torch.tensor(labels))
+        kept = [
+            torch.equal(old.weight, new.weight[: len(old.weight)]) and torch.equal(old.bias, new.bias[: len(old.bias)])
+            for old, new in zip(before, chain.head().discriminants, strict=True)
+        ]
+        assert all(kept) == (covariance == "frozen")
+
+
+def test_a_class_may_be_shown_twice():
+    """Two domains of a class are two prototypes; its probability is the sum of theirs."""
+    tasks, test = stream()
+    labels, raws = tasks[2]
+    again = [
+        *tasks[:2],
+        (labels - 5, raws),
+    ]  # images of other classes, under the names of the first task's and one more
+    apart = taught(Chain(spaces=2, projection=16), tasks)
+    chain = taught(Chain(spaces=2, projection=16), again)
+    assert chain.class_of.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3]
+    chain.tensors["temperature"].fill_(0.3)
+    apart.tensors["temperature"].fill_(0.3)
+    x = [torch.tensor(x).float() for x in test]
+    single, found = apart.head()(x).exp(), chain.head()(x).exp()
+    assert found.shape == (50, 5)
+    expected = torch.stack([single[:, c] + (single[:, c + 5] if c < 4 else 0) for c in range(5)], 1)
+    torch.testing.assert_close(found, expected)
+
+
+def test_before_a_second_task_there_is_no_measure_of_the_temperature():
+    tasks, _ = stream()
+    chain = taught(Chain(), tasks[:1])
+    assert not chain.calibrated
+    assert chain.temperature == UNCALIBRATED
+
+
+# ------------------------------------------------------------------------------------------------------- in the methods
+
+
+@pytest.mark.parametrize(
+    ("network", "names"),
+    [
+        (lambda: small_resnet(), ("layer1", "layer2", "layer3")),
+        (lambda: separable(), ("layer1", "layer2")),
+        (lambda: small_vit(), ("blocks.1", "blocks.2")),  # of 3: half and three quarters are the same one
+        (lambda: timm_backbone("vit_tiny_patch16_224", 32), ("blocks.5", "blocks.8", "blocks.11")),
+        (lambda: timm_backbone("resnet18", 32), ("layer1", "layer2", "layer3")),
+        (lambda: timm_backbone("convnext_atto", 32), ("stages.0", "stages.1", "stages.2")),
+        (lambda: timm_backbone("swin_tiny_patch4_window7_224", 224), ("layers.0", "layers.1", "layers.2")),
+        (lambda: timm_backbone("mixer_s32_224", 224), ("blocks.3", "blocks.5", "blocks.7")),
+    ],
+)
+def test_where_a_network_is_looked_into(network, names):
+    net = network()
+    assert inner_layers(net) == names
+    assert inner_layers(net, "final") == ()
+
+
+def test_what_is_seen_of_a_vit():
+    net = small_vit().eval()
+    x = torch.randn(2, 3, SIZE, SIZE)
+    hooked = WithInner(with_weights(net, {}), ("blocks.2",))
+    raw = hooked(x)
+    seen = []
+    net.blocks[2].register_forward_hook(lambda *call: seen.append(call[-1]))
+    features = net(x)
+    torch.testing.assert_close(raw, torch.cat([seen[0][:, 0], seen[0][:, 1:].mean(1), features], 1))
+
+
+def test_what_is_seen_of_a_resnet():
+    net = small_resnet().eval()
+    x = torch.randn(2, 3, SIZE, SIZE)
+    raw = WithInner(with_weights(net, {}), ("layer2",))(x)
+    seen = []
+    net.layer2.register_forward_hook(lambda *call: seen.append(call[-1]))
+    features = net(x)
+    expected = torch.cat([seen[0].mean((2, 3)), seen[0].flatten(2).std(2, correction=0), features], 1)
+    torch.testing.assert_close(raw, expected)
+
+
+def raw_of(method, t, task):
+    return WithInner(method.merged(t), method.layers)(task.view.test(task.images))
+
+
+def test_a_method_observes_what_it_has_learnt():
+    """The statistics are those of the task's images, not augmented, in every sub-network there is."""
+    method = Pearl(small_resnet(), classifier=Chain(spaces=2))
+    learn(method, range(3))
+    chain, tasks = method.chain, [make_task(t) for t in range(3)]
+    assert chain.births == [0, 1]
+    with torch.no_grad():
+        for v in range(2):
+            for t in range(v, 3):
+                features = chain.spaces()[v](raw_of(method, v, tasks[t]))
+                for row, c in enumerate(chain.tensors[f"task.{t}.classes"]):
+                    mean = features[tasks[t].labels == c].double().mean(0).float()
+                    torch.testing.assert_close(chain.tensors[f"task.{t}.means.{v}"][row], mean, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("train", "trained"), [("spaces", [1]), ("all", [1, 2])])
+def test_only_sub_networks_that_are_asked_are_trained(train, trained):
+    method = Pearl(small_resnet(), classifier=Chain(spaces=2, train=train))
+    learn(method, range(3))
+    assert [t for t in range(3) if method.is_adapted(t)] == trained
+
+
+def test_a_later_task_of_one_class_is_learnt_by_its_statistics_alone():
+    method = Isolation(small_resnet(), classifier=Chain())
+    learn(method, range(1))
+    learn(method, range(1, 2), classes=1)
+    assert [*method.networks] == ["0"]
+    assert method.chain.births == [0]
+    assert len(method.chain.class_of) == len(make_task(0).classes) + 1
+
+
+def test_all_spaces_of_a_vit_at_once():
+    method = Pearl(small_vit(), classifier=Chain(spaces=3))
+    learn(method, range(3))
+    network, _ = method.eval().at_once()
+    x = torch.randn(4, 3, SIZE, SIZE)
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), method(x), rtol=1e-3, atol=1e-3)
