@@ -5,10 +5,12 @@ import json
 import re
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -44,11 +46,19 @@ def needs(*packages: str) -> None:
 
 
 def learnt(
-    kind: type = Pearl, spec: dict = RESNET, *, size: int = 8, given: bool = False, **options: object
+    kind: type = Pearl,
+    spec: dict = RESNET,
+    *,
+    size: int = 8,
+    given: bool = False,
+    shape: dict | None = None,
+    **options: object,
 ) -> Trained:
-    """A method after two tasks that "trained" every parameter to something random."""
+    """A method after two tasks that "trained" every parameter to something random; `shape` is for timm."""
     torch.manual_seed(0)
-    backbone = BACKBONES.build(spec, size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timm, "create_model", partial(timm.create_model, **shape or {}))
+        backbone = BACKBONES.build(spec, size)
     backbone.pretrained = given
     if kind is Pearl:
         options = {"rank": FixedRule(r=2), **options}
@@ -94,7 +104,22 @@ MODELS = {
     "bsc": lambda: learnt(spec=BSC),
     "vit": lambda: learnt(spec=VIT, size=32, given=True),
 }
+TABLES = {  # with buffers that no state_dict has
+    "swin": lambda: learnt(
+        spec={"name": "timm/swin_tiny_patch4_window7_224"},
+        size=16,
+        given=True,
+        shape={"embed_dim": 8, "depths": (1,), "num_heads": (1,), "window_size": 2},
+    ),
+    "eva02": lambda: learnt(
+        spec={"name": "timm/eva02_tiny_patch14_224"},
+        size=28,
+        given=True,
+        shape={"embed_dim": 16, "depth": 1, "num_heads": 2},
+    ),
+}
 WHOLE = {
+    **TABLES,
     **{kind: MODELS[kind] for kind in ("resnet", "bsc", "vit")},
     "finetune": lambda: learnt(Finetune),
     "joint": lambda: learnt(Joint),
@@ -119,7 +144,7 @@ def test_a_torch_program_gives_the_logits(kind, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.pt2"]
 
 
-@pytest.mark.parametrize("kind", ["resnet", "vit"])
+@pytest.mark.parametrize("kind", ["resnet", "vit", "eva02"])
 def test_an_onnx_file_gives_the_logits(kind, tmp_path):
     needs("onnx", "onnxscript", "onnxruntime")
     import onnxruntime
@@ -408,6 +433,14 @@ def test_adapters_of_a_method_without_updates(tmp_path):
 def test_adapters_of_a_grouped_convolution(tmp_path):
     model = learnt(spec=BSC, targets=r"layer1\.0\.downsample\.0")
     with pytest.raises(ExportError, match=r"--to peft: PEFT has no exact LoRA for layer1\.0\.downsample\.0, Conv2d\("):
+        export(model, "peft", tmp_path / "adapters", pictures(model))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_adapters_of_a_layer_that_is_not_called(tmp_path):
+    model = TABLES["eva02"]()
+    said = r"--to peft: the network uses the weight of blocks\.0\.attn\.qkv without calling the layer.*; export it --to"
+    with pytest.raises(ExportError, match=said):
         export(model, "peft", tmp_path / "adapters", pictures(model))
     assert list(tmp_path.iterdir()) == []
 

@@ -35,7 +35,7 @@ def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
         raise ExportError(
             f"--to peft: {type(method).__name__.lower()} has no low-rank updates; export it --to torch or --to onnx"
         )
-    _check_layers(method)
+    _check_layers(method, model.images.size)
     folders = [folder_name(t, task["name"]) for t, task in enumerate(model.tasks)]
     base = _base_facts(model)
     (place / "base").mkdir(parents=True)
@@ -64,8 +64,9 @@ def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n")
 
 
-def _check_layers(method: Pearl) -> None:
-    """PEFT's LoRA of a convolution knows neither groups nor dilation, and no other kinds of layer."""
+def _check_layers(method: Pearl, size: int) -> None:
+    """PEFT's LoRA stands in for a layer that is called, and of a convolution knows neither groups nor dilation."""
+    called = _called(method.backbone, torch.zeros(1, 3, size, size, device=method.device))
     for target in method.targets:
         name = target.parameter.removesuffix(".weight")
         layer: Any = method.backbone.get_submodule(name)
@@ -77,6 +78,23 @@ def _check_layers(method: Pearl) -> None:
         )
         if not plain and not target.dense:
             raise ExportError(f"--to peft: PEFT has no exact LoRA for {name}, {layer}; export it --to torch or onnx")
+        if layer not in called:
+            raise ExportError(
+                f"--to peft: the network uses the weight of {name} without calling the layer, which PEFT does not see; "
+                f"export it --to torch or onnx"
+            )
+
+
+def _called(network: nn.Module, x: Tensor) -> set[nn.Module]:
+    """The layers that a network calls. The query, key and value of EVA-02 are none of them: it takes their weight."""
+    called: set[nn.Module] = set()
+    hooks = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in network.modules()]
+    try:
+        network(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called
 
 
 def adapter(method: Pearl, t: int) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -76,7 +76,8 @@ def _trace(net: Network, size: int) -> torch.export.ExportedProgram:
         if not node.users and spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             program.graph.erase_node(node)
             inputs.remove(spec)
-            program.state_dict.pop(spec.target)
+            # a buffer that no state_dict has, such as timm's tables of relative positions, counts as a constant
+            (program.constants if spec.persistent is False else program.state_dict).pop(spec.target)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine
     program.graph_module.recompile()
