@@ -3,7 +3,7 @@
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pearl.errors import ExportError
 from pearl.export.trained import FACTS, FORMAT, Trained, compare, on_cpu, refusing, seen
 from pearl.methods.pearl import Pearl
-from pearl.nn import lowrank
+from pearl.nn import lowrank, networks
 from pearl.nn.lowrank import Fold
 from pearl.settings.parts import BACKBONES
 from pearl.storage.checkpoint import snapshot
@@ -37,8 +37,10 @@ def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
         )
     _check_layers(method, model.images.size)
     folders = [folder_name(t, task["name"]) for t, task in enumerate(model.tasks)]
-    base = _base_facts(model)
+    _, base = _base(model)
     (place / "base").mkdir(parents=True)
+    if model.backbone["name"] in BACKBONES.own:
+        (place / "networks.py").write_bytes(Path(networks.__file__).read_bytes())
     (place / "base" / "backbone.safetensors").write_bytes(save(snapshot(method.backbone.state_dict())))
     _write_json(place / "base" / "backbone.json", base)
     for t, folder in enumerate(folders):
@@ -175,39 +177,36 @@ def unfolded(a: Tensor, b: Tensor, shape: Sequence[int], fold: Fold) -> tuple[Te
     return filters, mix
 
 
-def _base_facts(model: Trained) -> dict[str, Any]:
-    """How to build the reference network, and its width."""
-    size, dim = model.images.size, model.method.heads.dim
-    name = model.backbone["name"]
-    if not name.startswith("timm/"):
-        # a state overwrites the weights that it began with
-        spec = model.backbone | ({"weights": None} if "weights" in model.backbone else {})
-        return {"format": FORMAT, "library": "pearl", "backbone": spec, "image_size": size, "dim": dim}
-    arguments: dict[str, Any] = {"num_classes": 0}
+def _base(model: Trained) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
+    """What builds the reference network, and the same in words: a call of a library, and the width of its features."""
+    size, name = model.images.size, model.backbone["name"]
+    facts: dict[str, Any] = {"format": FORMAT, "dim": model.method.heads.dim}
+    # a state overwrites the weights that it began with
+    options = {key: value for key, value in model.backbone.items() if key not in ("name", "weights")}
+    if name in BACKBONES.own:  # their file goes along
+        network = type(model.method.backbone)
+        return network, facts | {"library": "networks", "call": network.__name__, "arguments": [], "options": options}
+    if not name.startswith("timm/"):  # of an installed package
+        make: Any = BACKBONES.load(name)
+        options |= {"weights": None} if "weights" in model.backbone else {}
+        facts |= {"library": make.__module__, "call": make.__qualname__}
+        return make, facts | {"arguments": [size], "options": options}
+    name, options = name.removeprefix("timm/"), {"num_classes": 0}
     try:
-        timm.create_model(name.removeprefix("timm/"), **arguments, img_size=size)
-        arguments["img_size"] = size
+        timm.create_model(name, **options, img_size=size)
+        options["img_size"] = size
     except TypeError:  # a CNN: takes any image size, and no such argument
         pass
-    return {
-        "format": FORMAT,
-        "library": "timm",
-        "version": timm.__version__,
-        "model": name.removeprefix("timm/"),
-        "arguments": arguments,
-        "dim": dim,
-    }
+    facts |= {"library": "timm", "version": timm.__version__, "call": "create_model"}
+    return timm.create_model, facts | {"arguments": [name], "options": options}
 
 
 def _load_adapter(model: Trained, place: Path, t: int) -> nn.Module:
     """Task t's sub-network as the README has it loaded."""
     from peft import PeftModel
 
-    base = _base_facts(model)
-    if base["library"] == "timm":
-        backbone = timm.create_model(base["model"], **base["arguments"])
-    else:
-        backbone = BACKBONES.build(base["backbone"], base["image_size"])
+    make, base = _base(model)
+    backbone = make(*base["arguments"], **base["options"])
     backbone.load_state_dict(load_file(place / "base" / "backbone.safetensors"))
     whole = nn.Sequential()
     whole.add_module("backbone", backbone)
@@ -217,29 +216,24 @@ def _load_adapter(model: Trained, place: Path, t: int) -> nn.Module:
 
 
 def _readme(base: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    if base["library"] == "timm":
-        imports = "import timm"
-        arguments = "".join(f", {key}={value}" for key, value in base["arguments"].items())
-        build = f'timm.create_model("{base["model"]}"{arguments})'
-    else:
-        imports = "from pearl.settings.parts import BACKBONES"
-        build = f"BACKBONES.build({base['backbone']}, {base['image_size']})"
+    given = [*map(repr, base["arguments"]), *(f"{key}={value!r}" for key, value in base["options"].items())]
+    build = f"{base['library']}.{base['call']}({', '.join(given)})"
     folders = [task["folder"] for task in facts["tasks"]]
-    given = facts["input"]
-    shape = "(batch, 3, {2}, {3})".format(*given["shape"])
+    images = facts["input"]
+    shape = "(batch, 3, {2}, {3})".format(*images["shape"])
     return f"""# Adapters of {len(folders)} tasks
 
 Written by pearl {facts["pearl"]}. `base/` holds the reference network; every other folder is a PEFT LoRA with one
-task's own norm layers and head. `{FACTS}` lists the tasks, their folders and their classes.
+task's own norm layers and head. `{FACTS}` lists the tasks, their folders and their classes. In this folder:
 
 ```python
 import json
 from pathlib import Path
 
+import {base["library"]}
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-{imports}
 
 TASKS = {{task["folder"]: task["classes"] for task in json.loads(Path("{FACTS}").read_text())["tasks"]}}
 
@@ -257,8 +251,8 @@ model = load("{folders[-1]}")
 ```
 
 `model(images)` gives the logits of that task's classes. Images are float32 {shape}: RGB, the shorter
-side resized to {given["resize"]} pixels (bicubic), the centre cropped, divided by 255, less {given["mean"]}, divided by
-{given["std"]}. The logits of all tasks side by side are the model's over all classes.
+side resized to {images["resize"]} pixels (bicubic), the centre cropped, divided by 255, less {images["mean"]},
+divided by {images["std"]}. The logits of all tasks side by side are the model's over all classes.
 
 Load each task on a base of its own: heads differ in size, and PEFT copies the base's.
 """
