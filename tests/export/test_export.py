@@ -362,6 +362,22 @@ def test_adapters_are_written_without_peft(tmp_path, monkeypatch):
     assert len(load_file(tmp_path / "adapters" / "001-task-1" / "adapter_model.safetensors")) > 40
 
 
+@pytest.mark.parametrize(("to", "package"), [("peft", "peft"), ("onnx", "onnxruntime")])
+def test_a_broken_install_is_named(to, package, tmp_path, monkeypatch):
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("from json import nothing_of_the_kind")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    with pytest.raises(ExportError) as said:
+        export(model := learnt(), to, tmp_path / "model", pictures(model))
+    start = (
+        f"--to {to}: its packages are installed but cannot be imported (ImportError: cannot import name 'nothing_of"
+    )
+    assert str(said.value).startswith(start)
+    assert str(said.value).endswith(f'pip install --upgrade "pearl[{to}]"')
+    assert [entry.name for entry in tmp_path.iterdir()] == [package]
+
+
 # ------------------------------------------------------------------------------------------------- the command line
 
 

@@ -4,6 +4,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from pearl.errors import ExportError
-from pearl.export.trained import FACTS, FORMAT, Trained, compare, on_cpu, refusing, seen
+from pearl.export.trained import FACTS, FORMAT, Trained, compare, importing, on_cpu, refusing, seen
 from pearl.methods.pearl import Pearl
 from pearl.nn import lowrank, networks
 from pearl.nn.lowrank import Fold
@@ -35,6 +36,7 @@ def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
         raise ExportError(
             f"--to peft: {type(method).__name__.lower()} has no low-rank updates; export it --to torch or --to onnx"
         )
+    peft_model = _peft_model()
     _check_layers(method, model.images.size)
     folders = [folder_name(t, task["name"]) for t, task in enumerate(model.tasks)]
     _, base = _base(model)
@@ -55,11 +57,20 @@ def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
     facts["output"] = "logits (batch, classes of the task)"
     _write_json(place / FACTS, facts)
     (place / "README.md").write_text(_readme(base, facts))
+    if peft_model is None:
+        return None
+    x, load = seen(model, raw), partial(_load_adapter, peft_model, model, place)
+    with refusing("PEFT cannot load this network's adapters"):
+        return max(compare(on_cpu(method, t), load(t), x) for t in range(len(folders)))
+
+
+def _peft_model() -> Any:
+    """The class that loads adapters; None where PEFT is not installed."""
     if find_spec("peft") is None:
         return None
-    x = seen(model, raw)
-    with refusing("PEFT cannot load this network's adapters"):
-        return max(compare(on_cpu(method, t), _load_adapter(model, place, t), x) for t in range(len(folders)))
+    with importing("peft"):
+        from peft import PeftModel
+    return PeftModel
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -201,10 +212,8 @@ def _base(model: Trained) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
     return timm.create_model, facts | {"arguments": [name], "options": options}
 
 
-def _load_adapter(model: Trained, place: Path, t: int) -> nn.Module:
+def _load_adapter(peft_model: Any, model: Trained, place: Path, t: int) -> nn.Module:
     """Task t's sub-network as the README has it loaded."""
-    from peft import PeftModel
-
     make, base = _base(model)
     backbone = make(*base["arguments"], **base["options"])
     backbone.load_state_dict(load_file(place / "base" / "backbone.safetensors"))
@@ -212,7 +221,7 @@ def _load_adapter(model: Trained, place: Path, t: int) -> nn.Module:
     whole.add_module("backbone", backbone)
     whole.add_module(HEAD, nn.Linear(base["dim"], len(model.tasks[t]["classes"])))
     folder = place / folder_name(t, model.tasks[t]["name"])
-    return PeftModel.from_pretrained(whole, folder, torch_device="cpu").eval()
+    return peft_model.from_pretrained(whole, folder, torch_device="cpu").eval()
 
 
 def _readme(base: Mapping[str, Any], facts: Mapping[str, Any]) -> str:

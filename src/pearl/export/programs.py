@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 
 from pearl.data.augment import View
 from pearl.errors import ExportError
-from pearl.export.trained import FACTS, Trained, compare, on_cpu, refusing, seen
+from pearl.export.trained import FACTS, Trained, compare, importing, on_cpu, refusing, seen
 from pearl.methods.base import Method
 from pearl.methods.pearl import Pearl
 from pearl.settings.sections import ImagesConfig
@@ -116,7 +116,10 @@ def write_onnx(model: Trained, place: Path, raw: Tensor) -> float:
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
         raise ExportError(f'--to onnx needs {", ".join(missing)}, not installed: pip install "pearl[onnx]"')
-    import onnxruntime
+    with importing("onnx"):
+        import onnx  # noqa: F401 - torch imports it and the next, and says less
+        import onnxruntime
+        import onnxscript  # noqa: F401
 
     net = network(model.method, model.images)
     stored = {tensor.data_ptr(): tensor.nbytes for tensor in [*net.parameters(), *net.buffers()]}
