@@ -370,9 +370,7 @@ def test_a_broken_install_is_named(to, package, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, package, raising=False)
     with pytest.raises(ExportError) as said:
         export(model := learnt(), to, tmp_path / "model", pictures(model))
-    start = (
-        f"--to {to}: its packages are installed but cannot be imported (ImportError: cannot import name 'nothing_of"
-    )
+    start = f"--to {to}: its packages are installed but cannot be imported (ImportError: cannot import name 'nothing_of"
     assert str(said.value).startswith(start)
     assert str(said.value).endswith(f'pip install --upgrade "pearl[{to}]"')
     assert [entry.name for entry in tmp_path.iterdir()] == [package]
