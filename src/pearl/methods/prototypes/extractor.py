@@ -44,7 +44,7 @@ class FrozenExtractor(Method):
         self.requires_grad_(False)
         if not self.trains_on(task):
             return
-        head = head or nn.Linear(self.heads.dim, len(task.classes)).to(self.device)
+        head = head or self.heads.block(len(task.classes)).to(self.device)
         self.backbone.requires_grad_(True)
         params = [*self.backbone.parameters(), *head.requires_grad_(True).parameters()]
         yield Phase("extractor", params, own_loss(self.backbone, head, task), extra=head, steady=True)
