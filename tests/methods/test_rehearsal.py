@@ -628,9 +628,9 @@ def test_defaults_are_the_authors():
     common = {"buffer_size": 200, "minibatch_size": 32, "policy": "reservoir"}
     assert METHODS.resolve("er", "method") == {"name": "er", **common}
     assert METHODS.resolve("er_ace", "method") == {"name": "er_ace", "head": "linear", **common}
-    assert METHODS.resolve("derpp", "method") == {"name": "derpp", "alpha": 0.1, "beta": 0.5, **common}
+    assert METHODS.resolve("derpp", "method") == {"name": "derpp", "alpha": 0.1, "beta": "auto", **common}
     assert METHODS.resolve("lwf", "method") == {"name": "lwf", "kd_lambda": 10.0, "temperature": 2.0}
-    assert METHODS.resolve("ewc", "method") == {"name": "ewc", "e_lambda": 10.0, "gamma": 1.0}
+    assert METHODS.resolve("ewc", "method") == {"name": "ewc", "e_lambda": "auto", "gamma": 1.0}
 
 
 # ---------------------------------------------------------------------------------------------------- the cosine head

@@ -6,7 +6,7 @@ these logits, and to the labels.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch.nn.functional as F
 from pydantic import Field
@@ -16,8 +16,13 @@ from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase
 from pearl.methods.common.memory import Memory, Policy
 from pearl.methods.rehearsal.er import Images
+from pearl.settings.follow import Follows, data_of
 
 Weight = Annotated[float, Field(ge=0)]
+
+
+def _beta(config: Any) -> float:
+    return 1.0 if data_of(config) == "tinyimagenet" else 0.5
 
 
 class DerPlusPlus(Method):
@@ -29,7 +34,7 @@ class DerPlusPlus(Method):
 
     Options:
         alpha: weight of the logits; 0.1 is the authors' choice for 200 and 500 images.
-        beta: weight of the labels; 0.5 for CIFAR-100, 1.0 for TinyImageNet.
+        beta: weight of the labels; `auto` is the authors' for the data, 1.0 for TinyImageNet and 0.5 else.
         buffer_size: images kept; 200 and 500 are usual.
         minibatch_size: images shown again in each step, for either term.
         policy: which images are kept, see `Memory`.
@@ -43,13 +48,14 @@ class DerPlusPlus(Method):
         backbone: nn.Module,
         *,
         alpha: Weight = 0.1,
-        beta: Weight = 0.5,
+        beta: Annotated[Weight | Literal["auto"], Follows(_beta)] = "auto",
         buffer_size: Images = 200,
         minibatch_size: Annotated[int, Field(ge=1, strict=True)] = 32,
         policy: Policy = "reservoir",
     ) -> None:
         super().__init__(backbone)
-        self.alpha, self.beta, self.minibatch_size = alpha, beta, minibatch_size
+        self.alpha, self.beta = alpha, 0.5 if beta == "auto" else beta
+        self.minibatch_size = minibatch_size
         self.memory = Memory(buffer_size, policy, logits=True)
         self._logits: Tensor | None = None  # of the step's new images, from its loss to its end
 
