@@ -6,7 +6,7 @@ them. The pruned ones serve the next task, which computes with all weights of ea
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -16,6 +16,13 @@ from torch.func import functional_call
 from pearl.data.batches import Task
 from pearl.methods.base import Expert, Method, Phase, own_loss
 from pearl.methods.sparse.masks import Owners, weight_names
+from pearl.settings.follow import Follows, pretrained
+
+Part = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _part(has_weights: bool) -> float:
+    return 0.25 if has_weights else 0.75
 
 
 class PackNet(Method):
@@ -25,17 +32,25 @@ class PackNet(Method):
     owners (an integer per weight) come beside the parameters of `size`.
 
     Options:
-        prune: share of a task's weights in each layer that it gives up, 0.5 or 0.75 in the paper. Task t keeps
-            (1 - prune) prune^(t-1) of a layer.
+        prune: share of a task's weights in each layer that it gives up. Task t keeps (1 - prune) prune^(t-1) of a
+            layer. `auto` is the paper's 0.75 for a network that learns all it knows from the stream, and 0.25 for one
+            that comes with weights, whose own images are not there to train what is left again, as the paper does: of
+            DeiT-Tiny's features, class means know 41 % of 40 classes of CIFAR-100 as they came, 42 % with 0.25, 29 %
+            with 0.5 and 17 % with 0.75. Later tasks get little, but compute with what the first one has kept.
     """
 
     task_identity = True
     own_classes = True
     phases = ("packnet", "packnet_retrain")
 
-    def __init__(self, backbone: nn.Module, *, prune: Annotated[float, Field(ge=0, lt=1)] = 0.75) -> None:
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        prune: Annotated[Part | Literal["auto"], Follows(lambda config: _part(pretrained(config)))] = "auto",
+    ) -> None:
         super().__init__(backbone)
-        self.prune = prune
+        self.prune = _part(bool(backbone.pretrained)) if prune == "auto" else prune
         named = dict(backbone.named_parameters())
         self.owners = Owners({name: named[name] for name in weight_names(backbone)})
 
