@@ -3,14 +3,19 @@
 import io
 import json
 import re
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
+from functools import cache, partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import timm
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from layouts import write_images
@@ -44,11 +49,19 @@ def needs(*packages: str) -> None:
 
 
 def learnt(
-    kind: type = Pearl, spec: dict = RESNET, *, size: int = 8, given: bool = False, **options: object
+    kind: type = Pearl,
+    spec: dict = RESNET,
+    *,
+    size: int = 8,
+    given: bool = False,
+    shape: dict | None = None,
+    **options: object,
 ) -> Trained:
-    """A method after two tasks that "trained" every parameter to something random."""
+    """A method after two tasks that "trained" every parameter to something random; `shape` is for timm."""
     torch.manual_seed(0)
-    backbone = BACKBONES.build(spec, size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timm, "create_model", partial(timm.create_model, **shape or {}))
+        backbone = BACKBONES.build(spec, size)
     backbone.pretrained = given
     if kind is Pearl:
         options = {"rank": FixedRule(r=2), **options}
@@ -65,7 +78,7 @@ def learnt(
             buffer *= 0.1 + 0.2 * torch.rand_like(buffer)
     images = ImagesConfig(size=size, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
     tasks = [{"name": f"task {t}/é", "classes": [f"{t}.{c}" for c in range(n)]} for t, n in enumerate(SIZES)]
-    model = Trained(method.eval(), images, tasks, spec)
+    model = Trained(method.eval(), images, tasks, BACKBONES.resolve(spec, "backbone"))
     for t, head in enumerate(method.heads):
         largest = logits(model, pictures(model), task=t).abs().max()
         for parameter in head.parameters():
@@ -94,7 +107,22 @@ MODELS = {
     "bsc": lambda: learnt(spec=BSC),
     "vit": lambda: learnt(spec=VIT, size=32, given=True),
 }
+TABLES = {  # with buffers that no state_dict has
+    "swin": lambda: learnt(
+        spec={"name": "timm/swin_tiny_patch4_window7_224"},
+        size=16,
+        given=True,
+        shape={"embed_dim": 8, "depths": (1,), "num_heads": (1,), "window_size": 2},
+    ),
+    "eva02": lambda: learnt(
+        spec={"name": "timm/eva02_tiny_patch14_224"},
+        size=28,
+        given=True,
+        shape={"embed_dim": 16, "depth": 1, "num_heads": 2},
+    ),
+}
 WHOLE = {
+    **TABLES,
     **{kind: MODELS[kind] for kind in ("resnet", "bsc", "vit")},
     "finetune": lambda: learnt(Finetune),
     "joint": lambda: learnt(Joint),
@@ -104,11 +132,26 @@ WHOLE = {
 # ---------------------------------------------------------------------------------------------------------- programs
 
 
+FILES = {"torch": "model.pt2", "onnx": "model.onnx", "peft": "adapters"}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A model, what it was exported to in a folder of its own, and what was said; several tests look at it."""
+
+    @cache
+    def made(kind: str, to: str) -> tuple[Trained, Path, str]:
+        model, out = (WHOLE | ADAPTED)[kind](), tmp_path_factory.mktemp("exported") / FILES[to]
+        return model, out, export(model, to, out, pictures(model))
+
+    return made
+
+
 @pytest.mark.parametrize("kind", WHOLE)
-def test_a_torch_program_gives_the_logits(kind, tmp_path):
-    model, out = WHOLE[kind](), tmp_path / "model.pt2"
+def test_a_torch_program_gives_the_logits(kind, exported):
+    model, out, line = exported(kind, "torch")
     raw = pictures(model)
-    assert "differ from the model's by at most" in export(model, "torch", out, raw)
+    assert "differ from the model's by at most" in line
     told = {"pearl.json": ""}
     program = torch.export.load(out, extra_files=told).module()
     for count in (1, 2, 5):
@@ -116,17 +159,16 @@ def test_a_torch_program_gives_the_logits(kind, tmp_path):
             torch.testing.assert_close(program(unit(raw[:count])), logits(model, raw[:count]), rtol=0, atol=1e-4)
     assert json.loads(told["pearl.json"]) == model.facts
     assert model.facts["classes"][:4] == ["0.0", "0.1", "0.2", "1.0"]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model.pt2"]
+    assert [entry.name for entry in out.parent.iterdir()] == ["model.pt2"]
 
 
-@pytest.mark.parametrize("kind", ["resnet", "vit"])
-def test_an_onnx_file_gives_the_logits(kind, tmp_path):
+@pytest.mark.parametrize("kind", ["resnet", "vit", "eva02"])
+def test_an_onnx_file_gives_the_logits(kind, exported):
     needs("onnx", "onnxscript", "onnxruntime")
     import onnxruntime
 
-    model, out = WHOLE[kind](), tmp_path / "model.onnx"
+    model, out, _ = exported(kind, "onnx")
     raw = pictures(model)
-    export(model, "onnx", out, raw)
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
     for count in (1, 5):
         (found,) = session.run(None, {"images": unit(raw[:count]).numpy()})
@@ -134,7 +176,51 @@ def test_an_onnx_file_gives_the_logits(kind, tmp_path):
     told = session.get_modelmeta().custom_metadata_map
     assert {key: json.loads(value) for key, value in told.items()} == model.facts
     assert session.get_inputs()[0].shape == ["batch", 3, model.images.size, model.images.size]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["model.onnx"]
+    assert [entry.name for entry in out.parent.iterdir()] == ["model.onnx"]
+
+
+ALONE = """
+import json, os, re, sys
+from pathlib import Path
+
+sys.modules["pearl"] = None  # as where it is not installed
+
+import onnxruntime
+import torch
+from safetensors.torch import load_file
+
+torch.set_grad_enabled(False)
+for asked, program, file, folder in json.load(sys.stdin):
+    asked = load_file(asked)
+    images = asked["images"]
+    found = {"torch": torch.export.load(program).module()(images)}
+    found["onnx"] = torch.from_numpy(onnxruntime.InferenceSession(file).run(None, {"images": images.numpy()})[0])
+    os.chdir(folder)
+    facts = json.loads(Path("pearl.json").read_text())["input"]
+    mean, std = (torch.tensor(facts[key])[:, None, None] for key in ("mean", "std"))
+    (code,) = re.findall(r"```python\\n(.*?)```", Path("README.md").read_text(), re.DOTALL)
+    exec(code, scope := {})
+    parts = [scope["load"](task)((images - mean) / std) for task in scope["TASKS"]]
+    found["peft"] = torch.cat(parts, dim=1)
+    print(json.dumps({to: float((logits - asked["logits"]).abs().max()) for to, logits in found.items()}))
+"""
+
+
+def test_every_export_is_used_without_pearl(exported, tmp_path):
+    """Another interpreter, in which pearl is not to be had, gives the model's logits."""
+    needs("peft", "onnx", "onnxscript", "onnxruntime")
+    asked = []
+    for kind in ("resnet", "bsc", "vit"):
+        made = [exported(kind, to) for to in FILES]
+        raw = pictures(model := made[0][0])
+        save_file({"images": unit(raw), "logits": logits(model, raw)}, tmp_path / kind)
+        asked.append([str(tmp_path / kind), *(str(out) for _, out, _ in made)])
+    command = [sys.executable, "-c", ALONE]
+    said = subprocess.run(command, input=json.dumps(asked), cwd=tmp_path, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    differ = [json.loads(line) for line in said.stdout.splitlines()]
+    assert [set(each) for each in differ] == [{"torch", "onnx", "peft"}] * 3
+    assert max(max(each.values()) for each in differ) < 1e-4
 
 
 def test_no_pickle_and_no_path_in_an_archive(tmp_path):
@@ -206,20 +292,28 @@ ADAPTED = {
 }
 
 
-@pytest.mark.parametrize("kind", ADAPTED)
-def test_adapters_load_as_the_readme_says(kind, tmp_path, monkeypatch):
-    needs("peft")
-    model, out = ADAPTED[kind](), tmp_path / "adapters"
-    raw = pictures(model)
-    assert "differ from the model's by at most" in export(model, "peft", out, raw)
+def follow(out: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
+    """What the README's code defines, run in the folder."""
     (code,) = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(out)
+    monkeypatch.syspath_prepend(out)
     scope: dict = {}
     exec(code, scope)
+    return scope
+
+
+@pytest.mark.parametrize("kind", ADAPTED)
+def test_adapters_load_as_the_readme_says(kind, exported, monkeypatch):
+    needs("peft")
+    model, out, line = exported(kind, "peft")
+    raw = pictures(model)
+    assert "differ from the model's by at most" in line
+    scope = follow(out, monkeypatch)
     facts = json.loads((out / "pearl.json").read_text())
     folders = [task["folder"] for task in facts["tasks"]]
     assert folders == ["000-task-0", "001-task-1"]
-    assert {entry.name for entry in out.iterdir()} == {*folders, "base", "pearl.json", "README.md"}
+    own = () if model.backbone["name"].startswith("timm/") else ("networks.py",)
+    assert {entry.name for entry in out.iterdir()} == {*folders, *own, "base", "pearl.json", "README.md"}
     mean, std = (torch.tensor(facts["input"][key])[:, None, None] for key in ("mean", "std"))
     for t, folder in enumerate(folders):
         network = scope["load"](folder)
@@ -227,6 +321,23 @@ def test_adapters_load_as_the_readme_says(kind, tmp_path, monkeypatch):
             with torch.no_grad():
                 found = network((unit(raw[:count]) - mean) / std)
             torch.testing.assert_close(found, logits(model, raw[:count], task=t), rtol=0, atol=1e-4)
+
+
+def test_adapters_of_a_package_s_network_are_loaded_with_the_package(tmp_path, monkeypatch):
+    needs("peft")
+    (tmp_path / "their_package.py").write_text(
+        "from pearl.nn.resnet import resnet18\n\n"
+        "def narrow(image_size, *, times: int = 1, weights: str | None = None):\n"
+        "    return resnet18(image_size, width=4 * times)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    point = EntryPoint("narrow", "their_package:narrow", "pearl.backbones")
+    monkeypatch.setitem(BACKBONES.installed, "narrow", point)
+    model = learnt(spec={"name": "narrow", "times": 2, "weights": None})
+    export(model, "peft", tmp_path / "adapters", pictures(model))
+    scope = follow(tmp_path / "adapters", monkeypatch)
+    assert scope["their_package"].narrow
+    assert not (tmp_path / "adapters" / "networks.py").exists()
 
 
 def test_an_adapter_that_differs_is_seen(tmp_path, monkeypatch):
@@ -249,6 +360,20 @@ def test_adapters_are_written_without_peft(tmp_path, monkeypatch):
     line = export(model := learnt(), "peft", tmp_path / "adapters", pictures(model))
     assert line.endswith('not verified, as peft is not installed: pip install "pearl[peft]"')
     assert len(load_file(tmp_path / "adapters" / "001-task-1" / "adapter_model.safetensors")) > 40
+
+
+@pytest.mark.parametrize(("to", "package"), [("peft", "peft"), ("onnx", "onnxruntime")])
+def test_a_broken_install_is_named(to, package, tmp_path, monkeypatch):
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text("from json import nothing_of_the_kind")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    with pytest.raises(ExportError) as said:
+        export(model := learnt(), to, tmp_path / "model", pictures(model))
+    start = f"--to {to}: its packages are installed but cannot be imported (ImportError: cannot import name 'nothing_of"
+    assert str(said.value).startswith(start)
+    assert str(said.value).endswith(f'pip install --upgrade "pearl[{to}]"')
+    assert [entry.name for entry in tmp_path.iterdir()] == [package]
 
 
 # ------------------------------------------------------------------------------------------------- the command line
@@ -408,6 +533,14 @@ def test_adapters_of_a_method_without_updates(tmp_path):
 def test_adapters_of_a_grouped_convolution(tmp_path):
     model = learnt(spec=BSC, targets=r"layer1\.0\.downsample\.0")
     with pytest.raises(ExportError, match=r"--to peft: PEFT has no exact LoRA for layer1\.0\.downsample\.0, Conv2d\("):
+        export(model, "peft", tmp_path / "adapters", pictures(model))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_adapters_of_a_layer_that_is_not_called(tmp_path):
+    model = TABLES["eva02"]()
+    said = r"--to peft: the network uses the weight of blocks\.0\.attn\.qkv without calling the layer.*; export it --to"
+    with pytest.raises(ExportError, match=said):
         export(model, "peft", tmp_path / "adapters", pictures(model))
     assert list(tmp_path.iterdir()) == []
 

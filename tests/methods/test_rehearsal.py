@@ -207,16 +207,32 @@ def test_images_of_another_size_are_refused():
         memory.open(numbered([0, 1], id=1, side=3), 2)
 
 
-def test_logits_are_inf_where_a_class_was_not_known():
-    memory = Memory(6, logits=True)
+def test_a_class_that_was_not_known_has_the_images_lowest_logit():
+    memory = Memory(7, logits=True)
+    given = torch.tensor([[1.0, -2.0], [3.0, 4.0], [0.0, 0.5]])
     for task, classes in ((numbered([0, 1, 0]), 2), (numbered([2, 3, 2], id=1), 4)):
         memory.open(task, classes)
         (batch,) = batches(task, 3)
-        memory.offer(task, batch, torch.arange(3.0 * classes).view(3, classes))
-    inf = torch.inf
-    expected = [[0, 1, inf, inf], [2, 3, inf, inf], [4, 5, inf, inf], [0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert memory.logits.tolist() == expected
-    assert memory.tasks.tolist() == [0, 0, 0, 1, 1, 1]
+        memory.offer(task, batch, torch.cat([given, given + 7], dim=1)[:, :classes])
+    known = [[1, -2, 8, 5], [3, 4, 10, 11], [0, 0.5, 7, 7.5]]
+    expected = [[1, -2, -2, -2], [3, 4, 3, 3], [0, 0.5, 0, 0], *known]
+    assert memory.logits[:6].tolist() == expected
+    assert memory.tasks[:6].tolist() == [0, 0, 0, 1, 1, 1]
+    memory.open(numbered([4], id=2), 5)
+    assert memory.logits[:6].tolist() == [[*row, min(row)] for row in expected]
+
+
+def test_a_memory_of_version_0_1_opens_with_the_lowest_logit_for_inf():
+    method = DerPlusPlus(net(), buffer_size=100)
+    learn(method, range(2))
+    now = method.state_dict()
+    stored = now["memory.logits"].clone()
+    first, kept = now["memory.tasks"] == 0, len(method.memory)
+    stored[first, 2:] = stored[kept:] = torch.inf  # classes that came after an image; places that are still empty
+    fresh = DerPlusPlus(net(), buffer_size=100)
+    fresh.load_state_dict({**now, "memory.logits": stored})
+    assert kept < 100 and torch.equal(fresh.memory.logits[:kept], now["memory.logits"][:kept])
+    assert fresh.memory.logits.isfinite().all()
 
 
 def test_an_exported_program_holds_no_images():
@@ -255,12 +271,9 @@ def with_shown(method, *shown, monkeypatch):
     return method.eval()
 
 
-def some(method_columns=2 * CLASSES, known=None):
-    x = random_batch(4).x + 1
+def some(method_columns=2 * CLASSES):
     stored = torch.linspace(-1, 1, 4 * method_columns).view(4, -1)
-    if known is not None:
-        stored = stored.masked_fill(torch.arange(method_columns) >= torch.tensor(known)[:, None], torch.inf)
-    return Shown(x, torch.tensor([0, 1, 2, 3]), torch.tensor([0, 0, 1, 1]), stored)
+    return Shown(random_batch(4).x + 1, torch.tensor([0, 1, 2, 3]), torch.tensor([0, 0, 1, 1]), stored)
 
 
 def test_er_is_one_cross_entropy_over_new_and_shown_images(monkeypatch):
@@ -273,28 +286,30 @@ def test_er_is_one_cross_entropy_over_new_and_shown_images(monkeypatch):
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.1, 0.5), (0.3, 1.0), (0.0, 0.5), (0.1, 0.0)])
-def test_derpp_is_the_papers_formula(alpha, beta, monkeypatch):
-    dark, plain, batch = some(known=[2, 2, 4, 4]), some(), random_batch(6, first=2)
+def test_derpp_is_the_papers_formula_over_the_classes_seen(alpha, beta, monkeypatch):
+    """Only there: the paper's head has the classes to come as well, and their logits are remembered."""
+    dark, plain, batch = some(), some(), random_batch(6, first=2)
     shown = [dark] * bool(alpha) + [plain] * bool(beta)
     method = with_shown(DerPlusPlus(net(), alpha=alpha, beta=beta), *shown, monkeypatch=monkeypatch)
     with torch.no_grad():
         loss = method.loss(make_task(1), batch).item()
         new, old, again = (np.asarray(method(x), dtype=np.float64) for x in (batch.x, dark.x, plain.x))
-    gaps = [(old[i, c] - dark.logits[i, c].item()) ** 2 for i, known in enumerate([2, 2, 4, 4]) for c in range(known)]
-    expected = cross_entropy(new, batch.y) + alpha * np.mean(gaps) + beta * cross_entropy(again, plain.y)
+    gap = np.mean((old - dark.logits.numpy()) ** 2)
+    expected = cross_entropy(new, batch.y) + alpha * gap + beta * cross_entropy(again, plain.y)
     assert loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_distance_is_the_mean_squared_error_where_all_was_known_and_has_no_other_gradient():
-    logits = torch.randn(3, 4, requires_grad=True)
-    stored = torch.randn(3, 4)
-    torch.testing.assert_close(distance(logits, stored), F.mse_loss(logits, stored))
-    stored[0, 2:] = torch.inf
+def test_derpp_holds_classes_down_that_an_old_image_was_given_before():
+    """Every logit has the share of a mean over all classes, and those of later classes are drawn to the lowest."""
+    method = DerPlusPlus(net(), buffer_size=100)
+    learn(method, range(2))
+    method.memory.open(make_task(2), 6)
+    stored = method.memory.logits[:24]  # of images of task 1
+    logits = torch.randn(24, 6, requires_grad=True)
     distance(logits, stored).backward()
-    assert logits.grad.isfinite().all()
-    torch.testing.assert_close(
-        logits.grad, torch.where(stored.isinf(), torch.tensor(0.0), 2 * (logits - stored).detach() / 10)
-    )
+    lowest = stored[:, :2].amin(1, keepdim=True).expand(-1, 4)
+    torch.testing.assert_close(logits.grad[:, 2:], 2 * (logits.detach()[:, 2:] - lowest) / (24 * 6))
+    torch.testing.assert_close(logits.grad[:, :2], 2 * (logits.detach()[:, :2] - stored[:, :2]) / (24 * 6))
 
 
 def test_derpp_stores_the_logits_of_the_step_that_offered_the_image():
@@ -613,9 +628,9 @@ def test_defaults_are_the_authors():
     common = {"buffer_size": 200, "minibatch_size": 32, "policy": "reservoir"}
     assert METHODS.resolve("er", "method") == {"name": "er", **common}
     assert METHODS.resolve("er_ace", "method") == {"name": "er_ace", "head": "linear", **common}
-    assert METHODS.resolve("derpp", "method") == {"name": "derpp", "alpha": 0.1, "beta": 0.5, **common}
+    assert METHODS.resolve("derpp", "method") == {"name": "derpp", "alpha": 0.1, "beta": "auto", **common}
     assert METHODS.resolve("lwf", "method") == {"name": "lwf", "kd_lambda": 10.0, "temperature": 2.0}
-    assert METHODS.resolve("ewc", "method") == {"name": "ewc", "e_lambda": 10.0, "gamma": 1.0}
+    assert METHODS.resolve("ewc", "method") == {"name": "ewc", "e_lambda": "auto", "gamma": 1.0}
 
 
 # ---------------------------------------------------------------------------------------------------- the cosine head

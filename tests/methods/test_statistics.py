@@ -306,8 +306,16 @@ def test_fecam_with_endless_shrinkage_is_nearest_mean():
     torch.testing.assert_close(method.score(z), nearest_mean(F.normalize(z).double(), means).float())
 
 
-def test_fecam_leaves_a_transformers_features_as_they_are():
-    assert (FeCam(net()).tukey, FeCam(vit()).tukey) == (0.5, 1.0)
+def test_fecam_is_the_authors_of_its_backbone():
+    def settings(method):
+        return method.tukey, method.alpha1, method.alpha2, method.shrinkages, method.normalise, method.unit
+
+    assert settings(FeCam(net())) == (0.5, 1.0, 1.0, 2, True, False)
+    assert settings(FeCam(vit())) == (1.0, 1.0, 0.0, 1, True, True)
+    assert settings(FeCam(vit(), alpha2=1.0, shrinkages=2, unit=False)) == (1.0, 1.0, 1.0, 2, True, False)
+
+
+def test_the_power_transform_is_odd():
     z = torch.tensor([[-4.0, 0.0, 9.0]])
     assert FeCam(net()).transform(z).tolist() == [[-2.0, 0.0, 3.0]]
 
@@ -454,6 +462,10 @@ class FirstPhase(Engine):
         if not position:
             self.kept = logits(method, task.id)
             method.train()
+
+
+def test_packnet_gives_up_less_of_what_was_learnt_elsewhere():
+    assert (PackNet(net()).prune, PackNet(vit()).prune, PackNet(vit(), prune=0.5).prune) == (0.75, 0.25, 0.5)
 
 
 def test_packnet_that_prunes_nothing_is_plain_training():

@@ -200,6 +200,10 @@ def test_ranges_are_checked(spec, problem):
         METHODS.resolve(spec, "method")
 
 
+def test_without_a_stream_there_are_10_tasks_to_lay_out_for():
+    assert (InfLoRA(small()).tasks, CodaPrompt(small(), blocks=2).per_task) == (10, 10)
+
+
 def test_what_does_not_fit_together_is_refused():
     with pytest.raises(ConfigError, match=r"method\.top_k=5: the pool has 3"):
         L2P(small(), pool=3)

@@ -47,6 +47,8 @@ def test_only_thin_updates_of_plain_convolutions():
     assert not fits_beside(nn.Conv2d(16, 16, 3, padding="same"), 1, "spatial")
     assert not fits_beside(nn.Conv2d(16, 16, 3, padding=1, padding_mode="reflect"), 1, "spatial")
     assert not fits_beside(nn.Linear(16, 16), 1, "spatial")
+    standardised = type("Standardised", (nn.Conv2d,), {})  # what it makes of its weight is not linear
+    assert not fits_beside(standardised(48, 48, 3, padding=1), 1, "spatial")
 
 
 @pytest.mark.parametrize("fold", ["spatial", "unfold", "view"])

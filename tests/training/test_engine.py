@@ -20,7 +20,7 @@ from pearl.settings.sections import PhaseConfig
 from pearl.storage.checkpoint import read_part, write_part
 from pearl.training import engine as engine_of
 from pearl.training.engine import Engine, Observer
-from pearl.training.optimizers import learning_rate, make_optimizers
+from pearl.training.optimizers import Course, learning_rate, make_optimizers
 from pearl.training.replay import Replay
 
 
@@ -41,7 +41,7 @@ class Record(Observer):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "multistep"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "quarter_cosine", "multistep"])
 def test_the_loop_is_a_plain_pytorch_loop(optimizer, schedule, double):
     train = {
         "epochs": 3,
@@ -70,6 +70,7 @@ def test_the_loop_is_a_plain_pytorch_loop(optimizer, schedule, double):
             rate = {
                 "constant": 0.01,
                 "cosine": 0.005 * (1 + math.cos(math.pi * progress)),
+                "quarter_cosine": 0.01 * math.cos(99 * math.pi * epoch / (200 * (3 - 1))),
                 "multistep": 0.01 if progress < 0.5 else 0.001,
             }[schedule]
             optim.param_groups[0]["lr"] = rate
@@ -82,14 +83,37 @@ def test_the_loop_is_a_plain_pytorch_loop(optimizer, schedule, double):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9, msg=name)
 
 
-@pytest.mark.parametrize(("progress", "rate"), [(0.0, 1.0), (0.5, 0.5), (1.0, 0.0)])
-def test_cosine_falls_from_lr_to_zero(progress, rate):
-    assert learning_rate(PhaseConfig(lr=1.0, schedule="cosine"), progress) == pytest.approx(rate)
+@pytest.mark.parametrize(("done", "rate"), [(0, 1.0), (50, 0.5), (100, 0.0)])
+def test_cosine_falls_from_lr_to_zero(done, rate):
+    assert learning_rate(PhaseConfig(lr=1.0, schedule="cosine"), Course(10, 100, 100), done) == pytest.approx(rate)
+
+
+def rates_of(course, **settings):
+    return [
+        learning_rate(PhaseConfig(lr=2.0, schedule="quarter_cosine", **settings), course, s)
+        for s in range(course.steps)
+    ]
+
+
+def test_quarter_cosine_is_a_stair_of_the_authors_rates():
+    """Those of 5 epochs: cos(99 pi e / 800)."""
+    rates = rates_of(Course(3, 15, 15))
+    stair = [2.0, 2 * 0.925375, 2 * 0.712639, 2 * 0.393541, 2 * 0.015707]
+    assert rates == pytest.approx(np.repeat(stair, 3), abs=2e-6)
+    assert np.mean(rates_of(Course(7, 350, 350))) / 2 == pytest.approx(0.64, abs=0.005)
+
+
+def test_quarter_cosine_of_a_single_epoch_and_of_a_phase_in_steps():
+    assert rates_of(Course(4, 4, 4)) == [2.0] * 4
+    settings = PhaseConfig(lr=2.0, schedule="quarter_cosine", batch_size=2, steps=7, epochs=1)
+    course = Course.of(settings, 6, None)
+    found = [learning_rate(settings, course, step) for step in range(course.steps)]
+    assert found == pytest.approx([2.0] * 3 + [2 * 0.712639] * 3 + [2 * 0.015707], abs=2e-6)
 
 
 def test_multistep_counts_milestones_as_shares():
     settings = PhaseConfig(lr=1.0, schedule="multistep", milestones=[0.5, 0.75], gamma=0.1)
-    rates = [learning_rate(settings, p) for p in (0.0, 0.49, 0.5, 0.75, 0.99)]
+    rates = [learning_rate(settings, Course(10, 100, 100), done) for done in (0, 49, 50, 75, 99)]
     assert rates == pytest.approx([1, 1, 0.1, 0.01, 0.01])
 
 

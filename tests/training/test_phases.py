@@ -16,7 +16,7 @@ from pearl.settings.config import check_config
 from pearl.settings.parts import METHODS
 from pearl.settings.sections import PhaseConfig
 from pearl.training.engine import Engine, Observer
-from pearl.training.optimizers import learning_rate
+from pearl.training.optimizers import Course, learning_rate
 
 CHECKS = ["strict_reload", "resume_inside_a_task_bit_exact", "resume_after_a_task_bit_exact", "past_data_closed"]
 CHECKS += ["only_the_phase_changes", "a_last_batch_of_one", "classes_of_one_image", "bfloat16"]
@@ -168,15 +168,16 @@ def test_what_was_set_of_a_group_is_read_back():
     ],
 )
 def test_rates(settings, rates):
-    found = [learning_rate(PhaseConfig(lr=1.0, **settings), progress) for progress in (0.0, 0.5, 1.0)]
+    found = [learning_rate(PhaseConfig(lr=1.0, **settings), Course(1, 8, 8), done) for done in (0, 4, 8)]
     assert found == pytest.approx(rates)
 
 
 def test_a_warm_up_rises_to_where_the_schedule_is():
     settings = PhaseConfig(lr=1.0, schedule="cosine", warmup=0.5)
     plain = PhaseConfig(lr=1.0, schedule="cosine")
-    assert learning_rate(settings, 0.25) == pytest.approx(learning_rate(plain, 0.25) / 2)
-    assert learning_rate(settings, 0.5) == learning_rate(plain, 0.5)
+    course = Course(1, 8, 8)
+    assert learning_rate(settings, course, 2) == pytest.approx(learning_rate(plain, course, 2) / 2)
+    assert learning_rate(settings, course, 4) == learning_rate(plain, course, 4)
 
 
 def test_a_phase_can_be_so_many_steps_long():

@@ -76,6 +76,9 @@ class Ensemble:
     """All sub-networks of a method that has stopped learning, ready for images that come a few at a time.
 
     To merge a sub-network takes longer than to ask it about one image; it is kept if all of them fit into memory.
+
+    What a frozen sub-network says of a batch stays the same bit by bit as tasks are added; but where the method has a
+    form for all tasks at once and the images are few, they differ by rounding (see `Method.at_once`).
     """
 
     def __init__(self, method: Method) -> None:
@@ -87,7 +90,7 @@ class Ensemble:
     def __call__(self, x: Tensor, task: int | None = None) -> Tensor:
         """Logits (B, classes seen) of images (B, 3, H, W); with `task`, those of that task's classes alone."""
         if task is not None:
-            own = next((expert for expert in self._kept or () if expert.task == task), None)
+            own = next((expert for expert in self._kept or self.method.experts() if expert.task == task), None)
             if own is None and self._kept and len(self._kept) == 1:  # one for the classes of all tasks
                 return self._kept[0].forward(x)[:, self.method.columns(task)]
             return own.forward(x) if own else self.method(x, task)
@@ -98,7 +101,7 @@ class Ensemble:
 
 def merged_size(method: Method) -> int:
     """Bytes of all sub-networks of a method, merged."""
-    return sum(tensor.nbytes for tensor in method.backbone.parameters()) * len(method.heads)
+    return sum(tensor.nbytes for tensor in method.backbone.parameters()) * method.asked()
 
 
 def count(logits: Sequence[Tensor], labels: Sequence[Tensor], class_counts: Sequence[int]) -> Stage:

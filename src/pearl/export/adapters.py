@@ -3,7 +3,8 @@
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from pearl.errors import ExportError
-from pearl.export.trained import FACTS, FORMAT, Trained, compare, on_cpu, refusing, seen
+from pearl.export.trained import FACTS, FORMAT, Trained, compare, importing, on_cpu, refusing, seen
 from pearl.methods.pearl import Pearl
-from pearl.nn import lowrank
+from pearl.nn import lowrank, networks
 from pearl.nn.lowrank import Fold
 from pearl.settings.parts import BACKBONES
 from pearl.storage.checkpoint import snapshot
@@ -35,10 +36,13 @@ def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
         raise ExportError(
             f"--to peft: {type(method).__name__.lower()} has no low-rank updates; export it --to torch or --to onnx"
         )
-    _check_layers(method)
+    peft_model = _peft_model()
+    _check_layers(method, model.images.size)
     folders = [folder_name(t, task["name"]) for t, task in enumerate(model.tasks)]
-    base = _base_facts(model)
+    _, base = _base(model)
     (place / "base").mkdir(parents=True)
+    if model.backbone["name"] in BACKBONES.own:
+        (place / "networks.py").write_bytes(Path(networks.__file__).read_bytes())
     (place / "base" / "backbone.safetensors").write_bytes(save(snapshot(method.backbone.state_dict())))
     _write_json(place / "base" / "backbone.json", base)
     for t, folder in enumerate(folders):
@@ -53,19 +57,29 @@ def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
     facts["output"] = "logits (batch, classes of the task)"
     _write_json(place / FACTS, facts)
     (place / "README.md").write_text(_readme(base, facts))
+    if peft_model is None:
+        return None
+    x, load = seen(model, raw), partial(_load_adapter, peft_model, model, place)
+    with refusing("PEFT cannot load this network's adapters"):
+        return max(compare(on_cpu(method, t), load(t), x) for t in range(len(folders)))
+
+
+def _peft_model() -> Any:
+    """The class that loads adapters; None where PEFT is not installed."""
     if find_spec("peft") is None:
         return None
-    x = seen(model, raw)
-    with refusing("PEFT cannot load this network's adapters"):
-        return max(compare(on_cpu(method, t), _load_adapter(model, place, t), x) for t in range(len(folders)))
+    with importing("peft"):
+        from peft import PeftModel
+    return PeftModel
 
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n")
 
 
-def _check_layers(method: Pearl) -> None:
-    """PEFT's LoRA of a convolution knows neither groups nor dilation, and no other kinds of layer."""
+def _check_layers(method: Pearl, size: int) -> None:
+    """PEFT's LoRA stands in for a layer that is called, and of a convolution knows neither groups nor dilation."""
+    called = _called(method.backbone, torch.zeros(1, 3, size, size, device=method.device))
     for target in method.targets:
         name = target.parameter.removesuffix(".weight")
         layer: Any = method.backbone.get_submodule(name)
@@ -77,6 +91,23 @@ def _check_layers(method: Pearl) -> None:
         )
         if not plain and not target.dense:
             raise ExportError(f"--to peft: PEFT has no exact LoRA for {name}, {layer}; export it --to torch or onnx")
+        if layer not in called:
+            raise ExportError(
+                f"--to peft: the network uses the weight of {name} without calling the layer, which PEFT does not see; "
+                f"export it --to torch or onnx"
+            )
+
+
+def _called(network: nn.Module, x: Tensor) -> set[nn.Module]:
+    """The layers that a network calls. The query, key and value of EVA-02 are none of them: it takes their weight."""
+    called: set[nn.Module] = set()
+    hooks = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in network.modules()]
+    try:
+        network(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return called
 
 
 def adapter(method: Pearl, t: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -157,71 +188,61 @@ def unfolded(a: Tensor, b: Tensor, shape: Sequence[int], fold: Fold) -> tuple[Te
     return filters, mix
 
 
-def _base_facts(model: Trained) -> dict[str, Any]:
-    """How to build the reference network, and its width."""
-    size, dim = model.images.size, model.method.heads.dim
-    name = model.backbone["name"]
-    if not name.startswith("timm/"):
-        # a state overwrites the weights that it began with
-        spec = model.backbone | ({"weights": None} if "weights" in model.backbone else {})
-        return {"format": FORMAT, "library": "pearl", "backbone": spec, "image_size": size, "dim": dim}
-    arguments: dict[str, Any] = {"num_classes": 0}
+def _base(model: Trained) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
+    """What builds the reference network, and the same in words: a call of a library, and the width of its features."""
+    size, name = model.images.size, model.backbone["name"]
+    facts: dict[str, Any] = {"format": FORMAT, "dim": model.method.heads.dim}
+    # a state overwrites the weights that it began with
+    options = {key: value for key, value in model.backbone.items() if key not in ("name", "weights")}
+    if name in BACKBONES.own:  # their file goes along
+        network = type(model.method.backbone)
+        return network, facts | {"library": "networks", "call": network.__name__, "arguments": [], "options": options}
+    if not name.startswith("timm/"):  # of an installed package
+        make: Any = BACKBONES.load(name)
+        options |= {"weights": None} if "weights" in model.backbone else {}
+        facts |= {"library": make.__module__, "call": make.__qualname__}
+        return make, facts | {"arguments": [size], "options": options}
+    name, options = name.removeprefix("timm/"), {"num_classes": 0}
     try:
-        timm.create_model(name.removeprefix("timm/"), **arguments, img_size=size)
-        arguments["img_size"] = size
+        timm.create_model(name, **options, img_size=size)
+        options["img_size"] = size
     except TypeError:  # a CNN: takes any image size, and no such argument
         pass
-    return {
-        "format": FORMAT,
-        "library": "timm",
-        "version": timm.__version__,
-        "model": name.removeprefix("timm/"),
-        "arguments": arguments,
-        "dim": dim,
-    }
+    facts |= {"library": "timm", "version": timm.__version__, "call": "create_model"}
+    return timm.create_model, facts | {"arguments": [name], "options": options}
 
 
-def _load_adapter(model: Trained, place: Path, t: int) -> nn.Module:
+def _load_adapter(peft_model: Any, model: Trained, place: Path, t: int) -> nn.Module:
     """Task t's sub-network as the README has it loaded."""
-    from peft import PeftModel
-
-    base = _base_facts(model)
-    if base["library"] == "timm":
-        backbone = timm.create_model(base["model"], **base["arguments"])
-    else:
-        backbone = BACKBONES.build(base["backbone"], base["image_size"])
+    make, base = _base(model)
+    backbone = make(*base["arguments"], **base["options"])
     backbone.load_state_dict(load_file(place / "base" / "backbone.safetensors"))
     whole = nn.Sequential()
     whole.add_module("backbone", backbone)
     whole.add_module(HEAD, nn.Linear(base["dim"], len(model.tasks[t]["classes"])))
     folder = place / folder_name(t, model.tasks[t]["name"])
-    return PeftModel.from_pretrained(whole, folder, torch_device="cpu").eval()
+    return peft_model.from_pretrained(whole, folder, torch_device="cpu").eval()
 
 
 def _readme(base: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    if base["library"] == "timm":
-        imports = "import timm"
-        arguments = "".join(f", {key}={value}" for key, value in base["arguments"].items())
-        build = f'timm.create_model("{base["model"]}"{arguments})'
-    else:
-        imports = "from pearl.settings.parts import BACKBONES"
-        build = f"BACKBONES.build({base['backbone']}, {base['image_size']})"
+    given = [*map(repr, base["arguments"]), *(f"{key}={value!r}" for key, value in base["options"].items())]
+    build = f"{base['library']}.{base['call']}({', '.join(given)})"
     folders = [task["folder"] for task in facts["tasks"]]
-    given = facts["input"]
-    shape = "(batch, 3, {2}, {3})".format(*given["shape"])
+    images = facts["input"]
+    shape = "(batch, 3, {2}, {3})".format(*images["shape"])
     return f"""# Adapters of {len(folders)} tasks
 
 Written by pearl {facts["pearl"]}. `base/` holds the reference network; every other folder is a PEFT LoRA with one
-task's own norm layers and head. `{FACTS}` lists the tasks, their folders and their classes.
+task's own norm layers and head. `{FACTS}` lists the tasks, their folders and their classes. In this folder:
 
 ```python
 import json
 from pathlib import Path
 
+import {base["library"]}
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-{imports}
 
 TASKS = {{task["folder"]: task["classes"] for task in json.loads(Path("{FACTS}").read_text())["tasks"]}}
 
@@ -239,8 +260,8 @@ model = load("{folders[-1]}")
 ```
 
 `model(images)` gives the logits of that task's classes. Images are float32 {shape}: RGB, the shorter
-side resized to {given["resize"]} pixels (bicubic), the centre cropped, divided by 255, less {given["mean"]}, divided by
-{given["std"]}. The logits of all tasks side by side are the model's over all classes.
+side resized to {images["resize"]} pixels (bicubic), the centre cropped, divided by 255, less {images["mean"]},
+divided by {images["std"]}. The logits of all tasks side by side are the model's over all classes.
 
 Load each task on a base of its own: heads differ in size, and PEFT copies the base's.
 """

@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind
 
 from pearl.data.augment import View
 from pearl.errors import ExportError
-from pearl.export.trained import FACTS, Trained, compare, on_cpu, refusing, seen
+from pearl.export.trained import FACTS, Trained, compare, importing, on_cpu, refusing, seen
 from pearl.methods.base import Method
 from pearl.methods.pearl import Pearl
 from pearl.settings.sections import ImagesConfig
@@ -76,7 +76,8 @@ def _trace(net: Network, size: int) -> torch.export.ExportedProgram:
         if not node.users and spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             program.graph.erase_node(node)
             inputs.remove(spec)
-            program.state_dict.pop(spec.target)
+            # a buffer that no state_dict has, such as timm's tables of relative positions, counts as a constant
+            (program.constants if spec.persistent is False else program.state_dict).pop(spec.target)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine
     program.graph_module.recompile()
@@ -115,7 +116,10 @@ def write_onnx(model: Trained, place: Path, raw: Tensor) -> float:
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
         raise ExportError(f'--to onnx needs {", ".join(missing)}, not installed: pip install "pearl[onnx]"')
-    import onnxruntime
+    with importing("onnx"):
+        import onnx  # noqa: F401 - torch imports it and the next, and says less
+        import onnxruntime
+        import onnxscript  # noqa: F401
 
     net = network(model.method, model.images)
     stored = {tensor.data_ptr(): tensor.nbytes for tensor in [*net.parameters(), *net.buffers()]}

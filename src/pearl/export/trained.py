@@ -64,8 +64,24 @@ def refusing(what: str) -> Iterator[None]:
     except (PearlError, OSError):
         raise
     except Exception as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ExportError(f"{what} ({reason}); choose another format with --to, or another backbone") from error
+        raise ExportError(f"{what} ({_reason(error)}); choose another format with --to, or another backbone") from error
+
+
+@contextmanager
+def importing(to: str) -> Iterator[None]:
+    """Turn what a broken install of a format's packages raises on import into one line: again, nearly anything."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    except Exception as error:
+        raise ExportError(
+            f"--to {to}: its packages are installed but cannot be imported ({type(error).__name__}: {_reason(error)}); "
+            f'reinstall what is named there, or all of them: pip install --upgrade "pearl[{to}]"'
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def on_cpu(method: Method, task: int | None = None) -> Callable[[Tensor], Tensor]:

@@ -281,7 +281,7 @@ def shows_steady_phases_do_the_same_for_every_batch(make: Make) -> None:
 
 
 def shows_frozen_experts_never_move(make: Make) -> None:
-    """The logits of experts that are marked frozen stay the same bit by bit."""
+    """The logits that experts marked frozen, asked one by one, give the same images stay the same bit by bit."""
     kept: dict[str, torch.Tensor] = {}
     for tasks in (1, 2, 3):
         with torch.no_grad():

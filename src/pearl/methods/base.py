@@ -122,9 +122,14 @@ class Method(nn.Module):
     def at_once(self) -> tuple[Network, int] | None:
         """The logits of all experts from a single pass, and for how many images at a time this is the faster way.
 
-        None if there is no such form.
+        The products of that pass are larger with every task, and sum in another order: a task's logits are those of its
+        expert within rounding, in float32 some 1e-6 of the largest. None if there is no such form.
         """
         return None
+
+    def asked(self) -> int:
+        """How many networks of the backbone's size an image passes through, at most."""
+        return len(self.heads)
 
     def columns(self, task: int) -> slice:
         """Where a task's classes stand among all logits."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pearl.nn.precision import full
+from pearl.nn.precision import full, outside_autocast
 
 
 class TaskTensors(nn.Module):
@@ -62,8 +62,20 @@ class TaskTensors(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+class Classifier(nn.Linear):
+    """A linear classifier in float32 at least, under autocast too.
+
+    bfloat16 has 8 bits: logits that differ by less would be ties, which an arg-max gives to the earlier task.
+    """
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (B, dim) -> logits (B, classes), float32 unless features and weights are float64."""
+        with outside_autocast(features):
+            return F.linear(full(features), self.weight, self.bias)
+
+
 class TaskHeads(nn.Module):
-    """One linear classifier with bias per task; logits of all tasks in order of arrival."""
+    """One linear classifier with bias per task; logits of all tasks in order of arrival, float32."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -78,7 +90,7 @@ class TaskHeads(nn.Module):
 
     def block(self, classes: int) -> nn.Linear:
         """A classifier of one task."""
-        return nn.Linear(self.dim, classes)
+        return Classifier(self.dim, classes)
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -133,5 +145,5 @@ class Cosines(nn.Linear):
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (B, dim) -> float32 cosines (B, classes)."""
-        with torch.autocast(features.device.type, enabled=False):  # bfloat16 cannot tell cosines near 1
+        with outside_autocast(features):  # bfloat16 cannot tell cosines near 1
             return F.linear(F.normalize(full(features), dim=1), F.normalize(self.weight, dim=1))

@@ -269,7 +269,7 @@ def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:
         problems += _unknown_phases(raw.get("train"), method)
     if problems:
         raise ConfigError(*problems)
-    return config
+    return config.model_copy(update={"method": METHODS.follow(config.method, config)})
 
 
 def phase_names(*methods: str) -> set[str]:

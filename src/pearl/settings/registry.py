@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from pearl.errors import ConfigError, printable
 from pearl.settings.born import Born, as_written, without_born
+from pearl.settings.follow import followed
 
 Spec = dict[str, Any]  # {"name": ..., option: value, ...}
 
@@ -252,6 +253,10 @@ class Registry:
             ConfigError: no such part.
         """
         return self._each(spec, Registry.as_written, as_written)
+
+    def follow(self, spec: Spec, config: BaseModel) -> Spec:
+        """A resolved spec with what follows the configuration in the place of `auto` (see `Follows`)."""
+        return spec if self.closed(spec["name"]) else followed(self.options(spec["name"]), spec, config)
 
     def _each(self, spec: Spec, change: Callable[["Registry", Spec], Spec], of_options: Callable[..., Spec]) -> Spec:
         """Change a spec's own options, and first those of the parts among them."""

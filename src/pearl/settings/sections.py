@@ -83,7 +83,7 @@ class PhaseConfig(OptimizerConfig):
     epochs: Annotated[int, Field(ge=1)] = 50
     steps: Annotated[Count | None, Born(None)] = None  # the phase's length, in the place of epochs
     batch_size: Annotated[int, Field(ge=1)] = 32
-    schedule: Literal["constant", "cosine", "multistep"] = "constant"
+    schedule: Literal["constant", "cosine", "quarter_cosine", "multistep"] = "constant"
     end_lr: Annotated[NotNegative, Born(0.0)] = 0.0  # cosine: the rate at the end
     warmup: Annotated[Share, Born(0.0)] = 0.0  # share of the steps in which the rate first rises to its schedule
     warmup_lr: Annotated[NotNegative, Born(0.0)] = 0.0  # from this rate

@@ -129,7 +129,7 @@ class Engine:
                 if not skip:
                     torch.manual_seed(self.world.own(seed))  # for dropout and whatever else a loss draws
                 for batch in data.batches(settings.batch_size, seed, skip=skip):
-                    set_rate(optimizers, learning_rate(settings, progress.done / course.planned))
+                    set_rate(optimizers, learning_rate(settings, course, progress.done))
                     progress.losses.append(step(batch))
                     progress.done += 1
                     phase.done = progress.done
@@ -140,7 +140,7 @@ class Engine:
                         break
                     if progress.done % course.per_epoch and replay.due():
                         replay.store(at, scene, progress, finished=False)
-                facts = {"lr": learning_rate(settings, (progress.done - 1) / course.planned)}
+                facts = {"lr": learning_rate(settings, course, progress.done - 1)}
                 facts["loss"] = mean_loss(progress, task, phase, epoch, facts["lr"])
                 seconds = round(time.perf_counter() - started, 3)
                 self.observer.event("epoch", task=task.id, phase=phase.name, epoch=epoch + 1, **facts, seconds=seconds)

@@ -29,12 +29,26 @@ class Course:
         planned = settings.steps or settings.epochs * per_epoch
         return cls(per_epoch, planned, min(planned, max_steps or planned))
 
+    @property
+    def epochs(self) -> int:
+        """Epochs that the schedule spans, the last one perhaps cut off."""
+        return math.ceil(self.planned / self.per_epoch)
 
-def learning_rate(settings: PhaseConfig, progress: float) -> float:
-    """The rate at a point of a phase, `progress` from 0 (start) to 1 (end)."""
-    rate = settings.lr
+
+def learning_rate(settings: PhaseConfig, course: Course, done: int) -> float:
+    """The rate of the step that comes after `done` steps of a phase.
+
+    `quarter_cosine` is that of CODA-Prompt's and InfLoRA's code (utils/schedulers.py): an epoch e of K has
+    cos(99 pi e / (200 (K - 1))) of the rate, so that the last one still has 1.6 % and the mean is 64 %. Their loops
+    first call the scheduler after it has set epoch 0 itself, which gives the second epoch the first one's rate again;
+    here it is as the formula says. A single epoch has the whole rate.
+    """
+    rate, progress = settings.lr, done / course.planned
     if settings.schedule == "cosine":
         rate = settings.end_lr + (settings.lr - settings.end_lr) * (1 + math.cos(math.pi * progress)) / 2
+    elif settings.schedule == "quarter_cosine":
+        share = 0.99 * (done // course.per_epoch) / max(1, course.epochs - 1)
+        rate = settings.lr * math.cos(math.pi / 2 * share)
     elif settings.schedule == "multistep":
         rate = settings.lr * settings.gamma ** sum(progress >= milestone for milestone in settings.milestones)
     if progress < settings.warmup:

@@ -6,7 +6,7 @@ in the task's inputs and outside those of earlier tasks, so that the update give
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -20,23 +20,26 @@ from pearl.methods.common.subspace import Subspaces, input_matrices
 from pearl.nn import lowrank
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
+from pearl.settings.follow import AUTO, Follows, tasks_of
 
 Share = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
 
 
 class InfLoRA(Method):
     """One network; the LoRAs of all tasks are summed into its keys and values.
 
     Defaults are the authors' for ImageNet-R in 10 tasks: rank 10, energy from 0.98 to 1.0 (CIFAR-100: from 0.95); Adam
-    5e-4, cosine, 50 epochs (20), batch 128. As in their code, the energy is that of the inputs' second moments and A is
-    divided by sqrt(3). Unlike there, these moments are of images without augmentation, and the number of directions is
-    the smallest that reaches the share at the first task, too.
+    5e-4, `quarter_cosine`, 50 epochs (20), batch 128. As in their code, the energy is that of the inputs' second
+    moments and A is divided by sqrt(3). Unlike there, these moments are of images without augmentation, and the number
+    of directions is the smallest that reaches the share at the first task, too.
 
     Options:
         rank: rank of a task's updates.
         energy: share of the first task's inputs that is remembered, of a layer at a time.
         energy_end: where that share ends if it rises from task to task.
-        tasks: how many tasks the rise is laid out for; the share is constant after them.
+        tasks: how many tasks the rise is laid out for; the share is constant after them. `auto` is the stream's length,
+            as in the authors' configurations, and 10 of a model that goes on learning.
     """
 
     backbones = "vit"
@@ -47,10 +50,10 @@ class InfLoRA(Method):
         self,
         backbone: nn.Module,
         *,
-        rank: Annotated[int, Field(ge=1)] = 10,
+        rank: Count = 10,
         energy: Share = 0.98,
         energy_end: Share = 1.0,
-        tasks: Annotated[int, Field(ge=1)] = 10,
+        tasks: Annotated[Count | Literal["auto"], Follows(lambda config: tasks_of(config) or AUTO)] = "auto",
     ) -> None:
         if not lowrank.has_attention(backbone):
             raise ConfigError(
@@ -59,7 +62,8 @@ class InfLoRA(Method):
             )
         super().__init__(backbone.requires_grad_(False))
         self.targets = lowrank.select_targets(backbone, ["key", "value"])
-        self.rank, self.energy, self.energy_end, self.tasks = rank, energy, energy_end, tasks
+        self.rank, self.energy, self.energy_end = rank, energy, energy_end
+        self.tasks = 10 if tasks == "auto" else tasks
         self.designed = TaskTensors(buffers=True)  # A: "t.layer" (rank, inputs); keys and values of a layer share it
         self.trained = TaskTensors()  # B: "t.target" (outputs, rank)
         self.memory = Subspaces()

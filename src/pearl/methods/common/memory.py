@@ -18,7 +18,7 @@ Policy = Literal["reservoir", "balanced"]
 class Shown(NamedTuple):
     """Images drawn from the memory: network input, logit indices, tasks, and the logits they once had.
 
-    A logit is inf where its class was not known yet; there are none unless the memory keeps them.
+    Where its class was not known yet, a logit is the image's lowest; there are none unless the memory keeps them.
     """
 
     x: Tensor
@@ -75,7 +75,7 @@ class Memory(nn.Module):
                 f"{height}x{width}; give images of one size"
             )
         if self.keeps_logits:
-            self.logits = F.pad(self.logits, (0, classes - self.logits.shape[1]), value=torch.inf)
+            self.logits = widened(self.logits, classes)
 
     @torch.no_grad()
     def offer(self, task: Task, batch: Batch, logits: Tensor | None = None) -> None:
@@ -89,9 +89,7 @@ class Memory(nn.Module):
         self.labels[places] = batch.y[rows]
         self.tasks[places] = task.id
         if logits is not None:
-            self.logits[places] = F.pad(
-                logits[rows].float(), (0, self.logits.shape[1] - logits.shape[1]), value=torch.inf
-            )
+            self.logits[places] = widened(logits[rows].float(), self.logits.shape[1])
 
     def _reservoir(self, count: int) -> dict[int, int]:
         """Place -> row of the batch: image i goes to a random one of i + 1 places, if the memory has that many."""
@@ -158,3 +156,17 @@ class Memory(nn.Module):
             if value is not None and (own is None or own.shape != value.shape):
                 self.register_buffer(name, torch.empty_like(value))
         super()._load_from_state_dict(state_dict, prefix, *args)
+        if self.logits is not None:
+            self.logits = widened(self.logits, self.logits.shape[1])
+
+
+def widened(logits: Tensor, classes: int) -> Tensor:
+    """Logits (N, k) with columns for so many classes: each image's lowest known logit where one is not known.
+
+    A class that nobody had heard of was no answer. Held to that, later classes stay below what an old image was given.
+    Version 0.1 stored inf for a class that was not known.
+    """
+    lowest = F.pad(logits, (0, 1), value=torch.inf).amin(1, keepdim=True)
+    lowest = lowest.masked_fill(lowest.isinf(), 0.0)  # of a place where no image is yet
+    wide = F.pad(logits, (0, classes - logits.shape[1]), value=torch.inf)
+    return torch.where(wide.isinf(), lowest, wide)

@@ -107,6 +107,10 @@ class SubNetworks(Method):
             return [Expert("chain", partial(self._chained, self.chain, self.spaces(self.chain.births)))]
         return [self.expert(t, partial(self.merged, t)) for t in range(len(self.heads))]
 
+    def asked(self) -> int:
+        """See `Method.asked`."""
+        return super().asked() if self.chain is None else len(self.chain.births)
+
     def own_copy(self, network: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
         """As `evaluated`, always a network of its own."""
         made = self.evaluated(network, weights)

@@ -5,7 +5,7 @@ components, trains them with its head, and freezes them. Prompts are prefixes of
 """
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,19 +19,29 @@ from pearl.methods.prompts.pool import PromptMethod
 from pearl.nn import vit
 from pearl.nn.growing import TaskTensors
 from pearl.nn.precision import full
+from pearl.settings.follow import AUTO, Follows, tasks_of
+
+COMPONENTS = 100  # over all tasks of a stream
 
 _KINDS = "PKA"  # of a component: prompt, key, attention; named as in the paper
+
+
+def _share(config: Any) -> int | str:
+    tasks = tasks_of(config)
+    return max(1, COMPONENTS // tasks) if tasks else AUTO
 
 
 class CodaPrompt(PromptMethod):
     """A frozen ViT and components of prompts, weighted for each image; a task adds some and freezes them.
 
     Defaults are the authors' for ImageNet-R: 100 components over 10 tasks, 8 tokens each (4 keys, 4 values) in the
-    first 5 blocks, no penalty since new components start orthogonal to all others; Adam 1e-3, cosine, 50 epochs. Keys
-    and attentions have the ViT's width: of more components than that, the last ones start as random unit vectors.
+    first 5 blocks, no penalty since new components start orthogonal to all others; Adam 1e-3, `quarter_cosine`, 50
+    epochs. Keys and attentions have the ViT's width: of more components than that, the last ones start as random unit
+    vectors.
 
     Options:
-        per_task: components that a task adds; the authors' 100 are 20 for 5 tasks and 5 for 20.
+        per_task: components that a task adds; `auto` shares out the authors' 100 among the tasks of the stream, 20 of 5
+            and 5 of 20, and is 10 of a model that goes on learning.
         length: tokens of a prompt, half of them keys and half values.
         blocks: how many blocks, from the first, have a prompt.
         ortho: weight of the penalty on components that are not orthonormal (equation 7), of its mean over all entries
@@ -45,7 +55,7 @@ class CodaPrompt(PromptMethod):
         self,
         backbone: nn.Module,
         *,
-        per_task: Annotated[int, Field(ge=1)] = 10,
+        per_task: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], Follows(_share)] = "auto",
         length: Annotated[int, Field(ge=2, multiple_of=2)] = 8,
         blocks: Annotated[int, Field(ge=1)] = 5,
         ortho: Annotated[float, Field(ge=0)] = 0.0,
@@ -54,7 +64,8 @@ class CodaPrompt(PromptMethod):
         depth = len(backbone.blocks)  # type: ignore[arg-type]
         if blocks > depth:
             raise ConfigError(f"method.blocks={blocks}: this backbone has {depth} blocks; use at most so many")
-        self.per_task, self.length, self.blocks, self.ortho = per_task, length, blocks, ortho
+        self.per_task = 10 if per_task == "auto" else per_task
+        self.length, self.blocks, self.ortho = length, blocks, ortho
         self.components = (
             TaskTensors()
         )  # "t.P.block" (per_task, length * dim), "t.K.block", "t.A.block" (per_task, dim)

@@ -44,7 +44,7 @@ class FrozenExtractor(Method):
         self.requires_grad_(False)
         if not self.trains_on(task):
             return
-        head = head or nn.Linear(self.heads.dim, len(task.classes)).to(self.device)
+        head = head or self.heads.block(len(task.classes)).to(self.device)
         self.backbone.requires_grad_(True)
         params = [*self.backbone.parameters(), *head.requires_grad_(True).parameters()]
         yield Phase("extractor", params, own_loss(self.backbone, head, task), extra=head, steady=True)
@@ -55,20 +55,24 @@ class FrozenExtractor(Method):
         """The features (N, dim) of a task's images, not augmented; counts and means of its classes are added."""
         self.eval()
         images = task.images.split(batch)
-        features = torch.cat([full(self.backbone(task.view.test(raw.to(self.device)))) for raw in images])
+        features = torch.cat([self.seen(full(self.backbone(task.view.test(raw.to(self.device))))) for raw in images])
         self.statistics.grow(len(task.classes), self.device)
         self.statistics.update(features, task.labels - task.first_class)
         return features
 
+    def seen(self, features: Tensor) -> Tensor:
+        """What statistics and scores see of features (B, dim); by default the features."""
+        return features
+
     def score(self, features: Tensor) -> Tensor:
-        """Logits (B, classes seen) of float32 features."""
+        """Logits (B, classes seen) of float32 features, as they are `seen`."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """See `Method.forward`. The extractor runs in the recipe's precision, distances in full."""
         features = self.backbone(x)
         with torch.autocast(self.device.type, enabled=False):
-            logits = self.score(full(features))
+            logits = self.score(self.seen(full(features)))
         return logits if task is None else logits[:, self.columns(task)]
 
     def columns(self, task: int) -> slice:

@@ -5,7 +5,7 @@ belongs to the class of the smallest Mahalanobis distance.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,23 +19,56 @@ from pearl.methods.prototypes.closed_form import correlation, mahalanobis, shrin
 from pearl.methods.prototypes.extractor import FrozenExtractor
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import has_attention
+from pearl.settings.born import Born
+from pearl.settings.follow import AUTO, Follows, convolutional, data_of
+
+Alpha = Annotated[float, Field(ge=0)]
+Auto = Literal["auto"]
+
+
+def _on_convolutions(value: Any) -> Follows:
+    """Of pearl's own backbones the value is known, of others when the network is there."""
+    return Follows(lambda config: value if convolutional(config) else AUTO)
+
+
+def _alpha1(config: Any) -> float:
+    return 10.0 if _on_imagenet_r(config) else 1.0
+
+
+def _alpha2(config: Any) -> float | str:
+    if convolutional(config):
+        return 1.0
+    return 10.0 if _on_imagenet_r(config) else AUTO
+
+
+def _on_imagenet_r(config: Any) -> bool:
+    return not convolutional(config) and data_of(config) == "imagenet_r"
 
 
 class FeCam(FrozenExtractor):
     """Mahalanobis distance with a covariance for each class: Tukey's transform, shrinkage, correlation normalisation.
 
-    Defaults are those of the authors' configuration for CIFAR-100. Here the distance classifies at the first stage,
-    too, where their code uses the weights of the head it was trained with.
+    What `auto` stands for are the settings of the authors' code. On a convolutional network (exps/FeCAM_cifar100.json)
+    features are raised to the power 0.5 and divided by their length after it, and covariances are shrunk twice, by 1
+    and 1. On a transformer (FeCAM_vit_cifar100.py) features are divided by their length before anything else, nothing
+    is raised or divided after it, and covariances are shrunk once, by 1 and 0; on ImageNet-R by 10 and 10.
+
+    Here the distance classifies at the first stage, too, where their code for convolutional networks uses the weights
+    of the head it was trained with.
 
     Options:
         extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
             head; `auto` - the first if it was pretrained.
         tukey: exponent of the power transform (beta); 1 does nothing; `auto` is 0.5, and 1 of a transformer, whose
-            features may be negative, as in the authors' ViT experiments.
-        alpha1: share of the mean variance added to the diagonal of each covariance.
-        alpha2: share of the mean covariance added off the diagonal.
-        shrinkages: how often that is done; twice in the authors' code.
+            features may be negative.
+        alpha1: share of the mean variance added to the diagonal of each covariance; `auto` is 1, and 10 on ImageNet-R
+            with a backbone that is not pearl's own.
+        alpha2: share of the mean covariance added off the diagonal; `auto` is 1, and 0 of a transformer, or as alpha1
+            on ImageNet-R.
+        shrinkages: how often that is done; `auto` is twice, and once of a transformer.
         normalise: divide covariances by the standard deviations.
+        unit: features are divided by their length first, and their means are not; else both are, after the power
+            transform, and covariances are those of features of any length. `auto` is true of a transformer.
     """
 
     def __init__(
@@ -44,16 +77,20 @@ class FeCam(FrozenExtractor):
         *,
         extractor: Literal["auto", "given", "first_task"] = "auto",
         tukey: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto",
-        alpha1: Annotated[float, Field(ge=0)] = 1.0,
-        alpha2: Annotated[float, Field(ge=0)] = 1.0,
-        shrinkages: Annotated[int, Field(ge=0)] = 2,
+        alpha1: Annotated[Alpha | Auto, Follows(_alpha1)] = "auto",
+        alpha2: Annotated[Alpha | Auto, Follows(_alpha2)] = "auto",
+        shrinkages: Annotated[Annotated[int, Field(ge=0)] | Auto, _on_convolutions(2)] = "auto",
         normalise: bool = True,
+        unit: Annotated[bool | Auto, Born(False), _on_convolutions(False)] = "auto",
     ) -> None:
         super().__init__(backbone, extractor=extractor)
-        if tukey == "auto":
-            tukey = 1.0 if has_attention(backbone) else 0.5
-        self.tukey, self.alpha1, self.alpha2 = tukey, alpha1, alpha2
-        self.shrinkages, self.normalise = shrinkages, normalise
+        transformer = has_attention(backbone)
+        self.tukey = (1.0 if transformer else 0.5) if tukey == "auto" else tukey
+        self.alpha1 = 1.0 if alpha1 == "auto" else alpha1
+        self.alpha2 = (0.0 if transformer else 1.0) if alpha2 == "auto" else alpha2
+        self.shrinkages = (1 if transformer else 2) if shrinkages == "auto" else shrinkages
+        self.unit = transformer if unit == "auto" else unit
+        self.normalise = normalise
         self.precisions = TaskTensors(buffers=True)  # "t": (k, dim, dim), inverse covariances
 
     def learn(self, task: Task) -> Iterator[Phase]:
@@ -66,6 +103,10 @@ class FeCam(FrozenExtractor):
             spread.update(self.transform(features[rows].double()), task.labels[rows] - task.first_class)
         self.precisions.add(f"{task.id}", self.precision(spread.covariances(0)).to(features))
 
+    def seen(self, features: Tensor) -> Tensor:
+        """Features, of length 1 if they are to be `unit`."""
+        return F.normalize(features) if self.unit else features
+
     def transform(self, features: Tensor) -> Tensor:
         """Tukey's ladder of powers, which makes skewed features more normal; odd, for features below zero."""
         return features.sign() * features.abs() ** self.tukey
@@ -77,9 +118,11 @@ class FeCam(FrozenExtractor):
         return torch.linalg.pinv(correlation(covariances) if self.normalise else covariances, hermitian=True)
 
     def score(self, features: Tensor) -> Tensor:
-        """Minus the squared distance to each class, between directions of transformed features."""
-        means = F.normalize(self.transform(self.statistics.means())).to(features)
-        features = F.normalize(self.transform(features))
+        """Minus the squared distance to each class, of transformed features, or of their directions."""
+        means, features = self.transform(self.statistics.means()), self.transform(features)
+        if not self.unit:
+            means, features = F.normalize(means), F.normalize(features)
+        means = means.to(features)
         parts = [
             mahalanobis(features, means[self.statistics.columns(t)], self.precisions[f"{t}"])
             for t in range(len(self.statistics))

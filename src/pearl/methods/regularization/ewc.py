@@ -6,7 +6,7 @@ less the more it did.
 """
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,23 @@ from torch import Tensor, nn
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase
 from pearl.methods.regularization.penalty import Anchor
+from pearl.settings.follow import Follows, data_of
+
+
+def _e_lambda(config: Any) -> float:
+    if config.train.phase("ewc").optimizer != "sgd":
+        return 1e5
+    return 25.0 if data_of(config) == "tinyimagenet" else 10.0
 
 
 class OnlineEwc(Method):
     """Cross-entropy over all classes seen + e_lambda * sum of Fisher * (parameter - old parameter)^2.
 
     Options:
-        e_lambda: weight of the penalty, without the customary 1/2; Mammoth's 10 for CIFAR-10, 25 for TinyImageNet.
+        e_lambda: weight of the penalty, without the customary 1/2. `auto` is Mammoth's with SGD, 10 for CIFAR-10 and 25
+            for TinyImageNet, and 1e5 with Adam: its steps have one length whatever the gradient's, so that a penalty
+            counts only where it outweighs the cross-entropy, and the Fisher matrix of a task well learnt is small. On
+            digits, task-IL is 65 % with 10, 73 % with 1e3, 87 % with 1e5 and 85 % with 1e6 (two seeds).
         gamma: what is left of the earlier tasks' Fisher matrix when a task's is added.
     """
 
@@ -32,11 +42,11 @@ class OnlineEwc(Method):
         self,
         backbone: nn.Module,
         *,
-        e_lambda: Annotated[float, Field(ge=0)] = 10.0,
+        e_lambda: Annotated[Annotated[float, Field(ge=0)] | Literal["auto"], Follows(_e_lambda)] = "auto",
         gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
     ) -> None:
         super().__init__(backbone)
-        self.e_lambda, self.gamma = e_lambda, gamma
+        self.e_lambda, self.gamma = 10.0 if e_lambda == "auto" else e_lambda, gamma
         self.anchor = Anchor()
 
     def learn(self, task: Task) -> Iterator[Phase]:

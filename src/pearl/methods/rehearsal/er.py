@@ -20,7 +20,10 @@ Images = Annotated[int, Field(ge=0, strict=True)]
 
 
 class Er(Method):
-    """Cross-entropy over all classes seen, on new and remembered images in one pass, as in Mammoth.
+    """Cross-entropy over all classes seen, on new and remembered images in one pass.
+
+    Mammoth's, but for the head: there it has all classes of the stream from the start, and those still to come are
+    pushed down before they are seen; here it grows.
 
     Options:
         buffer_size: images kept; 200 and 500 are usual.

@@ -18,7 +18,7 @@ from pearl.nn.growing import CosineHeads
 
 
 class ErAce(Er):
-    """ER with two losses; nothing is shown again in the first task, as in Mammoth.
+    """ER with two losses; nothing is shown again in the first task, as in Mammoth, whose head has all classes (`Er`).
 
     Options:
         buffer_size: images kept; 200 and 500 are usual.

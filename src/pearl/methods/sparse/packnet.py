@@ -5,7 +5,7 @@ them. The pruned ones serve the next task, which computes with all weights of ea
 """
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -18,7 +18,14 @@ from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.methods.sparse.masks import Owners, weight_names
 from pearl.nn.fast.folding import with_weights
 from pearl.settings.born import Born
+from pearl.settings.follow import Follows, pretrained
 from pearl.settings.parts import CLASSIFIERS
+
+Part = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _part(has_weights: bool) -> float:
+    return 0.25 if has_weights else 0.75
 
 
 class PackNet(SubNetworks):
@@ -28,8 +35,11 @@ class PackNet(SubNetworks):
     owners (an integer per weight) come beside the parameters of `size`.
 
     Options:
-        prune: share of a task's weights in each layer that it gives up, 0.5 or 0.75 in the paper. Task t keeps
-            (1 - prune) prune^(t-1) of a layer.
+        prune: share of a task's weights in each layer that it gives up. Task t keeps (1 - prune) prune^(t-1) of a
+            layer. `auto` is the paper's 0.75 for a network that learns all it knows from the stream, and 0.25 for one
+            that comes with weights, whose own images are not there to train what is left again, as the paper does: of
+            DeiT-Tiny's features, class means know 41 % of 40 classes of CIFAR-100 as they came, 42 % with 0.25, 29 %
+            with 0.5 and 17 % with 0.75. Later tasks get little, but compute with what the first one has kept.
         classifier: `heads` or `chain`, see `common.chain`.
     """
 
@@ -40,11 +50,11 @@ class PackNet(SubNetworks):
         self,
         backbone: nn.Module,
         *,
-        prune: Annotated[float, Field(ge=0, lt=1)] = 0.75,
+        prune: Annotated[Part | Literal["auto"], Follows(lambda config: _part(pretrained(config)))] = "auto",
         classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
     ) -> None:
         super().__init__(backbone, classifier)
-        self.prune = prune
+        self.prune = _part(bool(backbone.pretrained)) if prune == "auto" else prune
         named = dict(backbone.named_parameters())
         self.owners = Owners({name: named[name] for name in weight_names(backbone)})
 

@@ -42,9 +42,10 @@ class Beside:
 def fits_beside(layer: nn.Module, rank: int, fold: Fold) -> bool:
     """Whether an update of this rank is a pair of convolutions, and these are faster than its weight.
 
-    Of 1 x 1 convolutions they are not: those are matrix products already.
+    Of 1 x 1 convolutions they are not: those are matrix products already. A subclass of `nn.Conv2d` may make anything
+    of its weight, as timm's standardised one does.
     """
-    if not isinstance(layer, nn.Conv2d) or layer.groups > 1 or layer.kernel_size == (1, 1) or fold == "view":
+    if type(layer) is not nn.Conv2d or layer.groups > 1 or layer.kernel_size == (1, 1) or fold == "view":
         return False
     plain = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return plain and THIN * rank <= min(matrix_shape(layer.weight.shape, fold))

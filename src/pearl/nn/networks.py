@@ -1,0 +1,108 @@
+"""ResNet-18 and its blueprint-separable form, as modules of PyTorch alone: an export takes this file along."""
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut: the identity, or 1x1 with BatchNorm where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride = stride
+        self.downsample = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.downsample.append(nn.Conv2d(inputs, outputs, 1, bias=False))
+            self.downsample.append(nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, H, W) -> (B, outputs, H/stride, W/stride)."""
+        out = F.relu(self.bn1(self.conv1(x)))
+        # the pixels that a 1x1 convolution with this stride would see; oneDNN's gradient of that one writes where it
+        # must not if there are fewer channels than fit a register
+        seen = x[:, :, :: self.stride, :: self.stride]
+        return F.relu(self.bn2(self.conv2(out)) + self.downsample(seen))
+
+
+class ResNet(nn.Module):
+    """Four stages of two blocks; layer names are torchvision's, so its weight files fit."""
+
+    def __init__(self, width: int, stem: Literal["cifar", "imagenet"]) -> None:
+        super().__init__()
+        self.dim = 8 * width
+        self.pretrained = False
+        if stem == "cifar":
+            self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
+            self.maxpool: nn.Module = nn.Identity()
+        else:
+            self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+            self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = _stage(BasicBlock, width, width, stride=1)
+        self.layer2 = _stage(BasicBlock, width, 2 * width, stride=2)
+        self.layer3 = _stage(BasicBlock, 2 * width, 4 * width, stride=2)
+        self.layer4 = _stage(BasicBlock, 4 * width, 8 * width, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 3, H, W) -> features (B, dim)."""
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return x.mean((2, 3))
+
+
+class SeparableConv(nn.Sequential):
+    """Pointwise 1x1, then depthwise 3x3."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        self.pointwise = nn.Conv2d(inputs, outputs, 1, bias=False)
+        self.depthwise = nn.Conv2d(outputs, outputs, 3, stride, padding=1, groups=outputs, bias=False)
+
+
+class SeparableBlock(nn.Module):
+    """Two separable convolutions and a shortcut: the identity, or a grouped 3x3 where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = SeparableConv(inputs, outputs, stride)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = SeparableConv(outputs, outputs)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.downsample.append(nn.Conv2d(inputs, outputs, 3, stride, padding=1, groups=inputs, bias=False))
+            self.downsample.append(nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, H, W) -> (B, outputs, H/stride, W/stride)."""
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(out)) + self.downsample(x))
+
+
+class SeparableResNet(nn.Module):
+    """Three stages of two separable blocks."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dim = 8 * width
+        self.pretrained = False
+        self.conv1 = SeparableConv(3, width)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = _stage(SeparableBlock, width, 2 * width, stride=1)
+        self.layer2 = _stage(SeparableBlock, 2 * width, 4 * width, stride=2)
+        self.layer3 = _stage(SeparableBlock, 4 * width, 8 * width, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 3, H, W) -> features (B, dim)."""
+        x = F.relu(self.bn1(self.conv1(x)))
+        return self.layer3(self.layer2(self.layer1(x))).mean((2, 3))
+
+
+def _stage(block: type[BasicBlock | SeparableBlock], inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    return nn.Sequential(block(inputs, outputs, stride), block(outputs, outputs, 1))

@@ -1,0 +1,64 @@
+"""Options that follow the rest of a configuration: what they are in bare recipes, and when they stay as given."""
+
+import pytest
+
+from pearl.settings.config import ModelConfig, as_stored, check_config, load_config, raw_config
+
+VIT = "backbone=timm/test_vit"
+GIVEN = f"{VIT}", "backbone.pretrained=true"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "options"),
+    [
+        ("imagenet_r-5t-vit", ["method=inflora"], {"tasks": 5}),
+        ("imagenet_r-20t-vit", ["method=inflora"], {"tasks": 20}),
+        ("imagenet_r-20t-vit", ["method=inflora", "stream.tasks=[100,50,50]"], {"tasks": 3}),
+        ("imagenet_r-20t-vit", ["method=inflora", "method.tasks=10"], {"tasks": 10}),
+        ("imagenet_r-5t-vit", ["method=coda_prompt"], {"per_task": 20}),
+        ("imagenet_r-20t-vit", ["method=coda_prompt"], {"per_task": 5}),
+        ("imagenet_r-20t-vit", ["method=coda_prompt", "stream.tasks=200"], {"per_task": 1}),
+        ("tinyimagenet-10t-resnet18", ["method=derpp"], {"beta": 1.0}),
+        ("cifar100-5t-resnet18", ["method=derpp"], {"beta": 0.5}),
+        ("tinyimagenet-10t-resnet18", ["method=ewc"], {"e_lambda": 25.0}),
+        ("cifar100-5t-resnet18", ["method=ewc"], {"e_lambda": 10.0}),
+        ("cifar100-5t-resnet18", ["method=ewc", "train.phases.ewc.optimizer=adamw"], {"e_lambda": 1e5}),
+        ("digits", ["method=ewc"], {"e_lambda": 1e5}),
+        ("digits", ["method=ewc", "train.optimizer=sgd"], {"e_lambda": 10.0}),
+        ("digits", ["method=ewc", "method.e_lambda=7"], {"e_lambda": 7.0}),
+        ("digits", ["method=packnet"], {"prune": 0.75}),
+        ("digits", ["method=packnet", "backbone.weights=some.safetensors"], {"prune": 0.25}),
+        ("digits", ["method=packnet", VIT], {"prune": 0.75}),
+        ("digits", ["method=packnet", *GIVEN], {"prune": 0.25}),
+        ("digits", ["method=fecam"], {"alpha1": 1.0, "alpha2": 1.0, "shrinkages": 2, "unit": False}),
+        ("digits", ["method=fecam", VIT], {"alpha1": 1.0, "alpha2": "auto", "shrinkages": "auto", "unit": "auto"}),
+        ("imagenet_r-5t-vit", ["method=fecam"], {"alpha1": 10.0, "alpha2": 10.0}),
+        ("imagenet_r-5t-vit", ["method=fecam", "backbone=resnet18"], {"alpha1": 1.0, "alpha2": 1.0}),
+    ],
+    ids=str,
+)
+def test_a_bare_recipe_has_what_fits_its_stream_backbone_and_optimizer(recipe, overrides, options):
+    config = load_config(recipe, overrides)
+    assert {key: config.method[key] for key in options} == options
+    assert check_config(config.model_dump(mode="json")) == config
+
+
+def test_what_follows_to_a_value_has_the_name_of_what_is_given_it():
+    def name(recipe, *more):
+        return load_config(recipe, ["method=inflora", *more]).id
+
+    assert name("imagenet_r-10t-vit") == name("imagenet_r-10t-vit", "method.tasks=10")
+    assert name("imagenet_r-5t-vit") != name("imagenet_r-5t-vit", "method.tasks=10")
+
+
+def test_a_model_has_no_stream_to_follow():
+    raw = raw_config("photos-vit", ["method=inflora"])
+    raw = {key: raw[key] for key in ("images", "backbone", "method", "train")}
+    assert check_config(raw, ModelConfig).method["tasks"] == "auto"
+    assert check_config({**raw, "method": "derpp"}, ModelConfig).method["beta"] == 0.5
+
+
+def test_a_run_of_fecam_that_was_written_before_stays_what_it_was():
+    raw = load_config("imagenet_r-5t-vit", ["method=fecam"]).model_dump(mode="json")
+    raw["method"] = {"name": "fecam", "tukey": "auto", "alpha1": 1.0, "alpha2": 1.0, "shrinkages": 2}
+    assert check_config(as_stored(raw, type(load_config("digits")))).method["unit"] is False
