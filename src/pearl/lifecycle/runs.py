@@ -31,7 +31,7 @@ from pearl.lifecycle.session import Session, session
 from pearl.methods.base import Method
 from pearl.settings.config import RunConfig
 from pearl.settings.parts import METHODS, SOURCES
-from pearl.storage.files import FORMAT, MANIFEST, check_no_gap, done, finished, read_json, write_json
+from pearl.storage.files import FORMAT, MANIFEST, check_no_gap, done, finished, manifests, read_json, write_json
 from pearl.storage.paths import runs_root
 from pearl.training.engine import Observer, is_out_of_memory
 from pearl.training.world import World
@@ -88,7 +88,7 @@ class Run:
     @property
     def manifests(self) -> list[dict[str, Any]]:
         """What each finished task recorded about itself."""
-        return [read_json(folder / MANIFEST) for folder in finished(self.path)]
+        return [manifest for _, manifest in manifests(self.path)]
 
 
 @dataclass

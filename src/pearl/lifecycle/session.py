@@ -126,6 +126,7 @@ class Session:
             write_file(self.path / CODE, source)
         write_file(self.path / "config.yaml", config_bytes(self.config))
         write_json(self.path / "environment.json", environment(self.engine))
+        self.list_classes()  # none: from now on this file is there
         write_part(self.path / "reference", snapshot(method.state_dict()), {"parameters": method.size()})
         return method
 
