@@ -19,7 +19,16 @@ from pearl.evaluation import metrics
 from pearl.reports.text import HEADLINES
 from pearl.settings.documents import parse_yaml
 from pearl.settings.registry import readable
-from pearl.storage.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, manifests, read_json
+from pearl.storage.files import (
+    FORMAT,
+    MANIFEST,
+    check_format,
+    check_no_gap,
+    finished,
+    half_learnt,
+    manifests,
+    read_json,
+)
 from pearl.storage.paths import runs_root
 
 SCENARIOS: dict[metrics.Scenario, str] = {"class_il": "class-IL", "task_il": "task-IL"}
@@ -217,8 +226,15 @@ def _model(path: Path) -> dict[str, Any]:
         "isolation": None if None in isolation else isolation,
         "learnt": learnt,
         "complete": True,
-        "pending": (path / "resume" / "task.json").is_file(),
+        "pending": _pending(path),
     }
+
+
+def _pending(path: Path) -> bool:
+    try:
+        return bool(half_learnt(path))
+    except RunError:  # whoever goes on with it is told
+        return True
 
 
 def _config(file: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from pearl.errors import RunError
 
 FORMAT = 1  # of a run directory; a higher number than this cannot be read
 MANIFEST = "manifest.json"
+PENDING = "resume/task.json"  # what the task that a model is learning is made of
 
 
 def write_file(path: Path, data: bytes, *, mend: str = "set PEARL_RUNS to another folder") -> None:
@@ -40,6 +42,24 @@ def write_file(path: Path, data: bytes, *, mend: str = "set PEARL_RUNS to anothe
     finally:
         with suppress(OSError):  # there only if something went wrong, and perhaps not even then
             temporary.unlink()
+
+
+def check_writable(folder: Path, *, mend: str = "choose another place (PEARL_RUNS, for runs)") -> None:
+    """See that files can be written into a folder, which need not be there yet; nothing is left of the attempt.
+
+    Raises:
+        RunError: no space, no permission, or something that is no folder in its place.
+    """
+    there = folder
+    try:
+        while not there.exists():
+            there = there.parent
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise RunError(
+            f"{folder}: cannot be written ({error.strerror}); mend its permissions, free space, or {mend}"
+        ) from None
 
 
 def _make_folder(path: Path) -> None:
@@ -150,6 +170,18 @@ def listed(run: Path) -> list[tuple[str, list[str]]]:
         return [(str(task["name"]), [str(name) for name in task["classes"]]) for task in read_json(file)["tasks"]]
     except (KeyError, TypeError) as error:
         raise RunError(f"{file}: damaged (no {error}); remove it, the manifests have what it says") from None
+
+
+def half_learnt(model: Path) -> dict[str, Any]:
+    """What is noted of the task that a model is learning; nothing if none is.
+
+    The manifests are what counts: a task that has one is learnt, also if its process died before it removed the note.
+
+    Raises:
+        RunError: the note is damaged.
+    """
+    note = read_json(model / PENDING) if (model / PENDING).is_file() else {}
+    return {} if note.get("index") in range(len(finished(model))) else note
 
 
 def done(run: Path) -> bool:
