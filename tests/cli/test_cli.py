@@ -6,11 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import zygote
 from layouts import cifar100_npz, image_folder
-from pearl.settings.config import recipe_names
+from pearl.lifecycle.saved import config_bytes
+from pearl.settings.config import load_config, recipe_names
 from pearl.settings.parts import METHODS
+from pearl.storage.checkpoint import write_part
+from pearl.storage.files import write_file, write_json
 
 TINY = ["backbone.width=4", "train.epochs=1", "engine.max_steps=1", "stream.per_class=4", "stream.test_per_class=2"]
 
@@ -174,3 +179,67 @@ def test_npz_in_place_of_cifar100(cli, monkeypatch, tmp_path):
     cifar100_npz(tmp_path, classes=100, per_class=3)
     out = cli("run", "cifar100-5t-bsc", "backbone.width=4", "engine.channels_last=false", "--smoke", "-q")
     assert "task5" in out
+
+
+# a command that is refused is refused when it is only asked what it would do, in the same words
+REFUSED = {
+    "weights": ["run", "digits", "backbone.weights=w.pth"],
+    "weights that do not fit": ["run", "digits", "backbone.weights=HERE/odd.safetensors"],
+    "weights that are no weights": ["run", "digits", "backbone.weights=HERE/file"],
+    "data": ["run", "digits", "data=folder", "data.path=nowhere"],
+    "recipe": ["run", "digitz"],
+    "method": ["run", "digits", "method=perl"],
+    "target": ["run", "digits", "method.targets=key"],
+    "tasks": ["run", "digits", "stream.tasks=4"],
+    "device": ["run", "digits", "--device", "warp"],
+    "no GPU": ["run", "digits", "--device", "cuda"],
+    "minutes": ["run", "digits", "--store-every", "nan"],
+    "negative minutes": ["run", "digits", "--store-every", "-1"],
+    "devices": ["run", "digits", "--devices", "0"],
+    "crop": ["run", "digits", "images.size=16", "images.augment=crop"],
+    "runs folder": ["run", "digits", "RUNS=HERE/file/runs"],
+    "another configuration": ["run", "digits", "RUNS=HERE/other"],
+    "a lost task": ["run", "digits", "RUNS=HERE/lost"],
+    "other data": ["run", "digits", *TINY, "RUNS=HERE/changed"],
+    "sweep of weights": ["sweep", "digits", "backbone.weights=w.pth"],
+    "sweep's runs folder": ["sweep", "digits", "RUNS=HERE/file/runs"],
+    "sweep's table": ["sweep", "digits", "-o", "HERE/file/table.md"],
+    "ending of a sweep's table": ["sweep", "digits", "-o", "table.doc"],
+    "sweep's device": ["sweep", "digits", "--device", "warp"],
+    "workers": ["sweep", "digits", "--workers", "0"],
+    "per GPU": ["sweep", "digits", "--per-gpu", "0"],
+    "SLURM": ["sweep", "digits", "--executor", "slurm"],
+    "option of SLURM": ["sweep", "digits", "--executor", "slurm", "--slurm", "partition"],
+    "workers of SLURM": ["sweep", "digits", "--executor", "slurm", "--workers", "0"],
+    "seeds": ["sweep", "digits", "--seeds", "few"],
+    "axis": ["sweep", "digits", "method=[perl,er]"],
+}
+
+
+@pytest.fixture
+def directories(tmp_path):
+    """Run directories that no run goes on in, each in a runs folder of its own; weights, and a file."""
+    (tmp_path / "file").write_text("")
+    save_file({"odd": torch.zeros(1)}, tmp_path / "odd.safetensors")
+    for name, settings, holds in (("other", [], ["seed=5"]), ("lost", [], []), ("changed", TINY, TINY)):
+        place = tmp_path / name / load_config("digits", settings).id
+        write_file(place / "config.yaml", config_bytes(load_config("digits", holds)))
+        if name == "lost":
+            write_json(place / "classes.json", {"format": 1, "tasks": [{"name": "one", "classes": ["cat"]}]})
+        write_json(place / "data.json", {"format": 1, "images_sha256": {}, "stream_sha256": ""})
+        write_part(place / "reference", {}, {})
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_a_dry_run_refuses_what_the_run_refuses(cli, monkeypatch, tmp_path, directories, refused):
+    monkeypatch.setenv("PATH", "/nowhere")  # no SLURM
+    *command, last = (word.replace("HERE", str(tmp_path)) for word in REFUSED[refused])
+    if last.startswith("RUNS="):
+        monkeypatch.setenv("PEARL_RUNS", last.removeprefix("RUNS="))
+    else:
+        command.append(last)
+    before = sorted(tmp_path.rglob("*"))
+    dry = cli(*command, "--dry-run", code=2).splitlines()
+    real = cli(*command, "-q", code=2).splitlines()
+    assert dry[-1] == real[-1]
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,11 +1,14 @@
 """A model in Python: learns task by task, survives failures and interruptions, and says what is in an image."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import struct
 import tracemalloc
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +19,13 @@ from PIL import Image
 import pearl
 from pearl.data.augment import View
 from pearl.errors import ConfigError, DataError, Interrupted, PearlError, RunError, TrainingError
+from pearl.export import export_directory
 from pearl.lifecycle.learning import learn, resume
 from pearl.lifecycle.model import Model
 from pearl.lifecycle.runs import execute, prepare
 from pearl.lifecycle.saved import load_method
+from pearl.nn.weights import read_weights
+from pearl.reports.records import read
 from pearl.settings.config import load_config
 from pearl.training.engine import Observer
 from photos import SETTINGS, digit, files_of, folders, weights_of, write_class, write_photos
@@ -471,6 +477,71 @@ def test_earlier_tasks_stay_usable(shop, two, damage):
     if damage != "no manifest":  # then it is a task that was never finished
         with pytest.raises(RunError, match="001-second"):
             pearl.load(two).predict(digit(0)[0])
+
+
+def swap(tasks):
+    first, second = tasks / "000-first", tasks / "001-second"
+    first.rename(tasks / "x")
+    second.rename(first)
+    (tasks / "x").rename(second)
+
+
+def say(folder, **facts):
+    file = folder / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | facts))
+
+
+def without_names(tasks):
+    (tasks.parent / "classes.json").unlink()
+    say(tasks / "000-first", classes=["one"])
+    say(tasks / "001-second", classes=["zero", "three", "two"])  # as many in all
+
+
+DISORDER = {
+    "swapped": (swap, "000-first/manifest.json: is not of task 000 but says 1"),
+    "renamed": (lambda tasks: (tasks / "000-first").rename(tasks / "002-first"), "000/manifest.json: missing"),
+    "one copied": (
+        lambda tasks: shutil.copytree(tasks / "001-second", tasks / "002-third"),
+        "002-third/manifest.json: is not of task 002 but says 1",
+    ),
+    "one number twice": (
+        lambda tasks: shutil.copytree(tasks / "001-second", tasks / "001-another"),
+        "tasks: 001-another and 001-second are both task 001",
+    ),
+    "other names": (
+        lambda tasks: say(tasks / "001-second", classes=["two", "three"]),
+        "001-second/manifest.json: not the name or other classes than in classes.json",
+    ),
+    "other number of classes": (without_names, "000-first/manifest.json: names 1 classes, the task's tensors have 2"),
+}
+
+
+@pytest.mark.parametrize("disorder", DISORDER)
+def test_disorder_is_refused_and_never_answered_with_wrong_names(shop, two, disorder, tmp_path):
+    harm, message = DISORDER[disorder]
+    harm(two / "tasks")
+    before = files_of(two)
+    doors = [
+        lambda: pearl.load(two),
+        lambda: learn(two, shop / "third"),
+        lambda: learn(tmp_path / "new", shop / "third", start=two),
+        lambda: export_directory(str(two), to="torch", out=tmp_path / "out"),
+    ]
+    if not disorder.startswith("other"):  # of what names are, neither a network nor a report knows better
+        doors += [lambda: read_weights(two), lambda: read(two)]
+    for door in doors:
+        with pytest.raises(RunError, match=re.escape(message)):
+            door()
+    assert files_of(two) == before
+    assert not (tmp_path / "new").exists() and not (tmp_path / "out").exists()
+
+
+def test_a_method_of_other_classes_than_the_manifests_name_does_not_answer(two):
+    model = pearl.load(two)
+    model.tasks = [replace(task, classes=("all of them",)) for task in model.tasks]
+    for task in (None, "first"):
+        with pytest.raises(RunError, match=r"name \d classes, its weights answer with"):
+            model.predict(digit(0)[0], task=task)
 
 
 def test_what_cannot_be_opened(shop, tmp_path):

@@ -15,12 +15,17 @@ from pathlib import Path
 import pytest
 
 import zygote
-from pearl.errors import Interrupted, RunError
+from pearl.errors import Busy, Interrupted, RunError
+from pearl.lifecycle.learning import learn, resume
 from pearl.lifecycle.runs import execute
+from pearl.lifecycle.saved import task_infos, verify
 from pearl.lifecycle.session import locked
+from pearl.reports.records import read
 from pearl.settings.config import load_config
-from pearl.storage.files import finished
+from pearl.storage.files import finished, half_learnt
 from pearl.training.engine import Engine, Observer
+from pearl.training.launch import BUSY
+from photos import SETTINGS, write_photos
 from reliability import contents
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -47,18 +52,18 @@ def test_killed_runs_end_with_the_same_bits():
 class Faults:
     """Counts what reaches the disk through `pearl.storage.files`, and lets one of it fail."""
 
-    def __init__(self, fail_at=None):
-        self.count, self.fail_at = 0, fail_at
+    def __init__(self, fail_at=None, error=lambda: OSError(28, "No space left on device")):
+        self.count, self.fail_at, self.error = 0, fail_at, error
 
     def check(self):
         self.count += 1
         if self.count == self.fail_at:
-            raise OSError(28, "No space left on device")
+            raise self.error()
 
 
 @contextmanager
-def faulty_disk(monkeypatch, faults):
-    """Every write, fsync, rename and new folder is counted, and may fail."""
+def faulty_disk(monkeypatch, faults, *, removals=False):
+    """Every write, fsync, rename and new folder is counted, and may fail; if `removals`, those too."""
     real_open = pathlib.Path.open
 
     def watch(real):
@@ -79,6 +84,8 @@ def faulty_disk(monkeypatch, faults):
         patch.setattr(pathlib.Path, "replace", watch(pathlib.Path.replace))
         patch.setattr(pathlib.Path, "mkdir", watch(pathlib.Path.mkdir))
         patch.setattr(pathlib.Path, "open", opened)
+        for name in ("unlink", "rmdir") if removals else ():
+            patch.setattr(os, name, watch(getattr(os, name)))
         yield
 
 
@@ -139,6 +146,76 @@ def test_every_write_may_fail_once(method, task, tmp_path, monkeypatch):
         assert contents(path) == expected, n
         assert all(file.read_bytes() == data for file, data in before.items()), n
         assert not list(path.rglob("*.tmp"))
+
+
+SHORT = {**SETTINGS, "backbone": {"name": "resnet18", "width": 2}, "method": "finetune", "train": {"epochs": 1}}
+
+
+class Killed(BaseException):
+    """Nobody catches it."""
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first task", "copied model's task"])
+def test_learning_that_is_killed_at_its_end_is_done_or_not(first, tmp_path, monkeypatch):
+    """Wherever the last writes end: the same command goes on, `resume` and the report say the same of the task."""
+    data, how = write_photos(tmp_path / "data", {"two": 2, "three": 3}, 4), {"overrides": SHORT}
+    if not first:
+        learn(tmp_path / "start", write_photos(tmp_path / "before", {"zero": 0, "one": 1}, 4), overrides=SHORT)
+        how = {"start": tmp_path / "start"}
+    count = Faults()
+    with faulty_disk(monkeypatch, count, removals=True):
+        learn(tmp_path / "whole", data, **how)
+    expected = contents(tmp_path / "whole")
+    states = []
+    for n in range(count.count - 22, count.count + 1):  # from within the manifest
+        path = tmp_path / f"killed{n}"
+        with faulty_disk(monkeypatch, Faults(n, Killed), removals=True), pytest.raises(Killed):
+            learn(path, data, **how)
+        resumed = Path(shutil.copytree(path, tmp_path / f"resumed{n}"))
+        there = len(finished(path)) == len(finished(tmp_path / "whole"))
+        assert bool(half_learnt(path)) != there
+        states.append((there, (path / "resume").exists()))
+        if there:
+            assert not read(path).pending
+        learn(path, data, **how)
+        assert contents(path) == expected, n
+        if (resumed / "resume" / "task.json").exists():
+            resume(resumed)
+            assert contents(resumed) == expected, n
+        with pytest.raises(RunError, match="no task is half learnt"):
+            resume(resumed)
+    assert {*states} == {(False, True), (True, True), (True, False)}
+
+
+def test_two_that_make_one_model_from_another_at_once(tmp_path):
+    """One makes it, the other has a line to say; nothing lies about afterwards."""
+    learn(tmp_path / "start", write_photos(tmp_path / "before", {"zero": 0, "one": 1}, 4), overrides=SHORT)
+    data = [write_photos(tmp_path / name, {f"{name} {i}": i for i in (2, 3)}, 4) for name in ("first", "second")]
+    before = {place.name for place in tmp_path.iterdir()}
+    for attempt in range(2):
+        new = tmp_path / f"new{attempt}"
+        command = ["learn", new, "--from", tmp_path / "start", "-q", "--data"]
+        both = [zygote.Process([*command, each], stderr=subprocess.PIPE, text=True) for each in data]
+        said = [process.communicate()[1] for process in both]
+        codes = [process.wait() for process in both]
+        winner = codes.index(0)
+        assert codes[1 - winner] in (2, BUSY), said
+        assert said[winner] == "" and said[1 - winner].count("\n") == 1, said
+        assert [info.name for info in task_infos(new)] == ["before", data[winner].name]
+        assert verify(new) == []
+        assert {place.name for place in tmp_path.iterdir()} - before == {f"new{i}" for i in range(attempt + 1)}
+
+
+def test_a_copy_that_is_being_made_is_not_made_twice(tmp_path):
+    learn(tmp_path / "start", write_photos(tmp_path / "before", {"zero": 0, "one": 1}, 4), overrides=SHORT)
+    data = write_photos(tmp_path / "data", {"two": 2, "three": 3}, 4)
+    with locked(tmp_path / ".new.copy"):
+        (tmp_path / ".new.copy" / "reference").mkdir()
+        with pytest.raises(Busy, match="is at work on it"):
+            learn(tmp_path / "new", data, start=tmp_path / "start")
+        assert (tmp_path / ".new.copy" / "reference").exists()
+    learn(tmp_path / "new", data, start=tmp_path / "start")  # what is left of a copy that was killed is no hindrance
+    assert verify(tmp_path / "new") == [] and not (tmp_path / ".new.copy").exists()
 
 
 # ------------------------------------------------------------------------------------------------- damaged files

@@ -20,7 +20,7 @@ import layouts
 from pearl.evaluation import metrics
 from pearl.lifecycle.learning import learn
 from pearl.lifecycle.runs import Run, execute
-from pearl.reports import compared
+from pearl.reports import compared, plots
 from pearl.reports import page as page_of
 from pearl.reports.compared import compare, groups
 from pearl.reports.page import about_run, page, write
@@ -448,6 +448,19 @@ def test_every_figure_has_words_numbers_and_its_own_ids(side_by_side):
 def test_the_same_runs_give_the_same_bytes(made):
     record = read(made["seed0"].path)
     assert page([record]) == page([record])
+
+
+@pytest.mark.parametrize("place", ["current folder", "user's"])
+def test_what_a_matplotlibrc_says_changes_nothing(tmp_path, monkeypatch, place):
+    """matplotlib reads it on import, so that needs an interpreter."""
+    draw = "plots.heat_map(np.eye(2), name='n', alt='a', rows='ab', columns='cd', x='x', y='y', unit='%')"
+    file = tmp_path / "matplotlibrc"
+    file.write_text("font.size: 30\nlines.linewidth: 9\nxtick.labelsize: 40\npath.sketch: 1, 100, 2\n")
+    if place == "user's":
+        monkeypatch.setenv("MATPLOTLIBRC", str(file.rename(tmp_path / "mine")))
+    code = f"import numpy as np; from pearl.reports import plots; print({draw}, end='')"
+    drawn = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True)
+    assert drawn.stdout == eval(draw, {"np": np, "plots": plots})
 
 
 def test_command(made, cli, tmp_path, monkeypatch):

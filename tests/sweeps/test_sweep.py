@@ -504,6 +504,24 @@ def test_a_killed_run_is_reported_and_finished_by_the_next_call(forks):
     assert done(job.run)
 
 
+@pytest.fixture
+def foreign_folder(tmp_path, monkeypatch):
+    """A current folder with Python files named as what is imported, each of which raises."""
+    folder = tmp_path / "foreign"
+    folder.mkdir()
+    for name in ("json", "pearl", "typer", "torch", "numpy", "submitit"):
+        (folder / f"{name}.py").write_text("raise RuntimeError('code of the current folder was run')")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_what_is_started_runs_no_file_of_the_current_folder(foreign_folder):
+    with (foreign_folder / "said").open("w+b") as said:
+        process = launch.child(["--help"], {}, said)
+        assert process.wait() == 0, (foreign_folder / "said").read_text()
+        process.stdin.close()
+
+
 def test_a_busy_run_has_its_own_exit_code(cli):
     run = load_config("digits", TINY).id
     place = Path(os.environ["PEARL_RUNS"]) / run
@@ -516,8 +534,10 @@ def test_a_busy_run_has_its_own_exit_code(cli):
 # SLURM
 
 
-def test_through_submitit_without_slurm():
+def test_through_submitit_without_slurm(foreign_folder, monkeypatch):
+    """Where Python files lie that nobody asked for; none of the three processes that are started imports them."""
     pytest.importorskip("submitit")
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
     job = Job("digits", (*TINY, "method=ncm"))
     (outcome,) = run_jobs([job], executor="submitit-local")
     assert (outcome.state, outcome.error) == ("done", "")

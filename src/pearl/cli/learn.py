@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from pearl.cli.options import StoreEvery
+
 
 def command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of the model; made on its first task.")],
@@ -25,7 +27,7 @@ def command(
     ] = None,
     start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to go on from.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    store_every: Annotated[float, typer.Option(help="Minutes between two stored moments of training.")] = 10.0,
+    store_every: StoreEvery = 10.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Learn new classes from a folder of images; what was learnt before stays as it is, and needs no old image.

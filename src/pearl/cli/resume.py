@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pearl.cli.options import StoreEvery
 from pearl.errors import ConfigError
 from pearl.training.launch import place, start
 
@@ -17,7 +18,7 @@ def command(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     devices: Annotated[int, typer.Option(help="Train a run on so many at once, a process each.")] = 1,
-    store_every: Annotated[float, typer.Option(help="Minutes between two stored moments of training.")] = 10.0,
+    store_every: StoreEvery = 10.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Go on where a run, or the learning of a task, was cut off: the result is the same as if it never was.

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pearl.cli.options import StoreEvery
 from pearl.training.launch import place, start
 
 
@@ -28,7 +29,7 @@ def command(
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     devices: Annotated[int, typer.Option(help="Train on so many at once, a process each.")] = 1,
-    store_every: Annotated[float, typer.Option(help="Minutes between two stored moments of training.")] = 10.0,
+    store_every: StoreEvery = 10.0,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Learn a stream of tasks, or go on where an earlier run of the same configuration ended.
@@ -45,12 +46,12 @@ def command(
 
     chosen = [f"method={json.dumps(method)}"] if method else []
     config = load_config(recipe, chosen + (overrides or []), smoke=smoke)
+    here = place(devices)
     if dry_run:
         from pearl.reports.plan import plan
 
-        typer.echo(plan(config, device=device))
+        typer.echo(plan(config, device=device, devices=devices))
         return
-    here = place(devices)
     if devices > 1 and here is None:
         raise typer.Exit(start(devices, sys.argv[1:]))
     from pearl.lifecycle.runs import execute

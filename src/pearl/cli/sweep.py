@@ -4,7 +4,7 @@ import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -59,29 +59,26 @@ def command(
     pearl sweep imagenet_r-10t-vit method=[pearl,l2p] --executor slurm --slurm partition=gpu --slurm gpus_per_node=1
     """
     from pearl.sweeps.board import board
-    from pearl.sweeps.jobs import Local, run_jobs
+    from pearl.sweeps.jobs import run_jobs
     from pearl.sweeps.slurm import parse_options
     from pearl.sweeps.sweep import check_output, page, parse, plan, rows, write
+    from pearl.sweeps.workers import executor_for
 
     if output is not None:
         check_output(output)
     options = parse_options(slurm or [])
     sweep = parse(recipe, settings or [], seeds, smoke=smoke)
+    how: Any = {"workers": workers, "executor": executor.value, "device": device, "per_gpu": per_gpu, "slurm": options}
     if dry_run:
-        here = executor is Where.local
-        at_once = Local(workers, device=device, per_gpu=per_gpu).workers if here else workers or len(sweep.jobs)
-        typer.echo(plan(sweep, at_once))
+        count = len({job.run for job in sweep.jobs})
+        typer.echo(plan(sweep, executor_for(count, sweep.path, **how).workers))
         return
     outcomes = run_jobs(
         sweep.jobs,
-        workers=workers,
-        executor=executor.value,
-        device=device,
-        per_gpu=per_gpu,
-        slurm=options,
         folder=sweep.path,
         manifest=sweep.manifest(shlex.join(["pearl", *sys.argv[1:]])),
         show=board(quiet),
+        **how,
     )
     with failures_listed(outcomes):
         table = rows(sweep, outcomes)

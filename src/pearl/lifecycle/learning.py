@@ -29,14 +29,12 @@ from pearl.lifecycle.saved import (
     task_infos,
     verify,
 )
-from pearl.lifecycle.session import session
+from pearl.lifecycle.session import locked, session
 from pearl.settings.config import ModelConfig, RunConfig, admit, as_stored, check_config, merge, raw_config
-from pearl.storage.files import MANIFEST, check_no_gap, finished, read_json, write_json
+from pearl.storage.files import MANIFEST, PENDING, check_no_gap, finished, half_learnt, read_json, write_json
 from pearl.training.engine import Engine, Observer
 
 Backbone = str | dict[str, Any] | None  # a name, or a name with options
-
-PENDING = "resume/task.json"
 
 # what may lie in a directory before its configuration does
 _EARLY = {".lock", ".holder.json", "resume", "events.jsonl"}
@@ -58,16 +56,17 @@ def learn(
     """Let the model at `path` learn the classes of `data` (DATA/CLASS/*, or DATA/train/CLASS/*) as task `task`.
 
     A model that is not there yet is made: by a recipe, by the name of a backbone, or with what the run or model
-    `start` has learnt. An attempt that was cut off is gone on with if data and settings are the same.
+    `start` has learnt. An attempt that was cut off is gone on with if data and settings are the same; if they are those
+    of the last task that was learnt, there is nothing left to do.
 
     Raises:
         PearlError: anything a user can mend. The model is then as it was.
     """
     path, root, overrides = Path(path), Path(data), admit(overrides or {})
-    source = None if start is None or _is_copy(path, Path(start)) else Path(start)
+    name = root.resolve().name if task is None else task
+    source = None if start is None or _is_copy(path, Path(start), name) else Path(start)
     _check_place(path, source)
     config = _config(path, source, recipe, backbone, overrides)
-    name = root.resolve().name if task is None else task
     _learn(path, root, name, config, source=source, device=device, show=show, minutes=minutes)
 
 
@@ -78,7 +77,10 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
         RunError: there is none, or its images are not the same any more.
     """
     known = _half_learnt(path)
-    if not known or known.get("index") in range(len(finished(path))):
+    if not known and (path / PENDING).is_file():  # its process died when it was learnt
+        with session(path, read_config(path), again="", device=device):
+            return
+    if not known:
         raise RunError(f"{path}: no task is half learnt; add one with: pearl learn {path} --data FOLDER")
     try:
         root, name, config = Path(known["data"]), known["name"], check_config(known["config"], ModelConfig)
@@ -103,10 +105,13 @@ def _learn(
     images = root / "train" if (root / "train").is_dir() else root
     names, files, own_labels = class_folders(images)
     before = source or path
-    _check_new(before, name, names)
-    done = len(finished(before))
     known, settings = _half_learnt(path), config.model_dump(mode="json")
     try:
+        if source is None and _is_learnt(path, name, names, files, own_labels, config, show):
+            with session(path, config, again="", device=device, show=show):
+                return
+        _check_new(before, name, names)
+        done = len(finished(before))
         # before the images are decoded: mistakes in it are cheaper to find
         written = done > 0 or (known.get("config") == settings and (path / "reference" / MANIFEST).is_file())
         method = build_method(config, structure_only=written)
@@ -114,12 +119,12 @@ def _learn(
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         Engine(config, device=device)
         pixels = _decode(files, config, show)
+        images = _facts(pixels, own_labels)
         facts = {
             "index": done,
             "name": name,
             "classes": list(names),
-            "images_per_class": np.bincount(own_labels).tolist(),
-            "images_sha256": hashlib.sha256(pixels.data).hexdigest(),
+            **images,
             "config": settings,
         }
         same = all(known.get(key) == value for key, value in facts.items())
@@ -153,14 +158,43 @@ def _learn(
             for line in left_out(images):
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=first + len(names))
-            work.learn(method, new, train=settings["train"], seed=config.seed)
+            work.learn(method, new, train=settings["train"], seed=config.seed, **images)
     finally:
         show.close()
 
 
+def _is_learnt(
+    path: Path,
+    name: str,
+    names: tuple[str, ...],
+    files: list[Path],
+    labels: np.ndarray,
+    config: ModelConfig,
+    show: Observer,
+) -> bool:
+    """Whether the model's last task is this one, of these images and settings: a process was killed after it."""
+    last = task_infos(path)[-1:]
+    if not last or (last[0].name, last[0].classes) != (name, names):
+        return False
+    wanted = {"train": config.model_dump(mode="json")["train"], "seed": config.seed}
+    manifest = read_json(last[0].folder / MANIFEST)
+    if any(manifest.get(key) != value for key, value in wanted.items()):
+        return False
+    wanted = _facts(_decode(files, config, show), labels)
+    return all(manifest.get(key) == value for key, value in wanted.items())
+
+
+def _facts(pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+    """What a task's manifest says of its images (N, S, S, 3) uint8 with labels (N,) that count from 0."""
+    return {
+        "images_per_class": np.bincount(labels).tolist(),
+        "images_sha256": hashlib.sha256(pixels.data).hexdigest(),
+    }
+
+
 def _half_learnt(path: Path) -> dict[str, Any]:
     """What is noted of the task that is being learnt; nothing if none is."""
-    known = read_json(path / PENDING) if (path / PENDING).is_file() else {}
+    known = half_learnt(path)
     if isinstance(known.get("config"), dict):
         with suppress(ConfigError):  # a damaged one equals no other, so that the task begins anew
             known["config"] = as_stored(known["config"], ModelConfig)
@@ -172,39 +206,48 @@ def copy_model(start: Path, path: Path) -> None:
 
     Raises:
         RunError: a file of `start` is damaged, or `path` cannot be written to.
+        Busy: another process is at it.
     """
     damaged = verify(start)
     if damaged:
         raise RunError("\n".join(damaged))
     raw = read_config(start).model_dump(mode="json", include=set(ModelConfig.model_fields))
     aside = path.with_name(f".{path.name}.copy")
-    try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        for folder in (start / "reference", *finished(start)):
-            shutil.copytree(folder, aside / folder.relative_to(start))
-        for name in ("classes.json", "environment.json", CODE):
-            if (start / name).is_file():
-                shutil.copy2(start / name, aside / name)
-        (aside / "config.yaml").write_bytes(config_bytes(check_config(raw, ModelConfig)))
-        aside.rename(path)
-    except (OSError, shutil.Error) as error:
-        raise RunError(
-            f"{path}: {start} cannot be copied to it ({getattr(error, 'strerror', None) or error}); mend permissions "
-            f"or free space"
-        ) from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    with locked(aside):
+        try:
+            if path.exists():
+                raise RunError(f"{path}: another process has made it meanwhile; run the same command again")
+            for leftover in aside.iterdir():  # of a copy that was killed
+                if leftover.is_dir():
+                    shutil.rmtree(leftover)
+            for folder in (start / "reference", *finished(start)):
+                shutil.copytree(folder, aside / folder.relative_to(start))
+            for name in ("classes.json", "environment.json", CODE):
+                if (start / name).is_file():
+                    shutil.copy2(start / name, aside / name)
+            (aside / "config.yaml").write_bytes(config_bytes(check_config(raw, ModelConfig)))
+            aside.rename(path)  # with its lock
+        except (OSError, shutil.Error) as error:
+            raise RunError(
+                f"{path}: {start} cannot be copied to it ({getattr(error, 'strerror', None) or error}); mend "
+                f"permissions or free space"
+            ) from None
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
 
 
-def _is_copy(path: Path, start: Path) -> bool:
-    """Whether `path` holds what `start` has learnt and no more: a copy whose first task of its own was cut off."""
+def _is_copy(path: Path, start: Path, name: str) -> bool:
+    """Whether `path` holds what `start` has learnt and no more, or no more than task `name`: a copy that was cut off
+    when it learnt its first task, or after that.
+    """
 
-    def manifests(place: Path) -> list[bytes]:
+    def there(place: Path) -> list[bytes]:
         return [(folder / MANIFEST).read_bytes() for folder in (place / "reference", *finished(place))]
 
-    there = all((place / "reference" / MANIFEST).is_file() for place in (path, start))
-    return there and (path / "config.yaml").is_file() and manifests(path) == manifests(start)
+    if not all((place / "reference" / MANIFEST).is_file() for place in (path, start)):
+        return False
+    copied, own = there(start), [info.name for info in task_infos(path)][len(finished(start)) :]
+    return (path / "config.yaml").is_file() and there(path)[: len(copied)] == copied and own in ([], [name])
 
 
 def _check_place(path: Path, source: Path | None) -> None:
@@ -224,7 +267,6 @@ def _config(
     """The settings of this task: the model's own with other settings of training, or those of a new model."""
     before = source or path
     check_no_gap(before)
-    own = ModelConfig.model_fields
     if source or (path / "config.yaml").exists() or finished(path):
         config = read_config(before)
         if source and not finished(source):
@@ -235,16 +277,35 @@ def _config(
                 f"pearl learn NEW --from {path} --data FOLDER"
             )
         if finished(before):
+            same = _makes(config, recipe, backbone, overrides)
             if (named := overrides.get("method", {})).keys() <= {"name"}:  # which one it is, not another one
                 check_method(before, config, named.get("name"))
                 overrides = {key: value for key, value in overrides.items() if key != "method"}
             fixed = sorted(overrides.keys() - {"train"})
             fixed += [f"--{word}" for word, given in (("recipe", recipe), ("backbone", backbone)) if given]
-            if fixed:
+            if fixed and not same:
                 raise ConfigError(
                     f"{', '.join(fixed)}: fixed since {before} was made; only train.* may change from task to task"
                 )
-            return check_config(merge(config.model_dump(mode="json", include=set(own)), overrides), ModelConfig)
+            overrides = {key: value for key, value in overrides.items() if key == "train"}
+            return check_config(
+                merge(config.model_dump(mode="json", include=set(ModelConfig.model_fields)), overrides), ModelConfig
+            )
+    return _new_config(recipe, backbone, overrides)
+
+
+def _makes(config: ModelConfig, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> bool:
+    """Whether these are the words that a model was made with: the command that made it is given again."""
+    with suppress(ConfigError):
+        return _new_config(recipe, backbone, overrides).model_dump() == config.model_dump(
+            include=set(ModelConfig.model_fields)
+        )
+    return False
+
+
+def _new_config(recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> ModelConfig:
+    """The settings of a new model."""
+    own = ModelConfig.model_fields
     spec = merge({"backbone": backbone}, {"backbone": overrides.get("backbone", {})})["backbone"]
     timm = str(spec.get("name", "timm/")).startswith("timm/")
     raw = raw_config(recipe or ("photos-vit" if timm else "photos-resnet18"))

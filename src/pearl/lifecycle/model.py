@@ -183,12 +183,21 @@ class Model:
         """Logits (N, classes) float32 on the CPU of raw pixels (N, S, S, 3) uint8; of one task's classes if given.
 
         In float32 whatever the precision of training, so that an image's answer does not depend on the machine.
+
+        Raises:
+            RunError: the method has other classes than the manifests name.
         """
         parts = []
         for start in range(0, len(pixels), BATCH):
             x = self.view.test(torch.from_numpy(pixels[start : start + BATCH]).to(self.device))
             parts.append(self._ensemble(x, task).cpu())
-        return torch.cat(parts)
+        scores, names = torch.cat(parts), self.classes if task is None else self.tasks[task].classes
+        if scores.shape[1] != len(names):
+            raise RunError(
+                f"{self.path}: its manifests name {len(names)} classes, its weights answer with {scores.shape[1]}; "
+                f"restore them from a copy"
+            )
+        return scores
 
     def evaluate(self, data: str | Path) -> "Evaluation":
         """Accuracy on an image folder: DATA/CLASS/*, or DATA/test/CLASS/*; any of the model's classes.

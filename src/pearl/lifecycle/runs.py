@@ -27,11 +27,21 @@ from pearl.errors import ConfigError, DataError, RunError, TrainingError
 from pearl.evaluation import metrics
 from pearl.evaluation.evaluate import Evaluator, TestSet
 from pearl.lifecycle.saved import build_method, isolation_size, load_method, read_config, resume_command
-from pearl.lifecycle.session import Session, session
+from pearl.lifecycle.session import Precision, Session, session
 from pearl.methods.base import Method
 from pearl.settings.config import RunConfig
 from pearl.settings.parts import METHODS, SOURCES
-from pearl.storage.files import FORMAT, MANIFEST, check_no_gap, done, finished, read_json, write_json
+from pearl.storage.files import (
+    FORMAT,
+    MANIFEST,
+    check_no_gap,
+    check_writable,
+    done,
+    finished,
+    manifests,
+    read_json,
+    write_json,
+)
 from pearl.storage.paths import runs_root
 from pearl.training.engine import Observer, is_out_of_memory
 from pearl.training.world import World
@@ -88,7 +98,7 @@ class Run:
     @property
     def manifests(self) -> list[dict[str, Any]]:
         """What each finished task recorded about itself."""
-        return [read_json(folder / MANIFEST) for folder in finished(self.path)]
+        return [manifest for _, manifest in manifests(self.path)]
 
 
 @dataclass
@@ -141,6 +151,78 @@ def prepare(config: RunConfig, show: Observer | None = None) -> Prepared:
     return Prepared(source, stream, decoded["train"], decoded[stream.test_from])
 
 
+@dataclass
+class Ready:
+    """A run as it is before its next step: all that may be wrong with it has been looked for."""
+
+    run: Run
+    begun: bool  # its start is stored
+    precision: Precision | None  # a run goes on in the one it began with, on whatever machine
+    method: Method
+    prepared: Prepared
+
+
+def ready(
+    config: RunConfig,
+    *,
+    path: Path | None = None,
+    devices: int = 1,
+    show: Observer | None = None,
+    world: World | None = None,
+) -> Ready | None:
+    """Read and build what a run needs, and write nothing; None if nothing is left to do.
+
+    Raises:
+        PearlError: anything a user can mend.
+    """
+    world, show, method_name = world or World(), show or Observer(), config.method["name"]
+    if devices > 1 and METHODS.load(method_name).rehearsal:  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"--devices {devices}: method={method_name} keeps images, which each process would draw for itself; leave "
+            f"--devices out"
+        )
+    run = Run(path or runs_root() / config.id, config)
+    if (run.path / "config.yaml").is_file():
+        before = Run.open(run.path).config
+        if before.decides != config.decides:
+            raise RunError(f"{run.path}: holds another configuration; move it away, or choose another PEARL_RUNS")
+        check_no_gap(run.path)
+        if run.done:
+            show.event("already_done", run=str(run.path))
+            return None
+    elif finished(run.path):
+        raise RunError(f"{run.path}/config.yaml: missing, though tasks are there; restore it, or move them away")
+    check_writable(run.path)
+    show.event("prepare", run=str(run.path), recipe=config.recipe, method=method_name)
+    environment = run.path / "environment.json"
+    precision = read_json(environment)["precision"] if environment.is_file() else None
+    # before the images are decoded: mistakes in it are cheaper to find
+    begun = (run.path / "reference" / MANIFEST).is_file()  # the last file of what a run starts with
+    with world.first_on_each_machine():
+        method = build_method(config, structure_only=begun)
+        prepared = prepare(config, show)
+    if begun:
+        _check_same_data(run.path, prepared)
+    return Ready(run, begun, precision, method, prepared)
+
+
+def _check_same_data(path: Path, prepared: Prepared) -> None:
+    """Refuse to go on with other data than a run was begun with."""
+    before = read_json(path / "data.json")
+    other = [
+        f"{name} images"
+        for name, digest in prepared.images_sha256.items()
+        if before["images_sha256"].get(name) != digest
+    ]
+    if before["stream_sha256"] != prepared.stream.digest:
+        other = ["rows, labels or class names"]  # then there are other images too
+    if other:
+        raise RunError(
+            f"{path}: was begun with other data ({' and '.join(other)} differ from data.json); bring that data back, "
+            f"or move the directory away to begin anew"
+        )
+
+
 def execute(
     config: RunConfig,
     *,
@@ -160,48 +242,26 @@ def execute(
     Raises:
         PearlError: anything a user can mend.
     """
-    world, method_name = World.join(device, devices), config.method["name"]
-    if world.size > 1 and METHODS.load(method_name).rehearsal:  # type: ignore[attr-defined]
-        raise ConfigError(
-            f"--devices {devices}: method={method_name} keeps images, which each process would draw for itself; leave "
-            f"--devices out"
-        )
-    run = Run(path or runs_root() / config.id, config)
+    world = World.join(device, devices)
     show = show if show and world.first else Observer()
-    if (run.path / "config.yaml").is_file():
-        before = Run.open(run.path).config
-        if before.decides != config.decides:
-            raise RunError(f"{run.path}: holds another configuration; move it away, or choose another PEARL_RUNS")
-        check_no_gap(run.path)
-        if run.done:
-            show.event("already_done", run=str(run.path))
-            return run
-    elif finished(run.path):
-        raise RunError(f"{run.path}/config.yaml: missing, though tasks are there; restore it, or move them away")
-    show.event("prepare", run=str(run.path), recipe=config.recipe, method=config.method["name"])
-    environment = run.path / "environment.json"
-    # a run goes on in the precision it began with, on whatever machine
-    precision = read_json(environment)["precision"] if environment.is_file() else None
+    path = path or runs_root() / config.id
     try:
-        # before the images are decoded: mistakes in it are cheaper to find
-        begun = (run.path / "reference" / MANIFEST).is_file()  # the last file of what a run starts with
-        with world.first_on_each_machine():
-            method = build_method(config, structure_only=begun)
-            prepared = prepare(config, show)
-        again = resume_command(run.path, config) + f" --devices {devices}" * (devices > 1)
-        how: dict[str, Any] = {"device": device, "precision": precision, "show": show, "minutes": minutes}
-        with session(run.path, config, again=again, world=world, **how) as work:
-            _Work(run, prepared, work).go(method, begun, stop_after)
+        if made := ready(config, path=path, devices=world.size, show=show, world=world):
+            again = resume_command(path, config) + f" --devices {devices}" * (devices > 1)
+            how: dict[str, Any] = {"precision": made.precision, "minutes": minutes, "show": show}
+            with session(path, config, again=again, device=device, world=world, **how) as work:
+                _Work(made, work).go(stop_after)
     finally:
         show.close()
-    return Run(run.path, run.config)
+    return Run(path, config)
 
 
 class _Work:
     """What a run adds to a session: tasks out of a stream, each evaluated once it is learnt."""
 
-    def __init__(self, run: Run, prepared: Prepared, work: Session) -> None:
-        self.run, self.prepared, self.session = run, prepared, work
+    def __init__(self, made: Ready, work: Session) -> None:
+        self.run, self.prepared, self.made, self.session = made.run, made.prepared, made, work
+        run = made.run
         self.view = View(run.config.images, channels_last=run.config.engine.channels_last)
         self.evaluator = Evaluator(
             self.view,
@@ -210,10 +270,10 @@ class _Work:
             autocast=work.engine.fabric.autocast,
         )
 
-    def go(self, method: Method, begun: bool, stop_after: int | None) -> None:
+    def go(self, stop_after: int | None) -> None:
         run, stream, world = self.run, self.prepared.stream, self.session.world
         start = world.same(len(finished(run.path)))
-        method = self._restore(start) if begun else self._begin(method)
+        method = self._restore(start) if self.made.begun else self._begin(self.made.method)
         self.session.log.event(
             "run", run=str(run.path), tasks=len(stream.tasks), done=start, classes=len(stream.classes)
         )
@@ -234,22 +294,7 @@ class _Work:
         return self.session.begin(method)
 
     def _restore(self, tasks: int) -> Method:
-        """The method after its first `tasks` tasks, if the data is still the same."""
-        before = read_json(self.run.path / "data.json")
-        other = [
-            f"{name} images"
-            for name, digest in self.prepared.images_sha256.items()
-            if before["images_sha256"].get(name) != digest
-        ]
-        if before["stream_sha256"] != self.prepared.stream.digest:
-            other = ["rows, labels or class names"]  # then there are other images too
-        if other:
-            raise RunError(
-                f"{self.run.path}: was begun with other data ({' and '.join(other)} differ from data.json); bring "
-                f"that data back, or move the directory away to begin anew"
-            )
-        if self.session.world.first:
-            self.session.list_classes()
+        """The method after its first `tasks` tasks."""
         return load_method(self.run.path, self.run.config, tasks, place=self.session.engine.place)
 
     def _data_facts(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from pearl.settings.documents import parse_yaml
 from pearl.settings.parts import BACKBONES, METHODS
 from pearl.settings.registry import readable
 from pearl.storage.checkpoint import load_state, read_part, sha256
-from pearl.storage.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, read_json
+from pearl.storage.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, listed, manifests, read_json
 
 CODE = "method.py"  # a copy of the file that the method was taken from, for who names it
 
@@ -105,46 +106,53 @@ def config_bytes(config: ModelConfig) -> bytes:
 
 
 def task_infos(path: Path, tasks: int | None = None) -> list[TaskInfo]:
-    """The first `tasks` finished tasks of a model (all if not given), from their manifests; later ones are not read."""
+    """The first `tasks` finished tasks of a model (all if not given), from their manifests; later ones are not read.
+
+    Raises:
+        RunError: a manifest is damaged, of another task, or says other classes than classes.json or its own tensors.
+    """
     found: list[TaskInfo] = []
     first = 0
-    for folder in finished(path)[:tasks]:
-        manifest = read_json(folder / MANIFEST)
+    for (folder, manifest), known in zip(manifests(path, tasks), chain(listed(path), repeat(None)), strict=False):
         try:
             info = TaskInfo(str(manifest["name"]), tuple(map(str, manifest["classes"])), first, folder)
-        except (KeyError, TypeError) as error:
+            rows = task_rows(len(found), manifest["tensors"])
+        except (KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{folder / MANIFEST}: damaged (no {error}); restore it from a copy") from None
+        if known and known != (info.name, [*info.classes]):
+            raise RunError(
+                f"{folder / MANIFEST}: not the name or other classes than in classes.json; restore it from a copy"
+            )
+        if rows - {len(info.classes)}:
+            raise RunError(
+                f"{folder / MANIFEST}: names {len(info.classes)} classes, the task's tensors have {max(rows)}; restore "
+                f"it from a copy"
+            )
         found.append(info)
         first += len(info.classes)
     return found
 
 
-def verify(path: Path) -> list[str]:
-    """What is wrong with the files of a model, a line each; every checksum is computed.
+def task_rows(task: int, shapes: dict[str, list[int]]) -> set[int]:
+    """How many classes a task has, by the shapes of what it added: its classifier, or statistics of its classes."""
+    names = (f"heads.blocks.{task}.weight", f"statistics.tensors.{task}/count")
+    return {shapes[name][0] for name in names if name in shapes}
 
-    classes.json is a second copy of what the manifests say, so it tells of a manifest that is lost or has changed.
-    """
+
+def verify(path: Path) -> list[str]:
+    """What is wrong with the files of a model, a line each; every checksum is computed."""
     wrong = []
-    learnt: list[tuple[Path, list[str]]] = []
     for folder in (path / "reference", *finished(path)):
         try:
-            _, manifest = read_part(folder)
-            learnt.append((folder, manifest.get("classes", [])))
+            read_part(folder)
         except RunError as error:
             wrong.append(str(error))
-            learnt.append((folder, []))
     try:
         check_no_gap(path)
-        listed = [task["classes"] for task in read_json(path / "classes.json")["tasks"]] if len(learnt) > 1 else []
+        if task_infos(path):
+            read_json(path / "classes.json")  # the one file that all else does without
     except RunError as error:
-        return [*wrong, str(error)]
-    except (KeyError, TypeError) as error:
-        return [*wrong, f"{path / 'classes.json'}: damaged (no {error}); the next task that is learnt writes it anew"]
-    wrong += [
-        f"{folder / MANIFEST}: other classes than in classes.json; restore it from a copy"
-        for (folder, classes), names in zip(learnt[1:], listed, strict=False)
-        if classes and classes != names
-    ]
+        wrong += [str(error)] * (str(error) not in wrong)
     return wrong
 
 

@@ -28,7 +28,18 @@ from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
 from pearl.storage.checkpoint import changed, snapshot, write_part
-from pearl.storage.files import FORMAT, check_no_gap, finished, folder_name, task_folders, write_file, write_json
+from pearl.storage.files import (
+    FORMAT,
+    PENDING,
+    check_no_gap,
+    finished,
+    folder_name,
+    half_learnt,
+    listed,
+    task_folders,
+    write_file,
+    write_json,
+)
 from pearl.training.engine import Engine, Observer
 from pearl.training.replay import Replay, Stop
 from pearl.training.world import World, lost
@@ -67,8 +78,10 @@ def session(
         check_no_gap(path)
         replay = Replay(path / "resume", minutes=minutes, stop=stop, world=world)
         replay.keep_only(len(finished(path)))
+        work = Session(path, config, engine, log, replay)
+        work.complete()
         try:
-            yield Session(path, config, engine, log, replay)
+            yield work
             world.wait()
         except Interrupted as error:
             raise Interrupted(f"{error}; all of it is stored; go on with: {again}") from None
@@ -127,6 +140,7 @@ class Session:
             write_file(self.path / CODE, source)
         write_file(self.path / "config.yaml", config_bytes(self.config))
         write_json(self.path / "environment.json", environment(self.engine))
+        self.list_classes()  # none: from now on this file is there
         write_part(self.path / "reference", snapshot(method.state_dict()), {"parameters": method.size()})
         return method
 
@@ -163,10 +177,17 @@ class Session:
             "learnt", task=task.id, parameters=method.size(), seconds=round(time.perf_counter() - started, 2)
         )
 
-    def list_classes(self) -> None:
-        """Write classes.json, the manifests' class names in order of arrival."""
+    def complete(self) -> None:
+        """Do what is done after a task's manifest is written, if a process died before it had."""
         if not self.world.first:
             return
+        if (self.path / PENDING).is_file() and not half_learnt(self.path):
+            shutil.rmtree(self.path / "resume", ignore_errors=True)
+        if len(listed(self.path)) < len(finished(self.path)):
+            self.list_classes()
+
+    def list_classes(self) -> None:
+        """Write classes.json, the manifests' class names in order of arrival."""
         tasks = [{"name": info.name, "classes": list(info.classes)} for info in task_infos(self.path)]
         write_json(self.path / "classes.json", {"format": FORMAT, "tasks": tasks})
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pearl.errors import WeightsError
 from pearl.storage.checkpoint import load_state
-from pearl.storage.files import finished
+from pearl.storage.files import check_no_gap, finished
 from pearl.storage.paths import find
 
 _HEADS = ("head.", "head_dist.", "fc.", "classifier.")  # a file's classifier is of no use here
@@ -26,6 +26,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         WeightsError: the file is not a readable weight file.
     """
     if path.is_dir():
+        check_no_gap(path)
         learnt = load_state(path)
         if not finished(path):
             raise WeightsError(f"{path}: no task is finished, its network is untrained; run it further first")

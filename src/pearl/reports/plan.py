@@ -3,27 +3,30 @@
 import torch
 from torch import nn
 
-from pearl.lifecycle.runs import Prepared, prepare
-from pearl.lifecycle.saved import build_method
+from pearl.lifecycle.runs import Prepared, ready
 from pearl.methods.base import Method
 from pearl.methods.pearl import Pearl
 from pearl.nn.lowrank import matrix_shape
 from pearl.settings.config import RunConfig
 from pearl.training.engine import Engine
+from pearl.training.world import enough, kind_of
 
 _GB = 1e9
 
 
-def plan(config: RunConfig, *, device: str = "auto") -> str:
-    """The dry run of a configuration as text, as it would be on `device`. Data is read, weights are not.
+def plan(config: RunConfig, *, device: str = "auto", devices: int = 1) -> str:
+    """The dry run of a configuration as text, as it would be on `device`. Data and weights are read.
 
     Raises:
         PearlError: what the run itself would raise before its first step.
     """
-    engine = Engine(config, device=device)
-    method = build_method(config, structure_only=True)
-    prepared = prepare(config)
+    enough(kind_of(device), devices)
+    made = ready(config, devices=devices)
     lines = [config.to_yaml().rstrip(), "", f"run directory: {config.id}", ""]
+    if made is None:
+        return "\n".join([*lines, "it is done; nothing is left to do"])
+    method, prepared = made.method, made.prepared
+    engine = Engine(config, device=device, precision=made.precision)
     lines += _tasks(prepared)
     if isinstance(method, Pearl):
         lines += ["", *_targets(method)]

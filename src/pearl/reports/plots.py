@@ -30,6 +30,7 @@ VARIABLES = {INK: "currentColor", GRID: "var(--grid)", PAPER: "var(--paper)"} | 
     colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)
 }
 STYLE: Any = {
+    **mpl.rcParamsDefault,  # whatever a matplotlibrc of the user, or of the current folder, says
     "svg.fonttype": "none",  # text stays text: searchable, and in the page's font
     "text.parse_math": False,  # a $ in a name is a $
     "font.size": 11,

@@ -19,7 +19,16 @@ from pearl.evaluation import metrics
 from pearl.reports.text import HEADLINES
 from pearl.settings.documents import parse_yaml
 from pearl.settings.registry import readable
-from pearl.storage.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, read_json
+from pearl.storage.files import (
+    FORMAT,
+    MANIFEST,
+    check_format,
+    check_no_gap,
+    finished,
+    half_learnt,
+    manifests,
+    read_json,
+)
 from pearl.storage.paths import runs_root
 
 SCENARIOS: dict[metrics.Scenario, str] = {"class_il": "class-IL", "task_il": "task-IL"}
@@ -167,7 +176,7 @@ def read(run: str | Path) -> Record:
     return Record(
         path=path,
         config=config,
-        start=_of_manifest(reference, lambda manifest: int(manifest["parameters"])),
+        start=_of_manifest(reference, read_json(reference), lambda manifest: int(manifest["parameters"])),
         epochs=_epochs(path / "events.jsonl"),
         environment=read_json(path / "environment.json") if (path / "environment.json").exists() else {},
         **measured,
@@ -196,7 +205,7 @@ def _results(path: Path) -> dict[str, Any]:
         "classes": classes,
         "parameters": sizes[0],
         "isolation": sizes[1],
-        "learnt": [_of_manifest(folder / MANIFEST, _learnt) for folder in folders[: len(names)]],
+        "learnt": _learnt(path, len(names)),
         "complete": complete,
         "pending": False,
     }
@@ -205,7 +214,7 @@ def _results(path: Path) -> dict[str, Any]:
 def _model(path: Path) -> dict[str, Any]:
     """What a model's manifests say in the place of results."""
     check_no_gap(path)
-    learnt: list[Learnt] = [_of_manifest(folder / MANIFEST, _learnt) for folder in finished(path)]
+    learnt = _learnt(path)
     if not learnt:
         raise RunError(f"{path}: no task is finished yet; let `pearl resume {path}` finish one, then report")
     isolation = [task.isolation for task in learnt]
@@ -217,8 +226,15 @@ def _model(path: Path) -> dict[str, Any]:
         "isolation": None if None in isolation else isolation,
         "learnt": learnt,
         "complete": True,
-        "pending": (path / "resume" / "task.json").is_file(),
+        "pending": _pending(path),
     }
+
+
+def _pending(path: Path) -> bool:
+    try:
+        return bool(half_learnt(path))
+    except RunError:  # whoever goes on with it is told
+        return True
 
 
 def _config(file: Path) -> dict[str, Any]:
@@ -238,15 +254,19 @@ def _config(file: Path) -> dict[str, Any]:
     return config
 
 
-def _of_manifest(file: Path, take: Any) -> Any:
-    manifest = read_json(file)
+def _learnt(path: Path, tasks: int | None = None) -> list[Learnt]:
+    """What each of the first `tasks` manifests (all if not given) says."""
+    return [_of_manifest(folder / MANIFEST, manifest, _of_task) for folder, manifest in manifests(path, tasks)]
+
+
+def _of_manifest(file: Path, manifest: dict[str, Any], take: Any) -> Any:
     try:
         return take(manifest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{file}: damaged ({_reason(error)}); restore it from a copy of the run") from None
 
 
-def _learnt(manifest: Mapping[str, Any]) -> Learnt:
+def _of_task(manifest: Mapping[str, Any]) -> Learnt:
     keys = ("threshold", "rank", "full_rank", "rows_and_columns")
     layers = manifest.get("layers", [])
     images, isolation = (manifest.get(key) for key in ("images", "isolation_parameters"))

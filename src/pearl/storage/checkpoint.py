@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from pearl.errors import RunError
-from pearl.storage.files import FORMAT, MANIFEST, finished, read_json, write_file, write_json
+from pearl.storage.files import FORMAT, MANIFEST, finished, manifests, read_json, write_file, write_json
 
 WEIGHTS = "weights.safetensors"
 
@@ -95,6 +95,6 @@ def load_state(run: Path, tasks: int | None = None) -> dict[str, Tensor]:
     if tasks is not None and tasks > len(folders):
         raise RunError(f"{run}: {len(folders)} tasks are finished, {tasks} were asked for; run it further first")
     state, _ = read_part(run / "reference")
-    for folder in folders[:tasks]:
+    for folder, _ in manifests(run, tasks):  # each in its own place, so that what is newest is laid over all else
         state.update(read_part(folder)[0])
     return state

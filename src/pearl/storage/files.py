@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import re
+import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from pearl.errors import RunError
 
 FORMAT = 1  # of a run directory; a higher number than this cannot be read
 MANIFEST = "manifest.json"
+PENDING = "resume/task.json"  # what the task that a model is learning is made of
 
 
 def write_file(path: Path, data: bytes, *, mend: str = "set PEARL_RUNS to another folder") -> None:
@@ -39,6 +42,24 @@ def write_file(path: Path, data: bytes, *, mend: str = "set PEARL_RUNS to anothe
     finally:
         with suppress(OSError):  # there only if something went wrong, and perhaps not even then
             temporary.unlink()
+
+
+def check_writable(folder: Path, *, mend: str = "choose another place (PEARL_RUNS, for runs)") -> None:
+    """See that files can be written into a folder, which need not be there yet; nothing is left of the attempt.
+
+    Raises:
+        RunError: no space, no permission, or something that is no folder in its place.
+    """
+    there = folder
+    try:
+        while not there.exists():
+            there = there.parent
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise RunError(
+            f"{folder}: cannot be written ({error.strerror}); mend its permissions, free space, or {mend}"
+        ) from None
 
 
 def _make_folder(path: Path) -> None:
@@ -118,6 +139,51 @@ def finished(run: Path) -> list[Path]:
     return [numbered[index] for index in itertools.takewhile(numbered.__contains__, itertools.count())]
 
 
+def manifests(run: Path, tasks: int | None = None) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Folder and manifest of the first `tasks` finished tasks (all if not given), each in its own place.
+
+    Raises:
+        RunError: a manifest cannot be read, or is of another task than its folder's number says.
+    """
+    for index, folder in enumerate(finished(run)[:tasks]):
+        manifest = read_json(folder / MANIFEST)
+        if (own := manifest.get("task", index)) != index:
+            raise RunError(
+                f"{folder / MANIFEST}: is not of task {index:03d} but says {own!r}; folders were swapped, renamed or "
+                f"copied, so give each its own name again, or restore them from a copy"
+            )
+        yield folder, manifest
+
+
+def listed(run: Path) -> list[tuple[str, list[str]]]:
+    """Name and classes of each task by classes.json, the second copy of what manifests say; none if it is not there.
+
+    It is written after a task's manifest, so it may lack the last task and never has more than there are.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    file = run / "classes.json"
+    if not file.is_file():
+        return []
+    try:
+        return [(str(task["name"]), [str(name) for name in task["classes"]]) for task in read_json(file)["tasks"]]
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{file}: damaged (no {error}); remove it, the manifests have what it says") from None
+
+
+def half_learnt(model: Path) -> dict[str, Any]:
+    """What is noted of the task that a model is learning; nothing if none is.
+
+    The manifests are what counts: a task that has one is learnt, also if its process died before it removed the note.
+
+    Raises:
+        RunError: the note is damaged.
+    """
+    note = read_json(model / PENDING) if (model / PENDING).is_file() else {}
+    return {} if note.get("index") in range(len(finished(model))) else note
+
+
 def done(run: Path) -> bool:
     """Whether every task of a run has been learnt and evaluated.
 
@@ -132,17 +198,18 @@ def done(run: Path) -> bool:
 
 
 def check_no_gap(run: Path) -> None:
-    """Refuse a directory that has lost a task: learning on would put another one in its place.
-
-    classes.json is written after a task's manifest, so it never lists more tasks than there are.
+    """Refuse a directory that has lost a task, whose place another one would take, or has two in one place.
 
     Raises:
-        RunError: naming the manifest that is missing.
+        RunError: naming the manifest that is missing, or the folders.
     """
     done, folders = len(finished(run)), task_folders(run)
+    for number, paths in folders.items():
+        both = [path.name for path in paths if (path / MANIFEST).is_file()]
+        if len(both) > 1:
+            raise RunError(f"{run / 'tasks'}: {' and '.join(both)} are both task {number:03d}; move all but one away")
     later = [path for number, paths in folders.items() if number > done for path in paths if (path / MANIFEST).exists()]
-    listed = read_json(run / "classes.json")["tasks"] if (run / "classes.json").is_file() else []
-    if later or len(listed) > done:
+    if later or len(listed(run)) > done:
         lost = folders.get(done, [run / "tasks" / f"{done:03d}"])[0] / MANIFEST
         though = f"{later[0].name} is there" if later else "classes.json lists the task"
         raise RunError(
@@ -157,5 +224,5 @@ def seconds(run: Path) -> float:
     Raises:
         RunError: its files are damaged.
     """
-    learning = sum(sum(read_json(folder / MANIFEST)["seconds"].values()) for folder in finished(run))
+    learning = sum(sum(manifest["seconds"].values()) for _, manifest in manifests(run))
     return learning + sum(stage["evaluation_seconds"] for stage in read_json(run / "results.json")["stages"])

@@ -17,16 +17,15 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from pearl.errors import ConfigError, Interrupted, PearlError, RunError
+from pearl.errors import ConfigError, Interrupted, PearlError, RunError, WeightsError
 from pearl.settings.config import RunConfig, load_config
 from pearl.storage import files
-from pearl.storage.paths import runs_root
+from pearl.storage.paths import find, runs_root
 from pearl.sweeps.board import Board, Position, Status
 from pearl.sweeps.executors import Executor, Process
-from pearl.sweeps.local import Local
+from pearl.sweeps.workers import Place, executor_for
 from pearl.training import launch
 
-Place = Literal["local", "slurm", "submitit-local"]
 INTERRUPTED = 130  # exit code of a run that was told to stop
 LOOK = 0.2  # seconds between two looks at the processes
 LOOK_AT_LOCKS = 2.0  # the same, when all that is left is locked by others
@@ -126,15 +125,9 @@ def run_jobs(
     unique: dict[Path, Job] = {}
     for job in jobs:
         unique.setdefault(job.run, job)
-    place: Executor
-    if executor == "local":
-        place = Local(workers, device=device, per_gpu=per_gpu)
-    else:
-        from pearl.sweeps.slurm import Submitit
-
-        place = Submitit(
-            len(unique) if workers is None else workers, folder / "submitit", slurm or {}, real=executor == "slurm"
-        )
+    place = executor_for(
+        len(unique), folder, workers=workers, executor=executor, device=device, per_gpu=per_gpu, slurm=slurm
+    )
     if manifest is not None:  # now that all is checked
         runs = [{"overrides": [*job.overrides], "run": job.run.name} for job in jobs]
         files.write_json(folder / "sweep.json", {"format": files.FORMAT, **manifest, "jobs": runs})
@@ -149,7 +142,7 @@ def run_jobs(
 
 
 def check(jobs: Iterable[Job]) -> None:
-    """See that all jobs can be configured, and that their methods can learn on their networks.
+    """See that all jobs can be configured, that their methods can learn on their networks, and their weights are there.
 
     Raises:
         ConfigError: a line for each problem, with the jobs that have it.
@@ -158,7 +151,7 @@ def check(jobs: Iterable[Job]) -> None:
     having: dict[str, list[Job]] = {}
     for job in jobs:
         try:
-            problems = _method_problems(job.config)
+            problems = (*_method_problems(job.config), *_weight_problems(job))
         except ConfigError as error:
             problems = error.problems
         for problem in problems:
@@ -191,6 +184,17 @@ def _method_problems(config: RunConfig) -> tuple[str, ...]:
         except (NotImplementedError, RuntimeError):
             pass  # a network that cannot be _BUILT so; the run will tell
     return _BUILT[key]
+
+
+def _weight_problems(job: Job) -> tuple[str, ...]:
+    """That a file of weights is not there, which a run needs when it begins."""
+    weights, begun = job.config.backbone.get("weights"), (job.run / "reference" / files.MANIFEST).is_file()
+    try:
+        if weights and not begun and not job.smoke:
+            find(str(weights), what="weights", error=WeightsError)
+    except WeightsError as error:
+        return (str(error),)
+    return ()
 
 
 @dataclass

@@ -4,8 +4,11 @@ submitit writes, into the folder it is given, a batch script, and pickles of the
 its name) and of what that gave (an exit code). pearl itself reads none of them, and nothing of a run is in them.
 """
 
+import os
+import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -81,13 +84,15 @@ class Submitit:
         self.workers, self.real = workers, real
         try:
             if real:
-                self.executor: Any = submitit.SlurmExecutor(folder)
+                python = f"{shlex.quote(sys.executable)} -P"  # as `launch.COMMAND`
+                self.executor: Any = submitit.SlurmExecutor(folder, python=python)
                 known = self.executor._valid_parameters()
                 settings = {"job_name": "pearl", "time": DAY}
                 settings |= {key: value for key, value in options.items() if key in known}
                 more = {key: value for key, value in options.items() if key not in known}  # sbatch knows
                 self.executor.update_parameters(**settings, **({"additional_parameters": more} if more else {}))
             else:
+                os.environ["PYTHONSAFEPATH"] = "1"  # the same, also for the process that submitit puts in between
                 self.executor = submitit.LocalExecutor(folder)
                 self.executor.update_parameters(timeout_min=DAY, **options)
         except RuntimeError:

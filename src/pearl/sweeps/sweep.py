@@ -24,7 +24,7 @@ from pearl.reports.text import aligned, markdown
 from pearl.settings.config import parse_overrides
 from pearl.settings.documents import parse_yaml
 from pearl.storage import files
-from pearl.storage.files import FORMAT, finished, write_file
+from pearl.storage.files import FORMAT, check_writable, finished, write_file
 from pearl.storage.paths import runs_root
 from pearl.sweeps.board import duration
 from pearl.sweeps.jobs import Job, Outcome, check
@@ -264,9 +264,11 @@ def check_output(output: Path) -> None:
 
     Raises:
         ReportError: a folder, or of an ending that has no format.
+        RunError: it cannot be written there.
     """
     if output.is_dir() or output.suffix.lower() not in FORMATS:
         raise ReportError(f"{output}: give the table a name that ends in {', '.join(FORMATS)}")
+    check_writable(output.parent, mend="choose another place with -o")
 
 
 def write(sweep: Sweep, table: Sequence[Row], output: Path) -> Path:

@@ -14,7 +14,7 @@ from pearl.errors import ConfigError
 from pearl.reports import plots
 from pearl.reports.parts import Chapter, Figure, Link, Part, Table, bar_figure, curve_figure, render
 from pearl.reports.text import aligned, markdown
-from pearl.storage.files import write_file
+from pearl.storage.files import check_writable, write_file
 from pearl.tables import spec, words
 from pearl.tables.values import Cell, Filled
 
@@ -37,11 +37,13 @@ def check_output(output: Path) -> None:
 
     Raises:
         ConfigError: a folder, or no format has this ending.
+        RunError: it cannot be written there.
     """
     if output.is_dir():
         raise ConfigError(f"-o {output}: is a folder; give the file a name in it")
     if output.suffix.lower() not in FORMATS:
         raise ConfigError(f"-o {output}: give it a name that ends in {', '.join(FORMATS)}")
+    check_writable(output.parent, mend="choose another place with -o")
 
 
 def page(filled: Filled) -> str:

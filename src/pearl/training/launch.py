@@ -21,7 +21,7 @@ from typing import IO
 
 from pearl.errors import ConfigError
 
-COMMAND = (sys.executable, "-m", "pearl")
+COMMAND = (sys.executable, "-P", "-m", "pearl")  # without -P, Python files of the current folder would be imported
 LOST = 75  # exit code of a process that ends because another one has
 BUSY = 69  # exit code of a process that found another one at work on its directory
 GRACE = 15.0  # seconds that the others have to end by themselves, once one has failed

@@ -159,7 +159,7 @@ def make_fabric(device: str, here: Place | None = None, **options: Any) -> Fabri
             return Fabric(accelerator=accelerator, devices=1, **options)
         return Fabric(
             accelerator=accelerator,
-            devices=_enough(accelerator, here.local_world),
+            devices=enough(accelerator, here.local_world),
             num_nodes=here.nodes,
             strategy=_strategy(accelerator, here),
             **options,
@@ -168,7 +168,12 @@ def make_fabric(device: str, here: Place | None = None, **options: Any) -> Fabri
         raise ConfigError(f"device {device!r} cannot be used here ({error}); use auto or cpu") from None
 
 
-def _enough(accelerator: str, devices: int) -> int:
+def enough(accelerator: str, devices: int) -> int:
+    """So many devices of a kind, if this machine has them.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
     if accelerator == "cuda" and torch.cuda.is_available() and devices > torch.cuda.device_count():
         raise ConfigError(
             f"--devices {devices}: {torch.cuda.device_count()} GPUs can be seen here; give fewer, or --device cpu"

@@ -1,0 +1,16 @@
+"""Options that several verbs have."""
+
+from typing import Annotated
+
+import typer
+
+from pearl.errors import ConfigError
+
+
+def _minutes(value: float) -> float:
+    if not value >= 0:  # not a number is neither
+        raise ConfigError(f"--store-every {value:g}: give minutes, 0 or more; 0 stores after every step")
+    return value
+
+
+StoreEvery = Annotated[float, typer.Option(callback=_minutes, help="Minutes between two stored moments of training.")]
