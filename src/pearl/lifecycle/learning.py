@@ -102,8 +102,8 @@ def _learn(
     minutes: float,
 ) -> None:
     show = show or Observer()
-    images = root / "train" if (root / "train").is_dir() else root
-    names, files, own_labels = class_folders(images)
+    folder = root / "train" if (root / "train").is_dir() else root
+    names, files, own_labels = class_folders(folder)
     before = source or path
     known, settings = _half_learnt(path), config.model_dump(mode="json")
     try:
@@ -155,7 +155,7 @@ def _learn(
             view = View(config.images, channels_last=config.engine.channels_last)
             labels = first + own_labels
             new = Task(done, name, names, first, pixels, labels, view, work.engine.fabric.device)
-            for line in left_out(images):
+            for line in left_out(folder):
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=first + len(names))
             work.learn(method, new, train=settings["train"], seed=config.seed, **images)
