@@ -140,7 +140,7 @@ def test_copies_of_isolation_are_folded() -> None:
     method = Isolation(net("resnet"))
     for t in range(2):
         method.heads.grow(2)
-        method._grow().load_state_dict(net("resnet", seed=t + 1).state_dict())
+        method._grow(t).load_state_dict(net("resnet", seed=t + 1).state_dict())
     method.eval()
     fast, plain = both(method, images("resnet"))
     same(fast, plain)
