@@ -12,7 +12,7 @@ from pearl.data.augment import View
 from pearl.data.batches import Task
 from pearl.data.sources import class_folders, left_out
 from pearl.lifecycle.notes import notes
-from pearl.lifecycle.small import SIZE, config, learn, small_vit
+from pearl.lifecycle.small import SIZE, config, learn, make_task, small_vit
 from pearl.methods.pearl import Pearl
 from pearl.nn.lowrank import select_targets
 from pearl.nn.timm import timm_backbone
@@ -79,7 +79,7 @@ def test_how_much_is_adapted():
     layers = {n: p.numel() for n, p in network.named_parameters() if n.endswith("weight") and p.ndim > 1}
     keys = sum(size // 3 for name, size in layers.items() if "qkv" in name)
     share = round(100 * keys / sum(layers.values()))
-    assert Pearl(network).notes() == [f"a task adapts 3 of {len(layers)} layers, which hold {share} % of weights"]
+    assert Pearl(network).notes(make_task(0)) == [f"a task adapts 3 of {len(layers)} layers, which hold {share} % of weights"]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from pearl.cli import (  # noqa: E402
     learn,
     list,
     predict,
+    refit,
     report,
     resume,
     run,
@@ -36,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for verb in (run, resume, sweep, learn, predict, evaluate, inspect, export, report, table, list, show, doctor):
+for verb in (run, resume, refit, sweep, learn, predict, evaluate, inspect, export, report, table, list, show, doctor):
     app.command(name=verb.__name__.rpartition(".")[2])(verb.command)
 
 

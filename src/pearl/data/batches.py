@@ -51,10 +51,13 @@ class Task:
         labels: np.ndarray,
         view: View,
         device: torch.device,
+        *,
+        train: bool = True,
     ) -> None:
         self.id = id
         self.name = name
-        self.classes = classes  # names; class i has logit index first_class + i
+        self.classes = classes  # names of those that are new; class i has logit index first_class + i
+        self.train = train  # False: no sub-network is wanted of it, statistics are enough
         self.first_class = first_class
         self.view = view
         self.device = device
@@ -71,9 +74,14 @@ class Task:
 
     @property
     def labels(self) -> Tensor:
-        """Logit indices (N,) int64."""
+        """Logit indices (N,) int64; below `first_class` they are of classes that earlier tasks have shown."""
         self._check_open("labels")
         return self._labels
+
+    @property
+    def shows_known_classes(self) -> bool:
+        """Whether some of its classes are no new ones."""
+        return bool((self.labels < self.first_class).any())
 
     def __len__(self) -> int:
         return len(self._labels)

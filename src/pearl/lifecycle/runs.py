@@ -10,6 +10,7 @@ RUN/events.jsonl        one line per phase and epoch    RUN/resume/     moments 
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,7 +44,7 @@ from pearl.storage.files import (
     write_json,
 )
 from pearl.storage.paths import runs_root
-from pearl.training.engine import Observer, is_out_of_memory
+from pearl.training.engine import Engine, Observer, is_out_of_memory
 from pearl.training.world import World
 
 
@@ -232,12 +233,15 @@ def execute(
     show: Observer | None = None,
     minutes: float = 10.0,
     stop_after: int | None = None,
+    precision: Precision | None = None,
+    engine: Callable[..., Engine] = Engine,
 ) -> Run:
     """Run a configuration to its end, from where its directory stands.
 
     `path` is the directory (default: by the configuration's id, below the runs folder); `minutes` between two stored
     moments of training. `stop_after` ends it early, after so many tasks in all; the next call goes on. With several
-    `devices` every process of them calls this, and the first one writes (see `world`).
+    `devices` every process of them calls this, and the first one writes (see `world`). A new run has this `precision`
+    if one is given, and may be learnt by another `engine`.
 
     Raises:
         PearlError: anything a user can mend.
@@ -248,8 +252,8 @@ def execute(
     try:
         if made := ready(config, path=path, devices=world.size, show=show, world=world):
             again = resume_command(path, config) + f" --devices {devices}" * (devices > 1)
-            how: dict[str, Any] = {"precision": made.precision, "minutes": minutes, "show": show}
-            with session(path, config, again=again, device=device, world=world, **how) as work:
+            how: dict[str, Any] = {"precision": made.precision or precision, "minutes": minutes, "show": show}
+            with session(path, config, again=again, device=device, world=world, engine=engine, **how) as work:
                 _Work(made, work).go(stop_after)
     finally:
         show.close()

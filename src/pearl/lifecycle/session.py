@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -59,6 +59,7 @@ def session(
     show: Observer | None = None,
     minutes: float = 10.0,
     world: World | None = None,
+    engine: Callable[..., Engine] = Engine,
 ) -> Iterator["Session"]:
     """A session that alone may write to `path`; `again` is the command that goes on after an interruption.
 
@@ -70,7 +71,7 @@ def session(
     """
     world = world or World()
     log = Log(path / "events.jsonl", show or Observer()) if world.first else Observer()
-    engine = Engine(config, device=device, precision=precision, observer=log, world=world)
+    made = engine(config, device=device, precision=precision, observer=log, world=world)
     stop = Stop()
     with locked(path) if world.first else nullcontext(), stop.caught():
         for leftover in path.rglob(".*.[0-9]*.tmp") if world.first else []:  # of a write that was killed
@@ -78,7 +79,7 @@ def session(
         check_no_gap(path)
         replay = Replay(path / "resume", minutes=minutes, stop=stop, world=world)
         replay.keep_only(len(finished(path)))
-        work = Session(path, config, engine, log, replay)
+        work = Session(path, config, made, log, replay)
         work.complete()
         try:
             yield work

@@ -131,7 +131,7 @@ class Method(nn.Module):
         """How many networks of the backbone's size an image passes through, at most."""
         return len(self.heads)
 
-    def columns(self, task: int) -> slice:
+    def columns(self, task: int) -> slice | Tensor:
         """Where a task's classes stand among all logits."""
         return self.heads.columns(task)
 
@@ -151,8 +151,8 @@ class Method(nn.Module):
     def _norms_to_fold(self) -> dict[str, str]:
         return norms_after_convs(self.backbone)
 
-    def notes(self) -> list[str]:
-        """What a user should know before the first task is trained, in words."""
+    def notes(self, task: Task) -> list[str]:
+        """What a user should know of this method before it learns a task, in words."""
         return []
 
     def size(self) -> int:

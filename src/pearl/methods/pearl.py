@@ -249,8 +249,10 @@ class Pearl(SubNetworks):
 
     # --------------------------------------------------------------------------------------------------- records
 
-    def notes(self) -> list[str]:
-        """How much of the network a task adapts."""
+    def notes(self, task: Task) -> list[str]:
+        """At first, how much of the network a task adapts."""
+        if task.id:
+            return super().notes(task)
         layers = [m for m in self.backbone.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
         adapted = sum(math.prod(target.shape) for target in self.targets)
         share = 100 * adapted / sum(layer.weight.numel() for layer in layers)

@@ -62,9 +62,27 @@ class SubNetworks(Method):
 
     def trains_on(self, task: Task) -> bool:
         """Whether the task gets a sub-network: with the chain, later ones not for one class or after the last space."""
+        return self._untrained(task) is None
+
+    def _untrained(self, task: Task) -> str | None:
+        """Why a task gets no sub-network; None if it gets one."""
         if self.chain is None or task.id == 0:
-            return True
-        return len(task.classes) > 1 and (self.chain.options.train == "all" or self.chain.wants_space())
+            return None
+        options = self.chain.options
+        if not task.train:
+            return "as was asked"
+        if task.shows_known_classes:
+            return "since it shows known classes again"
+        if len(task.classes) < 2:
+            return "since a single class has nothing to be compared with"
+        if options.train == "spaces" and not self.chain.wants_space():
+            return f"since the first {options.spaces} sub-networks answer for all tasks (method.classifier.spaces)"
+        return None
+
+    def notes(self, task: Task) -> list[str]:
+        """Whether nothing is trained, and why."""
+        reason = self._untrained(task)
+        return [f"learnt by the statistics of its classes alone, without training, {reason}"] if reason else []
 
     @torch.no_grad()
     def observe(self, chain: ChainStatistics, task: Task, batch: int = 256) -> None:
@@ -106,6 +124,10 @@ class SubNetworks(Method):
         if self.chain is not None:
             return [Expert("chain", partial(self._chained, self.chain, self.spaces(self.chain.births)))]
         return [self.expert(t, partial(self.merged, t)) for t in range(len(self.heads))]
+
+    def columns(self, task: int) -> slice | Tensor:
+        """See `Method.columns`: with the chain, also of known classes that the task has shown again."""
+        return super().columns(task) if self.chain is None else self.chain.tensors[f"task.{task}.classes"]
 
     def asked(self) -> int:
         """See `Method.asked`."""
