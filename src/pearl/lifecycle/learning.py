@@ -32,6 +32,7 @@ from pearl.lifecycle.saved import (
 from pearl.lifecycle.session import session
 from pearl.settings.config import ModelConfig, RunConfig, admit, as_stored, check_config, merge, raw_config
 from pearl.storage.files import MANIFEST, check_no_gap, finished, read_json, write_json
+from pearl.storage.shapes import Pending
 from pearl.training.engine import Engine, Observer
 
 Backbone = str | dict[str, Any] | None  # a name, or a name with options
@@ -82,7 +83,7 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
         raise RunError(f"{path}: no task is half learnt; add one with: pearl learn {path} --data FOLDER")
     try:
         root, name, config = Path(known["data"]), known["name"], check_config(known["config"], ModelConfig)
-    except (KeyError, TypeError, ConfigError) as error:
+    except ConfigError as error:
         raise RunError(f"{path / PENDING}: damaged ({error}); begin the task anew with `pearl learn`") from None
     _learn(path, root, name, config, resumed=True, device=device, show=show, minutes=minutes)
 
@@ -157,8 +158,8 @@ def _learn(
 
 def _half_learnt(path: Path) -> dict[str, Any]:
     """What is noted of the task that is being learnt; nothing if none is."""
-    known = read_json(path / PENDING) if (path / PENDING).is_file() else {}
-    if isinstance(known.get("config"), dict):
+    known = read_json(path / PENDING, Pending) if (path / PENDING).is_file() else {}
+    if known:
         with suppress(ConfigError):  # a damaged one equals no other, so that the task begins anew
             known["config"] = as_stored(known["config"], ModelConfig)
     return known

@@ -33,6 +33,8 @@ from pearl.settings.config import RunConfig
 from pearl.settings.parts import METHODS, SOURCES
 from pearl.storage.files import FORMAT, MANIFEST, check_no_gap, done, finished, read_json, write_json
 from pearl.storage.paths import runs_root
+from pearl.storage.shapes import Data, Environment, Results
+from pearl.storage.shapes import Task as Manifest
 from pearl.training.engine import Observer, is_out_of_memory
 from pearl.training.world import World
 
@@ -60,7 +62,7 @@ class Run:
     def results(self) -> dict[str, Any]:
         """Counts of every finished stage; see `metrics.Counts.from_results`."""
         file = self.path / "results.json"
-        return read_json(file) if file.is_file() else {"format": FORMAT, "tasks": [], "stages": []}
+        return read_json(file, Results) if file.exists() else {"format": FORMAT, "tasks": [], "stages": []}
 
     @property
     def done(self) -> bool:
@@ -88,7 +90,7 @@ class Run:
     @property
     def manifests(self) -> list[dict[str, Any]]:
         """What each finished task recorded about itself."""
-        return [read_json(folder / MANIFEST) for folder in finished(self.path)]
+        return [read_json(folder / MANIFEST, Manifest) for folder in finished(self.path)]
 
 
 @dataclass
@@ -181,7 +183,7 @@ def execute(
     show.event("prepare", run=str(run.path), recipe=config.recipe, method=config.method["name"])
     environment = run.path / "environment.json"
     # a run goes on in the precision it began with, on whatever machine
-    precision = read_json(environment)["precision"] if environment.is_file() else None
+    precision = read_json(environment, Environment)["precision"] if environment.is_file() else None
     try:
         # before the images are decoded: mistakes in it are cheaper to find
         begun = (run.path / "reference" / MANIFEST).is_file()  # the last file of what a run starts with
@@ -235,7 +237,7 @@ class _Work:
 
     def _restore(self, tasks: int) -> Method:
         """The method after its first `tasks` tasks, if the data is still the same."""
-        before = read_json(self.run.path / "data.json")
+        before = read_json(self.run.path / "data.json", Data)
         other = [
             f"{name} images"
             for name, digest in self.prepared.images_sha256.items()

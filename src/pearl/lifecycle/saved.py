@@ -17,7 +17,8 @@ from pearl.settings.documents import parse_yaml
 from pearl.settings.parts import BACKBONES, METHODS
 from pearl.settings.registry import readable
 from pearl.storage.checkpoint import load_state, read_part, sha256
-from pearl.storage.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, read_json
+from pearl.storage.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, read_json, read_regular
+from pearl.storage.shapes import Classes, Reference, Task
 
 CODE = "method.py"  # a copy of the file that the method was taken from, for who names it
 
@@ -44,8 +45,8 @@ def read_config(path: Path) -> ModelConfig:
             raise RunError(f"{file}: missing, though tasks are there; restore it from a copy")
         raise RunError(f"{path}: not a run directory, it has no config.yaml; `pearl list runs` shows those there are")
     try:
-        raw = parse_yaml(file.read_text())
-        number = raw.pop("format")
+        raw = parse_yaml(read_regular(file).decode())
+        number = int(raw.pop("format"))
         check_format(file, number)
         kind = RunConfig if "recipe" in raw else ModelConfig
         return check_config(as_stored(raw, kind), kind)
@@ -109,11 +110,8 @@ def task_infos(path: Path, tasks: int | None = None) -> list[TaskInfo]:
     found: list[TaskInfo] = []
     first = 0
     for folder in finished(path)[:tasks]:
-        manifest = read_json(folder / MANIFEST)
-        try:
-            info = TaskInfo(str(manifest["name"]), tuple(map(str, manifest["classes"])), first, folder)
-        except (KeyError, TypeError) as error:
-            raise RunError(f"{folder / MANIFEST}: damaged (no {error}); restore it from a copy") from None
+        manifest = read_json(folder / MANIFEST, Task)
+        info = TaskInfo(manifest["name"], tuple(manifest["classes"]), first, folder)
         found.append(info)
         first += len(info.classes)
     return found
@@ -128,21 +126,19 @@ def verify(path: Path) -> list[str]:
     learnt: list[tuple[Path, list[str]]] = []
     for folder in (path / "reference", *finished(path)):
         try:
-            _, manifest = read_part(folder)
+            _, manifest = read_part(folder, Task if learnt else Reference)
             learnt.append((folder, manifest.get("classes", [])))
         except RunError as error:
             wrong.append(str(error))
             learnt.append((folder, []))
     try:
         check_no_gap(path)
-        listed = [task["classes"] for task in read_json(path / "classes.json")["tasks"]] if len(learnt) > 1 else []
+        known = read_json(path / "classes.json", Classes)["tasks"] if len(learnt) > 1 else []
     except RunError as error:
         return [*wrong, str(error)]
-    except (KeyError, TypeError) as error:
-        return [*wrong, f"{path / 'classes.json'}: damaged (no {error}); the next task that is learnt writes it anew"]
     wrong += [
         f"{folder / MANIFEST}: other classes than in classes.json; restore it from a copy"
-        for (folder, classes), names in zip(learnt[1:], listed, strict=False)
+        for (folder, classes), names in zip(learnt[1:], [task["classes"] for task in known], strict=False)
         if classes and classes != names
     ]
     return wrong
@@ -191,8 +187,17 @@ def load_method(
         RunError: files missing, damaged, or not of this configuration.
     """
     method = place(build_method(config, structure_only=True))
+    state = load_state(path, tasks)
+    # a copy into what is there would take any kind of number
+    wrong = [
+        f"{key} is {state[key].dtype}, not {value.dtype}"
+        for key, value in method.state_dict().items()
+        if key in state and state[key].dtype != value.dtype
+    ]
     try:
-        method.load_state_dict(load_state(path, tasks), strict=True)
-    except RuntimeError as error:
+        if wrong:
+            raise RuntimeError("; ".join(wrong))
+        method.load_state_dict(state, strict=True)
+    except (RuntimeError, IndexError, TypeError, ValueError, KeyError) as error:
         raise RunError(f"{path}: state does not fit its configuration ({' '.join(str(error).split())})") from None
     return place(method).eval()  # again, for the tensors that came with the state

@@ -27,7 +27,16 @@ from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
 from pearl.storage.checkpoint import changed, snapshot, write_part
-from pearl.storage.files import FORMAT, check_no_gap, finished, folder_name, task_folders, write_file, write_json
+from pearl.storage.files import (
+    FORMAT,
+    check_no_gap,
+    finished,
+    folder_name,
+    read_regular,
+    task_folders,
+    write_file,
+    write_json,
+)
 from pearl.training.engine import Engine, Observer
 from pearl.training.replay import Replay, Stop
 from pearl.training.world import World, lost
@@ -57,6 +66,7 @@ def session(
         Interrupted: the user asked to stop, with the words to go on.
     """
     world = world or World()
+    check_inside(path)
     log = Log(path / "events.jsonl", show or Observer()) if world.first else Observer()
     engine = Engine(config, device=device, precision=precision, observer=log, world=world)
     stop = Stop()
@@ -67,7 +77,8 @@ def session(
         replay = Replay(path / "resume", minutes=minutes, stop=stop, world=world)
         replay.keep_only(len(finished(path)))
         try:
-            yield Session(path, config, engine, log, replay)
+            with METHODS.blamed(config.method["name"]):
+                yield Session(path, config, engine, log, replay)
             world.wait()
         except Interrupted as error:
             raise Interrupted(f"{error}; all of it is stored; go on with: {again}") from None
@@ -75,6 +86,19 @@ def session(
             if world.size == 1 or not lost(error):
                 raise
             raise Lost("another process of this run has ended; what is stored is kept; run it again") from None
+
+
+def check_inside(path: Path) -> None:
+    """See that what is written below a directory stays there: one that came from others may have links in it.
+
+    Raises:
+        RunError: naming a link that leads outside.
+    """
+    here = os.path.realpath(path)
+    for folder in (path, path / "tasks", path / "resume", *path.glob("tasks/*"), *path.glob("resume/*")):
+        for place in folder.iterdir() if folder.is_dir() else ():
+            if place.is_symlink() and not os.path.realpath(place).startswith(f"{here}{os.sep}"):
+                raise RunError(f"{place}: leads outside of the directory; put what it stands for in its place")
 
 
 @contextmanager
@@ -91,9 +115,9 @@ def locked(path: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         try:
-            who = json.loads(holder.read_text())
+            who = json.loads(read_regular(holder))
             name = f"process {who['pid']} on {who['host']} since {who['since']}"
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             name = "another process"
         raise Busy(f"{path}: {name} is at work on it; wait for it to end, or stop it") from None
     except OSError as error:
