@@ -66,7 +66,9 @@ def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     return nn.Sequential(SeparableBlock(inputs, outputs, stride), SeparableBlock(outputs, outputs, 1))
 
 
-def bsc(image_size: int, *, width: Annotated[int, Field(ge=1)] = 64, weights: str | None = None) -> SeparableResNet:
+def bsc(
+    image_size: int, *, width: Annotated[int, Field(ge=1, le=1024)] = 64, weights: str | None = None
+) -> SeparableResNet:
     """The blueprint-separable ResNet without a head; 1,254,400 parameters at width 64.
 
     `weights` is a weight file with this network's names, or a run directory whose reference is to be used again.

@@ -66,7 +66,7 @@ def _stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 def resnet18(
     image_size: int,
     *,
-    width: Annotated[int, Field(ge=1)] = 64,
+    width: Annotated[int, Field(ge=1, le=1024)] = 64,
     stem: Literal["cifar", "imagenet"] = "cifar",
     weights: str | None = None,
 ) -> ResNet:
