@@ -15,10 +15,10 @@ import hashlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -45,6 +45,7 @@ from attack.inputs import KINDS
 from attack.stage import LEARN, RUN, Case, Stage, answer_of, asked, write_photos
 
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "reliability.md"
+HEAD = "# Bad inputs"  # of the section
 LIMIT = 20.0  # seconds
 BAD = ("traceback", "hang", "killed", "wrong", "touched", "unclear")
 CODES = {0, 1, 2, 69, 130}
@@ -84,7 +85,7 @@ def main() -> None:
                 file=sys.stderr,
             )
     if not options.print:
-        write(table, options)
+        write(table)
     if any(line["end"] in BAD for line in asked_for):
         sys.exit(1)
 
@@ -271,19 +272,11 @@ def summary(lines: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def write(table: str, options: argparse.Namespace) -> None:
-    """Put the table into its section of the page, and leave the others as they are."""
-    head = "# Bad inputs"
-    before, _, rest = RESULT.read_text().partition(f"{head}\n")
-    _, again, after = rest.partition("\n# ")
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    said = (
-        f"{head}\n\n`python benchmarks/attack/fuzz.py --cases {options.cases}`: every input is `pearl` in a process "
-        f"of its own; what it may do stands there.\n\n{table}\n\nCommit {commit}, torch {torch.__version__}.\n"
-    )
-    RESULT.write_text(f"{before.rstrip()}\n\n{said}" + (f"\n# {after}" if again else ""))
+def write(table: str) -> None:
+    """Put the table into its section of the page, in the place of the last one."""
+    text = RESULT.read_text()
+    start = text.index(HEAD)
+    RESULT.write_text(text[:start] + re.sub(r"(\|.*\n)+", lambda _: f"{table}\n", text[start:], count=1))
 
 
 if __name__ == "__main__":

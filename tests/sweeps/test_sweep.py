@@ -80,7 +80,7 @@ def test_seeds(text, seeds):
     ("items", "seeds", "lines"),
     [
         (["train.lr=[]"], None, ["train.lr: has no value; write train.lr=[A,B]"]),
-        (["train.lr=[1,"], None, ["train.lr: the value '[1,' is not valid YAML; quote it"]),
+        (["train.lr=[1,"], None, ["train.lr: the value '[1,' is not valid YAML (did not find expected node"]),
         (["b]"], None, ["'b]' is not of the form key=value, such as train.lr=0.001"]),
         (["method=[er]", "method=lwf"], None, ["method: given twice; write all its values as method=[A,B]"]),
         (["seed=[0,1]"], None, ["seed=['0', '1']: a mean is over seeds; give them as --seeds 0,1,5"]),

@@ -111,6 +111,8 @@ def task_infos(path: Path, tasks: int | None = None) -> list[TaskInfo]:
     first = 0
     for folder in finished(path)[:tasks]:
         manifest = read_json(folder / MANIFEST, Task)
+        if manifest["task"] != len(found):
+            raise RunError(f"{folder / MANIFEST}: of task {manifest['task']}, in another one's place; put it back")
         info = TaskInfo(manifest["name"], tuple(manifest["classes"]), first, folder)
         found.append(info)
         first += len(info.classes)
