@@ -165,7 +165,8 @@ def judge(asked_for: Case, code: int, out: str, err: str) -> tuple[str, str]:
     usage = bool(lines) and lines[0].startswith("Usage: ")
     allowed = ("pearl: ", "Try ", "") if usage else ("pearl: ",)
     if "-q" in asked_for.arguments or asked_for.arguments[0] not in ("run", "learn", "resume"):  # else of its progress
-        strange = [line for line in lines if not usage and not line.startswith(allowed)]
+        timed = "import " if "-v" in asked_for.arguments else "pearl: "  # where the time went, which was asked for
+        strange = [line for line in lines if not usage and not line.startswith((*allowed, timed))]
         if strange:
             return "unclear", strange[0]
     if code == 2 and not err.strip():
