@@ -65,6 +65,6 @@ def command(
         try:
             typer.echo(evaluation_page(grown.evaluate(data)))
         except DataError as error:
-            for line in f"the task is learnt, but not evaluated: {error}".splitlines():
+            for line in f"the task is learnt, but not evaluated: {error}".split("\n"):
                 typer.echo(f"pearl: {printable(line)}", err=True)
             raise typer.Exit(1) from None

@@ -84,7 +84,7 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
         raise RunError(f"{path}: no task is half learnt; add one with: pearl learn {path} --data FOLDER")
     try:
         root, name, config = Path(known["data"]), known["name"], check_config(known["config"], ModelConfig)
-    except (KeyError, TypeError, ConfigError) as error:
+    except ConfigError as error:
         raise RunError(f"{path / PENDING}: damaged ({error}); begin the task anew with `pearl learn`") from None
     _learn(path, root, name, config, resumed=True, device=device, show=show, minutes=minutes)
 
@@ -195,7 +195,7 @@ def _facts(pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
 def _half_learnt(path: Path) -> dict[str, Any]:
     """What is noted of the task that is being learnt; nothing if none is."""
     known = half_learnt(path)
-    if isinstance(known.get("config"), dict):
+    if known:
         with suppress(ConfigError):  # a damaged one equals no other, so that the task begins anew
             known["config"] = as_stored(known["config"], ModelConfig)
     return known

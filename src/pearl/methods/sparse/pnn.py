@@ -6,7 +6,6 @@ outputs of named stages: what a stage gives on is its output + sigma(V alpha h_o
 stage are both W and U. V h_old over all earlier columns is the sum of a 1x1 adapter for each of them.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -22,6 +21,7 @@ from pearl.methods.base import Expert, Phase, own_loss
 from pearl.methods.bounds.isolation import Isolation
 from pearl.nn import lowrank
 from pearl.nn.growing import TaskTensors
+from pearl.settings.patterns import compiled
 
 Activations = dict[str, Tensor]  # a column's outputs by stage
 
@@ -43,10 +43,8 @@ class Progressive(Isolation):
     def __init__(self, backbone: nn.Module, *, stages: str = r"(layer|stages\.|blocks\.)\d+") -> None:
         super().__init__(backbone)
         names = [name for name, _ in backbone.named_modules() if name]
-        try:
-            self.stages = [name for name in names if re.fullmatch(stages, name)]
-        except re.error as error:
-            raise ConfigError(f"method.stages={stages!r}: not a valid regular expression ({error})") from None
+        pattern = compiled(stages, "method.stages")
+        self.stages = [name for name in names if pattern.fullmatch(name)]
         if not self.stages:
             raise ConfigError(f"method.stages={stages!r} matches no module; there are {', '.join(names[:12])}, ...")
         self.adapters = TaskTensors()  # "t.j.V.stage" (C, C) and "t.j.alpha.stage" (), of column t for column j
