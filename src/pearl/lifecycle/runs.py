@@ -43,7 +43,7 @@ from pearl.storage.files import (
     write_json,
 )
 from pearl.storage.paths import runs_root
-from pearl.storage.shapes import Results
+from pearl.storage.shapes import Data, Environment, Results
 from pearl.training.engine import Observer, is_out_of_memory
 from pearl.training.world import World
 
