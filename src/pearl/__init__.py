@@ -9,6 +9,7 @@ model = model.learn("photos/vegetables")
 print(model.predict("photo.jpg")[0].name)
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,8 @@ def learn(
     recipe: str | None = None,
     backbone: str | dict[str, Any] | None = None,
     start: str | Path | None = None,
+    aliases: Mapping[str, str] | None = None,
+    fast: bool = False,
     device: str = "auto",
     quiet: bool = False,
     **overrides: Any,
@@ -69,7 +72,9 @@ def learn(
     """Learn the classes of an image folder as a new task of the model at a path; made if it is not there.
 
     `recipe`, `backbone` (a name, or a dictionary with its options) and `start` (a run or model to go on from) are for
-    the first task. `overrides` are settings, nested as dictionaries:
+    the first task. A class may be shown again, more images or another kind of them: it gets one more prototype.
+    `aliases` maps folders to the classes that they show; `fast` adds classes in seconds, by their statistics alone.
+    `overrides` are settings, nested as dictionaries:
     `learn("shop", "fruit", backbone="resnet18", train={"epochs": 5})`.
 
     Raises:
@@ -87,6 +92,8 @@ def learn(
         backbone=backbone,
         start=start,
         overrides=overrides,
+        aliases=aliases,
+        fast=fast,
         device=device,
         show=display(quiet),
     )

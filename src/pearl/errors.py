@@ -1,9 +1,56 @@
 """What can go wrong by a user's hand. Each message is one line: what is wrong, where, and the mend."""
 
+import io
+from typing import TextIO
+
 
 def printable(text: str) -> str:
     """A name on one line of a terminal, whatever characters it has."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shortened(line: str, length: int = 2000) -> str:
+    """A line without its middle if it is too long to be read: what is wrong stands first, the mend last."""
+    half = length // 2
+    return line if len(line) <= length else f"{line[:half]} [...] {line[-half:]}"
+
+
+class Printable(io.TextIOBase):
+    """A stream on which only what can be printed arrives, in lines: names may hold what a terminal would act on.
+
+    What draws on a terminal itself writes to what is `below`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.below = stream
+
+    def write(self, text: str) -> int:
+        """Write a text whose lines may have any characters."""
+        self.below.write("\n".join(map(printable, text.split("\n"))))
+        return len(text)
+
+    def flush(self) -> None:
+        """Pass on."""
+        if not self.below.closed:
+            self.below.flush()
+
+    def isatty(self) -> bool:
+        """Whether a person reads it."""
+        return self.below.isatty()
+
+    def fileno(self) -> int:
+        """Of the file below."""
+        return self.below.fileno()
+
+
+def drawn_on(stream: TextIO) -> TextIO:
+    """The stream for what draws with a terminal's own codes, and sees to names by itself."""
+    return stream.below if isinstance(stream, Printable) else stream
+
+
+def short_of_memory(error: BaseException) -> bool:
+    """Whether the CPU's memory was too small: Python says it by a type of error, torch in words alone."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
 class PearlError(Exception):

@@ -154,6 +154,13 @@ IMAGES, LABELS = np.zeros((9, 4, 4, 3), np.uint8), np.repeat(np.arange(3), 3)
         ({"train_labels": LABELS - 1}, "train_labels has values from -1 to 1"),
         ({"train_labels": LABELS - 1, "class_names": None}, "train_labels has values from -1 to 1"),
         ({"train_labels": LABELS * 1.0, "class_names": None}, "train_labels must be integers"),
+        (
+            {"train_labels": LABELS + 2_000_000_000, "class_names": None},
+            r"labels up to 2000000002, but 9 training images",
+        ),
+        ({"train_labels": np.full(9, 2**63 + 5, np.uint64), "class_names": None}, "labels up to 9223372036854775813"),
+        ({"train_labels": np.full(9, 2**64 - 1, np.uint64)}, "train_labels has values from 18446744073709551615 to"),
+        ({"train_images": IMAGES[:, :0]}, r"train_images has no pixels, its shape is \(9, 0, 4, 3\)"),
         ({"train_labels": None, "class_names": None}, "train_labels is missing"),
         ({"class_names": np.array([1, 2, 3])}, "class_names must be a list of str, not int64"),
         ({"class_names": np.array(["a", "b", "a"])}, "class_names repeats a; give each class a name of its own"),

@@ -79,7 +79,9 @@ def test_how_much_is_adapted():
     layers = {n: p.numel() for n, p in network.named_parameters() if n.endswith("weight") and p.ndim > 1}
     keys = sum(size // 3 for name, size in layers.items() if "qkv" in name)
     share = round(100 * keys / sum(layers.values()))
-    assert Pearl(network).notes(make_task(0)) == [f"a task adapts 3 of {len(layers)} layers, which hold {share} % of weights"]
+    assert Pearl(network).notes(make_task(0)) == [
+        f"a task adapts 3 of {len(layers)} layers, which hold {share} % of weights"
+    ]
 
 
 @pytest.fixture

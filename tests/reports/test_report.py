@@ -411,7 +411,7 @@ def test_a_name_is_no_formula(name):
 
 
 def test_csv_round_trip():
-    rows = [["a,b", 'c"d', "e\nf"], ["ä", "", "1"]]
+    rows = [["a,b", 'c"d', "e f"], ["ä", "", "1"]]  # see tests/storage/test_files.py for odder ones
     table = Table("x", ["1", "2", "3"], rows)
     assert list(csv.reader(io.StringIO(table.csv))) == [["1", "2", "3"], *rows]
     assert base64.b64decode(table.link.partition("base64,")[2]).decode() == table.csv
@@ -515,7 +515,7 @@ def wrong_inputs() -> Iterator[tuple[str, str]]:
     yield "no stage in it", "no task is finished yet"
     yield "half a results.json", "results.json: damaged ("
     yield "counts that disagree", "results.json: damaged (stages[0]"
-    yield "no parameters", "results.json: damaged (no 'parameters'"
+    yield "no parameters", "results.json: damaged (stages.0.parameters: field required)"
     yield "a newer format", "this pearl reads up to 1"
     yield "a list for results", "results.json: damaged"
     yield "half a config.yaml", "config.yaml: cannot be read"
@@ -524,7 +524,7 @@ def wrong_inputs() -> Iterator[tuple[str, str]]:
     yield "a config.yaml of a newer format", "config.yaml: format 99, this pearl reads up to 1"
     yield "odd config.yaml", "config.yaml: damaged (not the settings of a run or model)"
     yield "half a manifest", "manifest.json: damaged"
-    yield "odd layers", "manifest.json: damaged (no 'threshold')"
+    yield "odd layers", "manifest.json: damaged (layers.0.threshold: field required)"
     yield "no reference", "reference/manifest.json: missing"
     yield "-o is a folder", "is a folder; give the page a name in it"
     yield "-o is no page", "the page is HTML; give it a name that ends in .html"
@@ -603,7 +603,7 @@ def test_wrong_input_is_one_line(what, message, own, tmp_path, cli):
         ("no task", "no task is finished yet; let `pearl resume"),
         ("a task is lost", "manifest.json: missing, though 001-roots is there"),
         ("half a manifest", "manifest.json: damaged"),
-        ("no bytes", "manifest.json: damaged (no 'bytes')"),
+        ("no bytes", "manifest.json: damaged (bytes: field required)"),
         ("odd config.yaml", "config.yaml: damaged (not the settings of a run or model)"),
         ("the same model twice", "the same configuration and seed as"),
     ],

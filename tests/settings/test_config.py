@@ -301,9 +301,9 @@ Keys = st.text("abcdefgh_", min_size=1, max_size=4)
 Scalars = (
     st.none()
     | st.booleans()
-    | st.integers()
+    | st.integers(-(2**63), 2**63 - 1)  # larger ones are refused, and a NUL
     | st.floats(allow_nan=False)
-    | st.text(st.characters(codec="utf-8"), max_size=8)
+    | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 )
 Values = Scalars | st.lists(Scalars, max_size=3) | st.dictionaries(Keys, Scalars, max_size=3)
 
@@ -357,7 +357,8 @@ def test_overrides_that_are_none_are_all_named() -> None:
 
 @pytest.mark.parametrize("text", ["2024-13-45", "0x_"])
 def test_values_that_only_look_like_dates_or_numbers(text: str) -> None:
-    assert problems(f"about={text}") == (f"about: the value {text!r} is not valid YAML; quote it",)
+    (problem,) = problems(f"about={text}")
+    assert problem.startswith(f"about: the value {text!r} is not valid YAML (") and problem.endswith("); quote it")
 
 
 # What is wrong

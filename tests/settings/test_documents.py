@@ -25,6 +25,15 @@ def test_it_is_what_yaml_says(text):
         ("[" * 900 + "]" * 900, "nested too deeply"),
         ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
         ("a: [", "did not find expected node content"),
+        ("[" * 100_000, "nested too deeply"),  # which ended the process in libyaml's binding
+        ("- " * 5_000 + "x", "nested too deeply"),
+        ("{a: " * 65 + "1" + "}" * 65, "nested too deeply"),
+        ("a: 10000000000000000000000", "a number of more than 64 bits"),
+        (f"a: {'9' * 5000}", "Exceeds the limit"),
+        ('a: ["x\\0"]', "a text with a NUL"),
+        ("a: 2024-02-30", "day is out of range"),
+        ("a: 2024-02-03", "a date, which no setting is; quote it"),
+        ("a: !!binary aGk=", "a bytes, which no setting is"),
     ],
 )
 def test_what_nobody_means_is_refused(text, words):

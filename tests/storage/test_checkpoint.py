@@ -312,7 +312,7 @@ def test_manifest_of_another_shape_is_named(run: Path, text: str) -> None:
 
 
 def test_manifest_without_the_checksum_of_the_weights(run: Path) -> None:
-    (run / "reference" / MANIFEST).write_text('{"format": 1, "sha256": {}}')
+    (run / "reference" / MANIFEST).write_text('{"format": 1, "sha256": {}, "bytes": 9, "tensors": {}}')
     with fails(run / "reference" / WEIGHTS, match="checksum differs"):
         load_state(run)
 

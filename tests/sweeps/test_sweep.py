@@ -80,12 +80,15 @@ def test_seeds(text, seeds):
     ("items", "seeds", "lines"),
     [
         (["train.lr=[]"], None, ["train.lr: has no value; write train.lr=[A,B]"]),
-        (["train.lr=[1,"], None, ["train.lr: the value '[1,' is not valid YAML; quote it"]),
+        (["train.lr=[1,"], None, ["train.lr: the value '[1,' is not valid YAML (did not find expected node"]),
         (["b]"], None, ["'b]' is not of the form key=value, such as train.lr=0.001"]),
         (["method=[er]", "method=lwf"], None, ["method: given twice; write all its values as method=[A,B]"]),
         (["seed=[0,1]"], None, ["seed=['0', '1']: a mean is over seeds; give them as --seeds 0,1,5"]),
         (["seed=1"], "2", ["seed: given twice; leave it out, or --seeds"]),
-        ([], "0", ["--seeds 0: give 1 or more, or which, as 0,"]),
+        ([], "0", ["--seeds 0: give 1 to 10,000, or which, as 0,"]),
+        ([], "999999999", ["--seeds 999999999: give 1 to 10,000, or which, as 0,"]),
+        ([], f"1,{'9' * 5000}", ["--seeds 1,99999"]),
+        (["train.lr=[1,2]", "train.epochs=[1,2,3]"], "5000", ["a grid of 30,000 jobs; give fewer values or seeds"]),
         ([], "a,1", ["--seeds a,1: give how many, as 3, or which, as 0,1,5"]),
         (["method=[er,ewd]", "train.lr=[1,2]"], None, ["(in method=ewd train.lr=1 and 1 more)"]),
         (["method=[er,l2p]"], None, ["method l2p on resnet18: this method needs a plain ViT"]),
@@ -154,7 +157,8 @@ if behaviour == "wait":
 time.sleep(0.3)
 (run / "tasks" / "000-one").mkdir(parents=True, exist_ok=True)
 (run / "tasks" / "000-one" / "manifest.json").write_text('{"format": 1}')
-(run / "results.json").write_text('{"format": 1, "complete": true, "tasks": [0], "stages": []}')
+tasks = '[{"name": "one", "classes": []}]'
+(run / "results.json").write_text('{"format": 1, "complete": true, "stages": [], "tasks": ' + tasks + '}')
 with open(os.environ["LEDGER"], "a") as file:
     file.write(f"end {run.name}\\n")
 """

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from io import TextIOWrapper
 
 import typer
@@ -25,7 +26,7 @@ from pearl.cli import (  # noqa: E402
     sweep,
     table,
 )
-from pearl.errors import Busy, Interrupted, Lost, PearlError, printable  # noqa: E402
+from pearl.errors import Busy, Interrupted, Lost, PearlError, Printable, short_of_memory, shortened  # noqa: E402
 from pearl.training import launch  # noqa: E402
 
 app = typer.Typer(
@@ -48,6 +49,11 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
+    with redirect_stdout(Printable(sys.stdout)), redirect_stderr(Printable(sys.stderr)):
+        _main(watched)
+
+
+def _main(watched: bool) -> None:
     try:
         try:
             app()
@@ -62,8 +68,8 @@ def main() -> None:
     except PearlError as error:
         if watched and isinstance(error, Lost):
             sys.exit(launch.LOST)  # the one that watches knows more
-        for line in str(error).splitlines():
-            print(f"pearl: {printable(line)}", file=sys.stderr)
+        for line in str(error).split("\n"):
+            print(f"pearl: {shortened(line)}", file=sys.stderr)
         sys.exit(launch.BUSY if isinstance(error, Busy) else 2)
     except PermissionError as error:
         print(f"pearl: {error.filename}: no permission; mend it, or set PEARL_DATA or PEARL_RUNS", file=sys.stderr)
@@ -71,9 +77,12 @@ def main() -> None:
     except OSError as error:
         if error.filename is None:
             raise
-        print(
-            f"pearl: {printable(str(error.filename))}: {error.strerror}; give another one, or mend it", file=sys.stderr
-        )
+        print(f"pearl: {error.filename}: {error.strerror}; give another one, or mend it", file=sys.stderr)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if not short_of_memory(error):
+            raise
+        print("pearl: out of memory; ask for less at a time, or free some", file=sys.stderr)
         sys.exit(2)
     except SystemExit as ended:
         # what typer makes of Ctrl-C outside of training, without a word

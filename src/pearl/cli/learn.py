@@ -25,6 +25,12 @@ def command(
         str | None,
         typer.Option(metavar="NAME|FILE.py:CLASS", help="First task: the method; later: its file, if it has one."),
     ] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(metavar="FOLDER=CLASS", help="A folder that shows a class of another name.")
+    ] = None,
+    fast: Annotated[
+        bool, typer.Option("--fast", help="Add classes in seconds, by their statistics alone, without training.")
+    ] = False,
     start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to go on from.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     store_every: StoreEvery = 10.0,
@@ -36,8 +42,10 @@ def command(
     pearl learn shop --data fruit --backbone timm/deit_tiny_patch16_224
     pearl learn shop --data vegetables
     pearl learn shop --data packages --task october train.epochs=20
+    pearl learn shop --data one_more_class --fast
+    pearl learn shop --data sketches --alias "apple drawings=apple"
     """
-    from pearl.errors import DataError, printable
+    from pearl.errors import ConfigError, DataError, printable
     from pearl.lifecycle.learning import learn
     from pearl.lifecycle.model import Model
     from pearl.reports.progress import display
@@ -45,6 +53,9 @@ def command(
     from pearl.settings.config import merge, parse_overrides
 
     settings = merge({"method": method} if method else {}, parse_overrides(overrides or []))
+    aliases = {folder: name for folder, _, name in (one.partition("=") for one in alias or [])}
+    if not all(folder and name for folder, name in aliases.items()):
+        raise ConfigError(f"--alias {' '.join(alias or [])}: give each as FOLDER=CLASS")
     learn(
         model,
         data,
@@ -54,6 +65,8 @@ def command(
         start=start,
         overrides=settings,
         device=device,
+        aliases=aliases,
+        fast=fast,
         show=display(quiet),
         minutes=store_every,
     )
@@ -65,6 +78,6 @@ def command(
         try:
             typer.echo(evaluation_page(grown.evaluate(data)))
         except DataError as error:
-            for line in f"the task is learnt, but not evaluated: {error}".splitlines():
+            for line in f"the task is learnt, but not evaluated: {error}".split("\n"):
                 typer.echo(f"pearl: {printable(line)}", err=True)
             raise typer.Exit(1) from None

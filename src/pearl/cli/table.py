@@ -15,7 +15,7 @@ def command(
     ] = None,
     run_missing: Annotated[bool, typer.Option("--run-missing", help="First run what is missing.")] = False,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many seeds each value of ours is over. [default: 3]")
+        int | None, typer.Option(min=1, max=1000, help="How many seeds each value of ours is over. [default: 3]")
     ] = None,
     size: Annotated[
         str, typer.Option(help="paper: its own recipes; cpu: ones of 2 minutes on a CPU; smoke: one step per phase.")

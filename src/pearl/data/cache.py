@@ -27,7 +27,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from pearl.data.sources import Split, image_formats, reason
 from pearl.errors import DataError
-from pearl.storage.files import sync_folder
+from pearl.storage.files import open_regular, sync_folder
 from pearl.storage.paths import data_root
 
 FORMAT = 1  # of the folder and of the pixels in it: raise it when either changes
@@ -127,7 +127,7 @@ def read_image(path: Path, size: int) -> np.ndarray:
         DataError: "PATH: reason", whatever the reason is that it cannot be read.
     """
     try:
-        with Image.open(path, formats=image_formats()) as image:
+        with open_regular(path) as file, Image.open(file, formats=image_formats()) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
             return np.asarray(upright_square(image, size))

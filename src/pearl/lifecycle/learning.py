@@ -7,6 +7,7 @@ learnt what it is made of, so that `resume` needs nothing else.
 
 import hashlib
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,26 +19,23 @@ from pearl.data.batches import Task
 from pearl.data.cache import read_all
 from pearl.data.sources import class_folders, left_out
 from pearl.errors import ConfigError, DataError, RunError
+from pearl.lifecycle.copying import check_place, copy_model, is_copy
 from pearl.lifecycle.saved import (
-    CODE,
     build_method,
     check_method,
-    config_bytes,
     load_method,
     read_config,
     resume_command,
     task_infos,
-    verify,
 )
-from pearl.lifecycle.session import locked, session
+from pearl.lifecycle.session import session
 from pearl.settings.config import ModelConfig, RunConfig, admit, as_stored, check_config, merge, raw_config
+from pearl.settings.parts import METHODS
+from pearl.settings.registry import nearest
 from pearl.storage.files import MANIFEST, PENDING, check_no_gap, finished, half_learnt, read_json, write_json
 from pearl.training.engine import Engine, Observer
 
 Backbone = str | dict[str, Any] | None  # a name, or a name with options
-
-# what may lie in a directory before its configuration does
-_EARLY = {".lock", ".holder.json", "resume", "events.jsonl"}
 
 
 def learn(
@@ -52,6 +50,8 @@ def learn(
     device: str = "auto",
     show: Observer | None = None,
     minutes: float = 10.0,
+    aliases: Mapping[str, str] | None = None,
+    fast: bool = False,
 ) -> None:
     """Let the model at `path` learn the classes of `data` (DATA/CLASS/*, or DATA/train/CLASS/*) as task `task`.
 
@@ -59,15 +59,20 @@ def learn(
     `start` has learnt. An attempt that was cut off is gone on with if data and settings are the same; if they are those
     of the last task that was learnt, there is nothing left to do.
 
+    New models tell tasks apart by class statistics (`method.classifier: chain`). These may be shown a class again, more
+    images or another kind of them; `aliases` maps folders to the classes they show, {"beetles": "beetle"}. If `fast`,
+    classes are added by their statistics alone, in seconds.
+
     Raises:
         PearlError: anything a user can mend. The model is then as it was.
     """
     path, root, overrides = Path(path), Path(data), admit(overrides or {})
     name = root.resolve().name if task is None else task
-    source = None if start is None or _is_copy(path, Path(start), name) else Path(start)
-    _check_place(path, source)
+    source = None if start is None or is_copy(path, Path(start), name) else Path(start)
+    check_place(path, source)
     config = _config(path, source, recipe, backbone, overrides)
-    _learn(path, root, name, config, source=source, device=device, show=show, minutes=minutes)
+    how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
+    _learn(path, root, name, config, source=source, aliases=dict(aliases or {}), fast=fast, **how)
 
 
 def resume(path: Path, *, device: str = "auto", show: Observer | None = None, minutes: float = 10.0) -> None:
@@ -84,9 +89,11 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
         raise RunError(f"{path}: no task is half learnt; add one with: pearl learn {path} --data FOLDER")
     try:
         root, name, config = Path(known["data"]), known["name"], check_config(known["config"], ModelConfig)
-    except (KeyError, TypeError, ConfigError) as error:
+    except ConfigError as error:
         raise RunError(f"{path / PENDING}: damaged ({error}); begin the task anew with `pearl learn`") from None
-    _learn(path, root, name, config, resumed=True, device=device, show=show, minutes=minutes)
+    how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
+    aliases, fast = known["aliases"], known["fast"]
+    _learn(path, root, name, config, resumed=True, aliases=aliases, fast=fast, **how)
 
 
 def _learn(
@@ -97,21 +104,28 @@ def _learn(
     *,
     source: Path | None = None,
     resumed: bool = False,
+    aliases: dict[str, str],
+    fast: bool,
     device: str,
     show: Observer | None,
     minutes: float,
 ) -> None:
     show = show or Observer()
     folder = root / "train" if (root / "train").is_dir() else root
-    names, files, own_labels = class_folders(folder)
+    names, files, own_labels = _classes(folder, aliases)
     before = source or path
     known, settings = _half_learnt(path), config.model_dump(mode="json")
     try:
         if source is None and _is_learnt(path, name, names, files, own_labels, config, show):
             with session(path, config, again="", device=device, show=show):
                 return
-        _check_new(before, name, names)
+        new, again_shown = _new_and_known(before, name, names, config)
         done = len(finished(before))
+        if fast and (done == 0 or not _has_statistics(config)):
+            raise ConfigError(
+                f"{path}: without training, classes can only be added to a model with class statistics "
+                f"(method.classifier=chain), after its first task"
+            )
         # before the images are decoded: mistakes in it are cheaper to find
         written = done > 0 or (known.get("config") == settings and (path / "reference" / MANIFEST).is_file())
         method = build_method(config, structure_only=written)
@@ -126,6 +140,8 @@ def _learn(
             "classes": list(names),
             **images,
             "config": settings,
+            "fast": fast,
+            "aliases": aliases,
         }
         same = all(known.get(key) == value for key, value in facts.items())
         if resumed and not same:
@@ -151,14 +167,15 @@ def _learn(
                 method = load_method(path, config, done, place=work.engine.place)
             else:
                 method = work.begin(build_method(config) if written else method)
-            first = sum(len(info.classes) for info in task_infos(path))
+            every = [label for info in task_infos(path) for label in info.classes]
             view = View(config.images, channels_last=config.engine.channels_last)
-            labels = first + own_labels
-            new = Task(done, name, names, first, pixels, labels, view, work.engine.fabric.device)
+            index_of = {label: index for index, label in enumerate([*every, *new])}
+            labels = np.array([index_of[label] for label in names])[own_labels]
+            task = Task(done, name, new, len(every), pixels, labels, view, work.engine.fabric.device, train=not fast)
             for line in left_out(folder):
                 work.log.event("note", task=done, text=line)
-            show.event("run", run=str(path), tasks=done + 1, done=done, classes=first + len(names))
-            work.learn(method, new, train=settings["train"], seed=config.seed, **images)
+            show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
+            work.learn(method, task, also=again_shown, train=settings["train"], seed=config.seed, **images)
     finally:
         show.close()
 
@@ -174,7 +191,7 @@ def _is_learnt(
 ) -> bool:
     """Whether the model's last task is this one, of these images and settings: a process was killed after it."""
     last = task_infos(path)[-1:]
-    if not last or (last[0].name, last[0].classes) != (name, names):
+    if not last or last[0].name != name or sorted(last[0].names) != list(names):
         return False
     wanted = {"train": config.model_dump(mode="json")["train"], "seed": config.seed}
     manifest = read_json(last[0].folder / MANIFEST)
@@ -195,70 +212,11 @@ def _facts(pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
 def _half_learnt(path: Path) -> dict[str, Any]:
     """What is noted of the task that is being learnt; nothing if none is."""
     known = half_learnt(path)
-    if isinstance(known.get("config"), dict):
+    if known:
+        known = {"fast": False, "aliases": {}, **known}
         with suppress(ConfigError):  # a damaged one equals no other, so that the task begins anew
             known["config"] = as_stored(known["config"], ModelConfig)
     return known
-
-
-def copy_model(start: Path, path: Path) -> None:
-    """Make a model with what another directory has learnt; its files are copied, whole or not at all.
-
-    Raises:
-        RunError: a file of `start` is damaged, or `path` cannot be written to.
-        Busy: another process is at it.
-    """
-    damaged = verify(start)
-    if damaged:
-        raise RunError("\n".join(damaged))
-    raw = read_config(start).model_dump(mode="json", include=set(ModelConfig.model_fields))
-    aside = path.with_name(f".{path.name}.copy")
-    with locked(aside):
-        try:
-            if path.exists():
-                raise RunError(f"{path}: another process has made it meanwhile; run the same command again")
-            for leftover in aside.iterdir():  # of a copy that was killed
-                if leftover.is_dir():
-                    shutil.rmtree(leftover)
-            for folder in (start / "reference", *finished(start)):
-                shutil.copytree(folder, aside / folder.relative_to(start))
-            for name in ("classes.json", "environment.json", CODE):
-                if (start / name).is_file():
-                    shutil.copy2(start / name, aside / name)
-            (aside / "config.yaml").write_bytes(config_bytes(check_config(raw, ModelConfig)))
-            aside.rename(path)  # with its lock
-        except (OSError, shutil.Error) as error:
-            raise RunError(
-                f"{path}: {start} cannot be copied to it ({getattr(error, 'strerror', None) or error}); mend "
-                f"permissions or free space"
-            ) from None
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def _is_copy(path: Path, start: Path, name: str) -> bool:
-    """Whether `path` holds what `start` has learnt and no more, or no more than task `name`: a copy that was cut off
-    when it learnt its first task, or after that.
-    """
-
-    def there(place: Path) -> list[bytes]:
-        return [(folder / MANIFEST).read_bytes() for folder in (place / "reference", *finished(place))]
-
-    if not all((place / "reference" / MANIFEST).is_file() for place in (path, start)):
-        return False
-    copied, own = there(start), [info.name for info in task_infos(path)][len(finished(start)) :]
-    return (path / "config.yaml").is_file() and there(path)[: len(copied)] == copied and own in ([], [name])
-
-
-def _check_place(path: Path, source: Path | None) -> None:
-    """Refuse a directory that holds other things, and one that is there already to be made by copying."""
-    if (path / "config.yaml").exists() or (path / "tasks").exists():
-        if source:
-            raise RunError(f"{path}: is there already; leave out --from to go on with it, or choose another name")
-    elif path.exists() and not path.is_dir():
-        raise RunError(f"{path}: is a file; choose another name for the model")
-    elif path.is_dir() and (source or {place.name for place in path.iterdir()} - _EARLY):
-        raise RunError(f"{path}: a folder of other things, not a model; choose a name that is not there yet")
 
 
 def _config(
@@ -312,11 +270,43 @@ def _new_config(recipe: str | None, backbone: Backbone, overrides: dict[str, Any
     if timm and (spec or not recipe):
         spec = {"pretrained": not spec.get("weights"), **spec}
     raw = merge(raw, {"backbone": spec})
-    return check_config(merge({key: value for key, value in raw.items() if key in own}, overrides), ModelConfig)
+    raw = merge({key: value for key, value in raw.items() if key in own}, overrides)
+    return check_config(_with_statistics(raw), ModelConfig)
 
 
-def _check_new(path: Path, name: str, names: tuple[str, ...]) -> None:
-    """Refuse a task or classes that the model knows already."""
+def _with_statistics(raw: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a new model, which tells tasks apart by class statistics unless it says otherwise."""
+    method = merge({}, {"method": raw["method"]})["method"]
+    with suppress(ConfigError):  # of a name that there is not, `check_config` says so
+        name = str(method["name"])
+        if not METHODS.closed(name) and "classifier" in METHODS.options(name).model_fields:
+            return {**raw, "method": {"classifier": "chain", **method}}
+    return raw
+
+
+def _has_statistics(config: ModelConfig) -> bool:
+    return bool(config.method.get("classifier", {}).get("name") == "chain")
+
+
+def _classes(folder: Path, aliases: dict[str, str]) -> tuple[tuple[str, ...], list[Path], np.ndarray]:
+    """As `class_folders`, by the names that folders stand for."""
+    names, files, labels = class_folders(folder)
+    if strange := sorted(aliases.keys() - {*names}):
+        raise DataError(f"{folder}: no folder {strange[0]!r} that could be an alias; {nearest(strange[0], names)}")
+    named = [aliases.get(name, name) for name in names]
+    merged = sorted({*named})
+    return tuple(merged), files, np.array([merged.index(name) for name in named])[labels]
+
+
+def _new_and_known(
+    path: Path, name: str, names: tuple[str, ...], config: ModelConfig
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The classes that the model does not know yet, and those that it does, in the order of their logit indices.
+
+    Raises:
+        ConfigError: the model knows the task.
+        DataError: it knows a class that it cannot be shown again.
+    """
     if not name.strip():
         raise ConfigError("a task needs a name; give it one with --task")
     infos = task_infos(path)
@@ -325,11 +315,12 @@ def _check_new(path: Path, name: str, names: tuple[str, ...]) -> None:
             raise ConfigError(f"task {name!r} is there already ({info.folder}); give another one with --task")
     where = {known: info for info in infos for known in info.classes}
     twice = [f"{known!r} (task {where[known].name!r}, {where[known].folder})" for known in names if known in where]
-    if twice:
+    if twice and not _has_statistics(config):
         raise DataError(
-            f"classes that the model knows already: {', '.join(twice)}; a class is learnt once, so rename or remove "
-            f"their folders"
+            f"classes that the model knows already: {', '.join(twice)}; without class statistics a class is learnt "
+            f"once, so rename or remove their folders"
         )
+    return tuple(known for known in names if known not in where), tuple(known for known in where if known in names)
 
 
 def _decode(files: list[Path], config: ModelConfig, show: Observer) -> np.ndarray:

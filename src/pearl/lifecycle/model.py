@@ -18,7 +18,7 @@ from torch import Tensor
 from pearl.data.augment import View
 from pearl.data.cache import read_all, read_image, upright_square
 from pearl.data.sources import class_folders, left_out
-from pearl.errors import ConfigError, DataError, RunError
+from pearl.errors import ConfigError, DataError, RunError, short_of_memory
 from pearl.evaluation.evaluate import Ensemble
 from pearl.lifecycle.saved import TaskInfo, check_method, load_method, read_config, resume_command, task_infos
 from pearl.methods.base import Method
@@ -168,8 +168,9 @@ class Model:
         if top < 1:
             raise ConfigError(f"top={top}: ask for 1 class or more")
         index = None if task is None else self.task_index(task)
-        tasks = self.tasks if index is None else [self.tasks[index]]
-        names = [(name, info.name) for info in tasks for name in info.classes]
+        names = [(name, info.name) for info in self.tasks for name in info.classes]
+        if index is not None:
+            names = [place for place in names if place[0] in self.tasks[index].names]
         share, order = self.logits(pixels, index).double().softmax(1).topk(min(top, len(names)), dim=1)
         return [
             Prediction(
@@ -187,17 +188,27 @@ class Model:
         Raises:
             RunError: the method has other classes than the manifests name.
         """
+        width = len(self.classes if task is None else self.tasks[task].names)
         parts = []
-        for start in range(0, len(pixels), BATCH):
-            x = self.view.test(torch.from_numpy(pixels[start : start + BATCH]).to(self.device))
-            parts.append(self._ensemble(x, task).cpu())
-        scores, names = torch.cat(parts), self.classes if task is None else self.tasks[task].classes
-        if scores.shape[1] != len(names):
+        try:
+            with METHODS.blamed(self.config.method["name"]):
+                for start in range(0, len(pixels), BATCH):
+                    x = self.view.test(torch.from_numpy(pixels[start : start + BATCH]).to(self.device))
+                    parts.append(self._ensemble(x, task).cpu())
+        except (RuntimeError, TypeError, ValueError, LookupError) as error:
+            if short_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise RunError(f"{self.path}: its tensors do not fit together ({reason}); restore a copy") from error
+        logits = torch.cat(parts)
+        if logits.shape[1] != width:
             raise RunError(
-                f"{self.path}: its manifests name {len(names)} classes, its weights answer with {scores.shape[1]}; "
-                f"restore them from a copy"
+                f"{self.path}: its manifests name {width} classes, its weights answer with {logits.shape[1]}; restore "
+                f"them from a copy"
             )
-        return scores
+        if logits.isnan().any():
+            raise RunError(f"{self.path}: its tensors give no numbers for {width} classes; restore a copy")
+        return logits
 
     def evaluate(self, data: str | Path) -> "Evaluation":
         """Accuracy on an image folder: DATA/CLASS/*, or DATA/test/CLASS/*; any of the model's classes.

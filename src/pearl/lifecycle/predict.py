@@ -1,16 +1,16 @@
 """What `pearl predict` reads and writes around `Model.predict`."""
 
-import csv
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from pearl.data.cache import read_all
 from pearl.data.sources import image_files, no_images
 from pearl.errors import DataError, printable
+from pearl.storage.sheets import rows_as_csv
 
 if TYPE_CHECKING:
     from pearl.lifecycle.model import Model, Prediction
@@ -67,11 +67,16 @@ def writer(form: Literal["table", "json", "csv"], out: TextIO) -> Write:
     if form == "json":
         return lambda file, p: print(json.dumps({"file": str(file), "predictions": _ranked(p)}), file=out, flush=True)
     if form == "csv":
-        table = csv.writer(out, lineterminator="\n")
-        table.writerow(["file", "rank", "class", "task", "probability"])
-        return lambda file, p: table.writerows(
-            [str(file), rank, best["class"], best["task"], f"{best['probability']:.6f}"]
-            for rank, best in enumerate(_ranked(p), 1)
+
+        def lines(*rows: list[Any]) -> None:
+            print(rows_as_csv(rows, end="\n"), end="", file=out)
+
+        lines(["file", "rank", "class", "task", "probability"])
+        return lambda file, p: lines(
+            *(
+                [str(file), rank, best["class"], best["task"], f"{best['probability']:.6f}"]
+                for rank, best in enumerate(_ranked(p), 1)
+            )
         )
 
     def row(file: Path, prediction: "Prediction") -> None:

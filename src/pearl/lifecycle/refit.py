@@ -69,7 +69,8 @@ class Taken(Engine):
 
     def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
         """Put a task's tensors in their places; then what the classifier notes of its images."""
-        assert isinstance(method, SubNetworks)
+        if not isinstance(method, SubNetworks):
+            raise ConfigError(f"{type(method).__name__} keeps no sub-networks that another classifier could ask")
         replay = replay or Replay()
         replay.begin(method, task.id)
         state = dict(method.state_dict())

@@ -44,6 +44,7 @@ from pearl.storage.files import (
     write_json,
 )
 from pearl.storage.paths import runs_root
+from pearl.storage.shapes import Data, Environment, Results
 from pearl.training.engine import Engine, Observer, is_out_of_memory
 from pearl.training.world import World
 
@@ -71,7 +72,7 @@ class Run:
     def results(self) -> dict[str, Any]:
         """Counts of every finished stage; see `metrics.Counts.from_results`."""
         file = self.path / "results.json"
-        return read_json(file) if file.is_file() else {"format": FORMAT, "tasks": [], "stages": []}
+        return read_json(file, Results) if file.exists() else {"format": FORMAT, "tasks": [], "stages": []}
 
     @property
     def done(self) -> bool:
@@ -196,7 +197,7 @@ def ready(
     check_writable(run.path)
     show.event("prepare", run=str(run.path), recipe=config.recipe, method=method_name)
     environment = run.path / "environment.json"
-    precision = read_json(environment)["precision"] if environment.is_file() else None
+    precision = read_json(environment, Environment)["precision"] if environment.is_file() else None
     # before the images are decoded: mistakes in it are cheaper to find
     begun = (run.path / "reference" / MANIFEST).is_file()  # the last file of what a run starts with
     with world.first_on_each_machine():
@@ -209,7 +210,7 @@ def ready(
 
 def _check_same_data(path: Path, prepared: Prepared) -> None:
     """Refuse to go on with other data than a run was begun with."""
-    before = read_json(path / "data.json")
+    before = read_json(path / "data.json", Data)
     other = [
         f"{name} images"
         for name, digest in prepared.images_sha256.items()

@@ -18,19 +18,36 @@ from pearl.settings.documents import parse_yaml
 from pearl.settings.parts import BACKBONES, METHODS
 from pearl.settings.registry import readable
 from pearl.storage.checkpoint import load_state, read_part, sha256
-from pearl.storage.files import FORMAT, MANIFEST, check_format, check_no_gap, finished, listed, manifests, read_json
+from pearl.storage.files import (
+    FORMAT,
+    MANIFEST,
+    check_format,
+    check_no_gap,
+    finished,
+    listed,
+    manifests,
+    read_json,
+    read_regular,
+)
+from pearl.storage.shapes import Classes, Reference, Task
 
 CODE = "method.py"  # a copy of the file that the method was taken from, for who names it
 
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task that a model has learnt."""
+    """A task that a model has learnt: its new classes, and known ones that it has shown again."""
 
     name: str
     classes: tuple[str, ...]
     first_class: int  # logit index of its first class
     folder: Path
+    also: tuple[str, ...] = ()  # in the order of their logit indices
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of its classes, in the order of their logit indices."""
+        return (*self.also, *self.classes)
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -45,8 +62,8 @@ def read_config(path: Path) -> ModelConfig:
             raise RunError(f"{file}: missing, though tasks are there; restore it from a copy")
         raise RunError(f"{path}: not a run directory, it has no config.yaml; `pearl list runs` shows those there are")
     try:
-        raw = parse_yaml(file.read_text())
-        number = raw.pop("format")
+        raw = parse_yaml(read_regular(file).decode())
+        number = int(raw.pop("format"))
         check_format(file, number)
         kind = RunConfig if "recipe" in raw else ModelConfig
         return check_config(as_stored(raw, kind), kind)
@@ -114,15 +131,12 @@ def task_infos(path: Path, tasks: int | None = None) -> list[TaskInfo]:
     found: list[TaskInfo] = []
     first = 0
     for (folder, manifest), known in zip(manifests(path, tasks), chain(listed(path), repeat(None)), strict=False):
-        try:
-            info = TaskInfo(str(manifest["name"]), tuple(map(str, manifest["classes"])), first, folder)
-            rows = task_rows(len(found), manifest["tensors"])
-        except (KeyError, TypeError, AttributeError) as error:
-            raise RunError(f"{folder / MANIFEST}: damaged (no {error}); restore it from a copy") from None
+        info = TaskInfo(manifest["name"], tuple(manifest["classes"]), first, folder, tuple(manifest.get("also", ())))
         if known and known != (info.name, [*info.classes]):
             raise RunError(
                 f"{folder / MANIFEST}: not the name or other classes than in classes.json; restore it from a copy"
             )
+        rows = task_rows(len(found), manifest["tensors"])
         if rows - {len(info.classes)}:
             raise RunError(
                 f"{folder / MANIFEST}: names {len(info.classes)} classes, the task's tensors have {max(rows)}; restore "
@@ -144,13 +158,13 @@ def verify(path: Path) -> list[str]:
     wrong = []
     for folder in (path / "reference", *finished(path)):
         try:
-            read_part(folder)
+            read_part(folder, Reference if folder.name == "reference" else Task)
         except RunError as error:
             wrong.append(str(error))
     try:
         check_no_gap(path)
         if task_infos(path):
-            read_json(path / "classes.json")  # the one file that all else does without
+            read_json(path / "classes.json", Classes)  # the one file that all else does without
     except RunError as error:
         wrong += [str(error)] * (str(error) not in wrong)
     return wrong
@@ -199,8 +213,17 @@ def load_method(
         RunError: files missing, damaged, or not of this configuration.
     """
     method = place(build_method(config, structure_only=True))
+    state = load_state(path, tasks)
+    # a copy into what is there would take any kind of number
+    wrong = [
+        f"{key} is {state[key].dtype}, not {value.dtype}"
+        for key, value in method.state_dict().items()
+        if key in state and state[key].dtype != value.dtype
+    ]
     try:
-        method.load_state_dict(load_state(path, tasks), strict=True)
-    except RuntimeError as error:
+        if wrong:
+            raise RuntimeError("; ".join(wrong))
+        method.load_state_dict(state, strict=True)
+    except (RuntimeError, IndexError, TypeError, ValueError, KeyError) as error:
         raise RunError(f"{path}: state does not fit its configuration ({' '.join(str(error).split())})") from None
     return place(method).eval()  # again, for the tensors that came with the state

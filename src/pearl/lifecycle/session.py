@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -36,6 +36,7 @@ from pearl.storage.files import (
     folder_name,
     half_learnt,
     listed,
+    read_regular,
     task_folders,
     write_file,
     write_json,
@@ -70,6 +71,7 @@ def session(
         Interrupted: the user asked to stop, with the words to go on.
     """
     world = world or World()
+    check_inside(path)
     log = Log(path / "events.jsonl", show or Observer()) if world.first else Observer()
     made = engine(config, device=device, precision=precision, observer=log, world=world)
     stop = Stop()
@@ -82,7 +84,8 @@ def session(
         work = Session(path, config, made, log, replay)
         work.complete()
         try:
-            yield work
+            with METHODS.blamed(config.method["name"]):
+                yield work
             world.wait()
         except Interrupted as error:
             raise Interrupted(f"{error}; all of it is stored; go on with: {again}") from None
@@ -90,6 +93,19 @@ def session(
             if world.size == 1 or not lost(error):
                 raise
             raise Lost("another process of this run has ended; what is stored is kept; run it again") from None
+
+
+def check_inside(path: Path) -> None:
+    """See that what is written below a directory stays there: one that came from others may have links in it.
+
+    Raises:
+        RunError: naming a link that leads outside.
+    """
+    here = os.path.realpath(path)
+    for folder in (path, path / "tasks", path / "resume", *path.glob("tasks/*"), *path.glob("resume/*")):
+        for place in folder.iterdir() if folder.is_dir() else ():
+            if place.is_symlink() and not os.path.realpath(place).startswith(f"{here}{os.sep}"):
+                raise RunError(f"{place}: leads outside of the directory; put what it stands for in its place")
 
 
 @contextmanager
@@ -106,9 +122,9 @@ def locked(path: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         try:
-            who = json.loads(holder.read_text())
+            who = json.loads(read_regular(holder))
             name = f"process {who['pid']} on {who['host']} since {who['since']}"
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             name = "another process"
         raise Busy(f"{path}: {name} is at work on it; wait for it to end, or stop it") from None
     except OSError as error:
@@ -145,9 +161,13 @@ class Session:
         write_part(self.path / "reference", snapshot(method.state_dict()), {"parameters": method.size()})
         return method
 
-    def learn(self, method: Method, task: Task, **facts: Any) -> None:
-        """Let a method learn a task and store what it added; until that is whole, the directory is as it was."""
-        self.log.event("task", task=task.id, name=task.name, classes=list(task.classes), images=len(task))
+    def learn(self, method: Method, task: Task, *, also: Sequence[str] = (), **facts: Any) -> None:
+        """Let a method learn a task and store what it added; until that is whole, the directory is as it was.
+
+        `also` are known classes that it shows again.
+        """
+        names = [*also, *task.classes]
+        self.log.event("task", task=task.id, name=task.name, classes=names, images=len(task))
         for note in notes(method, task):
             self.log.event("note", task=task.id, text=note)
         started = time.perf_counter()
@@ -164,6 +184,7 @@ class Session:
             "task": task.id,
             "name": task.name,
             "classes": list(task.classes),
+            **({"also": list(also)} if also else {}),
             "images": images,
             "parameters": method.size(),
             "isolation_parameters": isolation_size(method, classes),

@@ -55,6 +55,12 @@ class Phase:
     def __post_init__(self) -> None:
         named = self.params if isinstance(self.params, Mapping) else {"": self.params}
         self.groups = {name: list(params) for name, params in named.items()}
+        if not isinstance(self.name, str):
+            raise TypeError(f"a phase's name is a text, not {type(self.name).__name__}")
+        if not self.trained or not all(isinstance(parameter, nn.Parameter) for parameter in self.trained):
+            raise TypeError(f"phase {self.name}: its params must be parameters, one or more")
+        if not callable(self.loss):
+            raise TypeError(f"phase {self.name}: its loss must be a function of a batch")
         self.params = self.trained
 
     @property

@@ -15,7 +15,9 @@ from pearl.nn.weights import load_weights
 __all__ = ["SeparableBlock", "SeparableConv", "SeparableResNet", "bsc"]
 
 
-def bsc(image_size: int, *, width: Annotated[int, Field(ge=1)] = 64, weights: str | None = None) -> SeparableResNet:
+def bsc(
+    image_size: int, *, width: Annotated[int, Field(ge=1, le=1024)] = 64, weights: str | None = None
+) -> SeparableResNet:
     """The blueprint-separable ResNet without a head; 1,254,400 parameters at width 64.
 
     `weights` is a weight file with this network's names, or a run directory whose reference is to be used again.

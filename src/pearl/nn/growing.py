@@ -84,8 +84,10 @@ class TaskHeads(nn.Module):
 
     def grow(self, classes: int) -> nn.Linear:
         """Add the classifier of a new task."""
-        # a task that shows known classes alone has a block of none, which there is nothing to draw for
-        block = self.block(classes) if classes else nn.utils.skip_init(Classifier, self.dim, 0)
+        block = self.block(max(classes, 1))
+        if not classes:  # a task that shows known classes alone
+            block.weight, block.bias = nn.Parameter(block.weight[:0].detach()), nn.Parameter(block.bias[:0].detach())
+            block.out_features = 0
         self.blocks.append(block)
         return block
 

@@ -5,7 +5,6 @@ Nothing here wraps a layer. An update is a tensor added to a weight, and the net
 """
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from pearl.errors import ConfigError
+from pearl.settings.patterns import compiled
 from pearl.settings.registry import nearest
 
 Fold = Literal["spatial", "view", "unfold"]
@@ -92,7 +92,7 @@ def has_attention(backbone: nn.Module) -> bool:
 
 def _matching(backbone: nn.Module, word: str) -> Iterator[Target]:
     select = _KINDS.get(word)
-    pattern = None if select or word in _PROJECTIONS else _compile(word)
+    pattern = None if select or word in _PROJECTIONS else compiled(word, "method.targets")
     for name, module in backbone.named_modules():
         if not isinstance(module, nn.Linear | nn.Conv2d):
             continue
@@ -119,13 +119,6 @@ _KINDS: dict[str, Callable[[nn.Module], bool]] = {
     "pointwise": lambda m: isinstance(m, nn.Conv2d) and m.groups == 1 and m.kernel_size == (1, 1),
     "depthwise": lambda m: isinstance(m, nn.Conv2d) and _is_depthwise(m),
 }
-
-
-def _compile(word: str) -> re.Pattern[str]:
-    try:
-        return re.compile(word)
-    except re.error as error:
-        raise ConfigError(f"method.targets={word!r}: not a valid regular expression ({error})") from None
 
 
 def _hint(backbone: nn.Module, word: str) -> str:

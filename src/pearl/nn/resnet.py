@@ -13,7 +13,7 @@ __all__ = ["BasicBlock", "ResNet", "resnet18"]
 def resnet18(
     image_size: int,
     *,
-    width: Annotated[int, Field(ge=1)] = 64,
+    width: Annotated[int, Field(ge=1, le=1024)] = 64,
     stem: Literal["cifar", "imagenet"] = "cifar",
     weights: str | None = None,
 ) -> ResNet:

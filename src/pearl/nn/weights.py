@@ -1,5 +1,6 @@
 """Reference weights from a file or from another run, checked name by name and shape by shape."""
 
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from pearl.errors import WeightsError
 from pearl.storage.checkpoint import load_state
-from pearl.storage.files import check_no_gap, finished
+from pearl.storage.files import check_no_gap, finished, open_regular
 from pearl.storage.paths import find
 
 _HEADS = ("head.", "head_dist.", "fc.", "classifier.")  # a file's classifier is of no use here
@@ -34,9 +35,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             raise WeightsError(f"{path}: its method has no reference network; give a run of pearl or finetune")
         return {key.removeprefix("backbone."): value for key, value in learnt.items() if key.startswith("backbone.")}
     try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+        with open_regular(path) as file, warnings.catch_warnings(action="ignore"):
+            if path.suffix == ".safetensors":
+                return load_file(path)
+            state: Any = torch.load(file, map_location="cpu", weights_only=True)
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(f"{path}: not a readable weight file ({reason}); give an intact .safetensors file") from None
@@ -47,9 +49,20 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise WeightsError(f"{path}: holds no mapping of names to tensors; give a state_dict")
+    if not isinstance(state, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) and _is_plain(value) for key, value in state.items()
+    ):
+        raise WeightsError(f"{path}: holds no mapping of names to plain tensors; give a state_dict")
     return state
+
+
+def _rounded(value: Tensor, own: Tensor) -> bool:
+    """Whether two tensors differ in precision alone: files in half precision are common."""
+    return value.is_floating_point() and own.is_floating_point()
+
+
+def _is_plain(value: Tensor) -> bool:
+    return value.layout is torch.strided and not value.is_quantized and value.device.type == "cpu"
 
 
 def load_weights(net: Any, path: str) -> None:
@@ -80,6 +93,11 @@ def load_weights(net: Any, path: str) -> None:
         f"{key} is {tuple(state[key].shape)}, the network needs {tuple(own[key].shape)}"
         for key in own
         if key in state and state[key].shape != own[key].shape
+    ]
+    problems += [
+        f"{key} is {state[key].dtype}, the network needs {own[key].dtype}"
+        for key in own
+        if key in state and state[key].dtype != own[key].dtype and not _rounded(state[key], own[key])
     ]
     if problems:
         raise WeightsError(

@@ -4,8 +4,6 @@ A figure and its table are always made from the same numbers.
 """
 
 import base64
-import csv
-import io
 import itertools
 import json
 import math
@@ -20,6 +18,7 @@ import numpy as np
 from markupsafe import Markup
 
 from pearl.reports import plots
+from pearl.storage.sheets import rows_as_csv
 from pearl.version import __version__
 
 
@@ -50,9 +49,7 @@ class Table:
     @property
     def csv(self) -> str:
         """The table as CSV; NaN is an empty cell."""
-        file = io.StringIO()
-        csv.writer(file).writerows([[_csv_cell(cell) for cell in row] for row in [self.columns, *self.rows]])
-        return file.getvalue()
+        return rows_as_csv([[_csv_cell(cell) for cell in row] for row in [self.columns, *self.rows]])
 
     @property
     def link(self) -> str:
@@ -156,13 +153,11 @@ def shown(cell: Cell) -> str:
 
 
 def _csv_cell(cell: Cell) -> Cell:
-    """A cell that a spreadsheet will not take for a formula, with an apostrophe before one that it would."""
+    """A cell as a value: not a number is none, a link its address."""
     if isinstance(cell, float) and math.isnan(cell):
         return None
     if isinstance(cell, Link):
         return cell.address
-    if isinstance(cell, str) and re.match(r"\s*[=+\-@＝＋－＠]|[\t\r\n]", cell):
-        return f"'{cell}"
     return cell
 
 

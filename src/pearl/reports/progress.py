@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from pearl.errors import printable
+from pearl.errors import drawn_on, printable
 from pearl.training.engine import Observer
 
 
@@ -25,7 +25,7 @@ class Lines(Observer):
     interval = 20.0
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = Console(file=drawn_on(sys.stderr), highlight=False, soft_wrap=True)
         self.tasks = 0
         self.phase = ""
         self.began = self.said = time.monotonic()

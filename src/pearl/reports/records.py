@@ -28,8 +28,10 @@ from pearl.storage.files import (
     half_learnt,
     manifests,
     read_json,
+    read_regular,
 )
 from pearl.storage.paths import runs_root
+from pearl.storage.shapes import Environment, Epoch, Reference, Results
 
 SCENARIOS: dict[metrics.Scenario, str] = {"class_il": "class-IL", "task_il": "task-IL"}
 
@@ -176,9 +178,9 @@ def read(run: str | Path) -> Record:
     return Record(
         path=path,
         config=config,
-        start=_of_manifest(reference, read_json(reference), lambda manifest: int(manifest["parameters"])),
+        start=read_json(reference, Reference)["parameters"],
         epochs=_epochs(path / "events.jsonl"),
-        environment=read_json(path / "environment.json") if (path / "environment.json").exists() else {},
+        environment=read_json(path / "environment.json", Environment) if (path / "environment.json").exists() else {},
         **measured,
     )
 
@@ -186,18 +188,18 @@ def read(run: str | Path) -> Record:
 def _results(path: Path) -> dict[str, Any]:
     """What a run's results say about the tasks that were evaluated, with the manifests of those."""
     file = path / "results.json"
-    results = read_json(file) if file.exists() else {"stages": []}
-    if results.get("stages") == []:
+    results = read_json(file, Results) if file.exists() else {"stages": []}
+    if not results["stages"]:
         raise RunError(f"{path}: no task is finished yet; let `pearl run` finish at least one, then report")
     folders = finished(path)
     try:
         counts = metrics.Counts.from_results(results)
         stages, tasks = results["stages"], results["tasks"]
         complete = bool(results.get("complete")) and len(folders) == len(tasks)
-        names = [str(task["name"]) for task in tasks]
-        classes = [[str(name) for name in task["classes"]] for task in tasks]
-        sizes = [[int(stage[key]) for stage in stages] for key in ("parameters", "isolation_parameters")]
-    except (KeyError, TypeError, ValueError, RunError) as error:
+        names = [task["name"] for task in tasks]
+        classes = [task["classes"] for task in tasks]
+        sizes = [[stage[key] for stage in stages] for key in ("parameters", "isolation_parameters")]
+    except RunError as error:
         raise RunError(f"{file}: damaged ({_reason(error)}); delete it and run again, which evaluates anew") from None
     return {
         "counts": counts,
@@ -240,7 +242,7 @@ def _pending(path: Path) -> bool:
 def _config(file: Path) -> dict[str, Any]:
     """The settings as they are written: checking them again would import every part they name, and torch."""
     try:
-        config = parse_yaml(file.read_text(encoding="utf-8"))
+        config = parse_yaml(read_regular(file).decode())
         check_format(file, config.pop("format", FORMAT))  # no setting
         whole = isinstance(config["seed"], int) and isinstance(config["method"]["name"], str)
         whole = whole and isinstance(config["train"], dict)
@@ -256,29 +258,20 @@ def _config(file: Path) -> dict[str, Any]:
 
 def _learnt(path: Path, tasks: int | None = None) -> list[Learnt]:
     """What each of the first `tasks` manifests (all if not given) says."""
-    return [_of_manifest(folder / MANIFEST, manifest, _of_task) for folder, manifest in manifests(path, tasks)]
-
-
-def _of_manifest(file: Path, manifest: dict[str, Any], take: Any) -> Any:
-    try:
-        return take(manifest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{file}: damaged ({_reason(error)}); restore it from a copy of the run") from None
+    return [_of_task(manifest) for _, manifest in manifests(path, tasks)]
 
 
 def _of_task(manifest: Mapping[str, Any]) -> Learnt:
     keys = ("threshold", "rank", "full_rank", "rows_and_columns")
-    layers = manifest.get("layers", [])
-    images, isolation = (manifest.get(key) for key in ("images", "isolation_parameters"))
     return Learnt(
-        name=str(manifest["name"]),
-        classes=[str(name) for name in manifest["classes"]],
-        images=None if images is None else int(images),
-        parameters=int(manifest["parameters"]),
-        isolation=None if isolation is None else int(isolation),
-        bytes=int(manifest["bytes"]),
-        layers={str(layer["layer"]): {key: layer[key] + 0 for key in keys} for layer in layers},
-        train=dict(manifest.get("train", {})),
+        name=manifest["name"],
+        classes=manifest["classes"],
+        images=manifest.get("images"),
+        parameters=manifest["parameters"],
+        isolation=manifest.get("isolation_parameters"),
+        bytes=manifest["bytes"],
+        layers={layer["layer"]: {key: layer[key] for key in keys} for layer in manifest.get("layers", [])},
+        train=manifest.get("train", {}),
     )
 
 
@@ -301,10 +294,9 @@ def _epochs(file: Path) -> list[dict[str, Any]]:
                     task = event["task"]
                     epochs = {at: epoch for at, epoch in epochs.items() if at[0] != task or at[1] < position}
             elif event["event"] == "epoch":
-                numbers = {key: event[key] + 0 for key in ("task", "epoch", "loss", "lr", "seconds")}
-                at = (event["task"], position, event["epoch"])
-                epochs[at] = {**numbers, "phase": str(event["phase"]), "time": str(event["time"])}
-        except (ValueError, KeyError, TypeError):
+                epoch = Epoch.model_validate(event)
+                epochs[epoch.task, position, epoch.epoch] = epoch.model_dump()
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return [*epochs.values()]
 

@@ -16,6 +16,7 @@ from pearl.settings.parts import BACKBONES, METHODS, RANK_RULES, SOURCES
 from pearl.settings.registry import Registry, nearest
 from pearl.storage.files import MANIFEST, finished, read_json
 from pearl.storage.paths import runs_root
+from pearl.storage.shapes import Reference, Results, Task
 
 if TYPE_CHECKING:
     from pearl.lifecycle.model import Evaluation
@@ -147,13 +148,13 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
     """
     from pearl.lifecycle.saved import changed_code, read_config, verify
 
-    config, reference, damaged = read_config(path), read_json(path / "reference" / MANIFEST), verify(path)
+    config, reference, damaged = read_config(path), read_json(path / "reference" / MANIFEST, Reference), verify(path)
     if code := changed_code(path, config):
         damaged.append(code)
     manifests = []
     for folder in finished(path):
         try:
-            manifests.append(read_json(folder / MANIFEST))
+            manifests.append(read_json(folder / MANIFEST, Task))
         except RunError:  # one of `damaged`
             manifests.append({})
     keys = ("name", "classes", "images", "parameters", "bytes", "seconds", "layers")
@@ -221,12 +222,12 @@ def _run_state(path: Path) -> str:
         tasks = len(finished(path))
         return f"{tasks} tasks, see `pearl inspect`" if tasks else "no task finished yet"
     try:
-        results = read_json(file)
+        results = read_json(file, Results)
         if not results["stages"]:
             return "no task finished yet"
         stage = results["stages"][-1]
         accuracy = 100 * sum(stage["class_il"]) / sum(stage["total"])
-    except (RunError, LookupError, TypeError, ZeroDivisionError):
+    except (RunError, ZeroDivisionError):
         return "results.json is damaged"
     state = "done" if results.get("complete") else "unfinished"
     return f"{state}, {len(results['stages'])} tasks, class-IL {accuracy:.2f} %"

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from pearl.errors import ConfigError
 from pearl.settings.born import as_written, later, without_born
-from pearl.settings.documents import parse_yaml
+from pearl.settings.documents import DEPTH, parse_yaml
 from pearl.settings.parts import BACKBONES, METHODS, SOURCES
 from pearl.settings.registry import nearest, problems_of, readable
 from pearl.settings.sections import EngineConfig, ImagesConfig, PhaseConfig, Section, Seed, StreamConfig, TrainConfig
@@ -164,10 +164,14 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
         if not equals or not key:
             problems.append(f"{item!r} is not of the form key=value, such as train.lr=0.001")
             continue
+        if key.count(".") >= DEPTH:
+            problems.append(f"{key[:40]}...: no setting lies so deep; give the name of one")
+            continue
         try:
             value = parse_yaml(text)
-        except (yaml.YAMLError, ValueError):
-            problems.append(f"{key}: the value {text!r} is not valid YAML; quote it")
+        except (yaml.YAMLError, ValueError) as error:
+            reason = getattr(error, "problem", None) or error
+            problems.append(f"{key}: the value {text!r} is not valid YAML ({reason}); quote it")
             continue
         for part in reversed(key.split(".")):
             value = {part: value}

@@ -1,10 +1,11 @@
-"""YAML as people write it: each key once, and no document that is larger than it looks."""
+"""YAML as people write it: each key once, plain values, and no document that is larger or deeper than it looks."""
 
 from typing import Any
 
 import yaml
 
 LIMIT = 1_000_000  # values of a document, where an alias counts as what it stands for
+DEPTH = 64  # of sections in sections; what is read is walked through in many places, each a call deeper
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
 
 
@@ -12,9 +13,11 @@ def parse_yaml(text: str) -> Any:
     """The value of a document.
 
     Raises:
-        yaml.YAMLError: not YAML; a key twice in one mapping, of which others keep the last without a word; or aliases
-            that stand for themselves or for more than a machine can hold.
+        yaml.YAMLError: not YAML; a key twice in one mapping, of which others keep the last without a word; aliases
+            that stand for themselves or for more than a machine can hold; sections in sections without end; or a value
+            that no setting has: a date, a NUL, a number of more than 64 bits.
     """
+    _check_depth(text)
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -22,11 +25,42 @@ def parse_yaml(text: str) -> Any:
             return None
         if _values(node, {}) > LIMIT:
             raise yaml.constructor.ConstructorError(None, None, "aliases make it too large", node.start_mark)
-        return loader.construct_document(node)
-    except RecursionError:
+        value = loader.construct_document(node)
+    except RecursionError:  # aliases
         raise yaml.constructor.ConstructorError(None, None, "nested too deeply") from None
+    except (ValueError, OverflowError) as error:  # the 30th of February, a number of 5,000 digits
+        raise yaml.constructor.ConstructorError(None, None, str(error)) from None
     finally:
         loader.dispose()
+    _check_plain(value)
+    return value
+
+
+def _check_depth(text: str) -> None:
+    """By events alone: to compose a document takes a call in a call for each section, without a check in C."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEPTH:
+            raise yaml.constructor.ConstructorError(None, None, f"nested too deeply, more than {DEPTH} levels")
+
+
+def _check_plain(value: Any) -> None:
+    if isinstance(value, dict):
+        for item in (*value, *value.values()):
+            _check_plain(item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_plain(item)
+    elif isinstance(value, str) and "\0" in value:
+        raise yaml.constructor.ConstructorError(None, None, "a text with a NUL")
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise yaml.constructor.ConstructorError(None, None, "a number of more than 64 bits")
+    elif not isinstance(value, str | int | float | None):
+        raise yaml.constructor.ConstructorError(None, None, f"a {type(value).__name__}, which no setting is; quote it")
 
 
 def _values(node: yaml.Node, known: dict[int, int | None]) -> int:

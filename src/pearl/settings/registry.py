@@ -11,24 +11,24 @@ Parts come with pearl (`parts.py`), from installed packages (entry points `pearl
 
 import dataclasses
 import difflib
+import errno
 import functools
 import hashlib
 import importlib
 import inspect
 import re
-import sys
-import traceback
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from pearl.errors import ConfigError, printable
+from pearl.errors import ConfigError, Interrupted, PearlError, printable
 from pearl.settings.born import Born, as_written, without_born
+from pearl.settings.code import Code, in_words, run_file
 from pearl.settings.follow import followed
 
 Spec = dict[str, Any]  # {"name": ..., option: value, ...}
@@ -75,14 +75,6 @@ def _path(item: Mapping[str, Any], known: Callable[[tuple[Any, ...]], Iterable[s
     return loc
 
 
-@dataclasses.dataclass(frozen=True)
-class Code:
-    """A class out of a file that the user named, and the file's bytes."""
-
-    part: type
-    source: bytes
-
-
 class Registry:
     """Parts of one kind by name. `name/*` stands for a family: the rest of the name is the part's first argument.
 
@@ -116,30 +108,54 @@ class Registry:
         found = re.fullmatch(r"(.+\.py)(?::(\w*))?", given)
         if found is None or self.base is None:
             return given
-        file, attribute = Path(found[1]).expanduser(), found[2]
+        try:
+            file, attribute = Path(found[1]).expanduser(), found[2]
+        except RuntimeError:
+            raise ConfigError(f"{given}: there is no such user's home; write the path out") from None
         if not attribute:
             raise ConfigError(f"{given}: which class? Give the file and its class, as {file.name}:MyMethod")
         try:
+            if file.exists() and not file.is_file():  # a FIFO would wait, a device never end
+                raise OSError(errno.EINVAL, "not a file")
             source = file.read_bytes()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{file}: cannot be read ({error.strerror}); give the path of a Python file and its class, as "
-                f"path/to/file.py:{attribute}"
+                f"{file}: cannot be read ({getattr(error, 'strerror', error)}); give the path of a Python file and its "
+                f"class, as path/to/file.py:{attribute}"
             ) from None
         name = f"{attribute}@{hashlib.sha256(source).hexdigest()[:12]}"
         if name not in self._files:
-            module = _run_file(file, source, f"pearl_file_{name.partition('@')[2]}")
+            module = run_file(file, source, f"pearl_file_{name.partition('@')[2]}")
             if not hasattr(module, attribute):
                 classes = (value for value in vars(module).values() if inspect.isclass(value))
                 known = [value.__name__ for value in classes if value.__module__ == module.__name__]
                 hint = nearest(attribute, known) if known else "it defines none"
                 raise ConfigError(f"{file}: has no class {attribute!r}; {hint}")
-            self._files[name] = Code(self._checked(getattr(module, attribute), f"{file}: {attribute}"), source)
+            part = self._checked(getattr(module, attribute), f"{file}: {attribute}")
+            self._files[name] = Code(part, str(file), source)
         return name
 
     def source(self, name: str) -> bytes | None:
         """The file that a part was taken from; None unless it was."""
         return self._files[name].source if name in self._files else None
+
+    @contextmanager
+    def blamed(self, name: str) -> Iterator[None]:
+        """Meanwhile code of a part runs; what a file's raises is said in a line with the place in it.
+
+        `SystemExit` and its like too, which would end the process in silence. Ctrl-C alone goes on up.
+
+        Raises:
+            ConfigError: it raised something.
+        """
+        try:
+            yield
+        except (PearlError, Interrupted):
+            raise
+        except BaseException as error:
+            if name not in self._files or type(error) is KeyboardInterrupt:
+                raise
+            raise ConfigError(f"{self._files[name].place_of(error)}: {in_words(error)}; mend the file") from error
 
     def closed(self, name: str) -> bool:
         """Whether a part is a file's that nobody has named in this process."""
@@ -177,7 +193,7 @@ class Registry:
             part = point.load()
         except Exception as error:  # an import can raise anything
             raise ConfigError(
-                f"{where}: cannot be imported ({_in_words(error)}); mend or uninstall the package"
+                f"{where}: cannot be imported ({in_words(error)}); mend or uninstall the package"
             ) from None
         return self._checked(part, where)
 
@@ -192,13 +208,14 @@ class Registry:
         else:
             base = _imported(self.base)
             wrong = None if inspect.isclass(part) and issubclass(part, base) else f"does not derive from {self.base}"
-            if not wrong and hasattr(base, "phases") and not part.phases:
+            if not wrong and hasattr(base, "phases") and not _are_names(part.phases):
                 wrong = "declares no phases; list the names of those that `learn` yields"
         try:
             if not wrong:
-                _options_model(part)
+                # the defaults are stored with a run
+                _options_model(part).model_construct().model_dump(mode="json", warnings=False)
         except Exception as error:  # annotations are code
-            wrong = f"its options cannot be read ({_in_words(error)}); annotate each with its type"
+            wrong = f"its options cannot be read ({in_words(error)}); annotate each with its type"
         if wrong:
             raise ConfigError(f"{where}: {wrong}")
         return part
@@ -240,7 +257,7 @@ class Registry:
             problems += problems_of(error, where, lambda path: (keys or ["(it has no options)"]) if not path else [])
         if problems:
             raise ConfigError(*problems)
-        return {"name": name, **checked.model_dump(mode="json")}
+        return {"name": name, **checked.model_dump(mode="json", warnings=False)}
 
     def decisive(self, spec: Spec) -> Spec:
         """A resolved spec without what does not enter a run's name (see `Born`)."""
@@ -275,8 +292,9 @@ class Registry:
             key: nested[key].build(value) if key in nested else value for key, value in spec.items() if key != "name"
         }
         try:
-            return part(*args, **options)
-        except ValueError as error:
+            with self.blamed(spec["name"]):
+                return part(*args, **options)
+        except (ValueError, OverflowError) as error:
             raise ConfigError(f"{self.kind} {spec['name']}: {error}") from None
 
     def spec_of(self, part: Any) -> Spec:
@@ -287,30 +305,13 @@ class Registry:
         raise TypeError(f"{type(part).__name__} is not a registered {self.kind}")
 
 
+def _are_names(value: Any) -> bool:
+    return isinstance(value, tuple | list) and bool(value) and all(isinstance(name, str) for name in value)
+
+
 def _imported(target: str) -> Any:
     module, attribute = target.split(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-def _run_file(file: Path, source: bytes, name: str) -> types.ModuleType:
-    """The module that a file's bytes make; these very bytes, so that its hash is that of what ran."""
-    module = types.ModuleType(name)
-    module.__file__ = str(file)
-    sys.modules[name] = module  # where dataclasses and annotations look things up
-    try:
-        exec(compile(source, str(file), "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        line = lines[-1] if lines else getattr(error, "lineno", None) or "?"  # a SyntaxError has its own
-        raise ConfigError(f"{file}, line {line}: {_in_words(error)}; mend the file") from None
-    return module
-
-
-def _in_words(error: BaseException) -> str:
-    """A foreign error on one line."""
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return " ".join(f"{type(error).__name__}: {text}".split())
 
 
 def readable(name: str) -> str:

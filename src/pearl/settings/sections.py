@@ -12,6 +12,7 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
+Pixels = Annotated[int, Field(ge=1, le=4096)]  # of a side; every image takes the square of it
 Triple = tuple[float, float, float]
 
 
@@ -43,10 +44,10 @@ class StreamConfig(Section):
 class ImagesConfig(Section):
     """What the network sees. Sizes are in pixels; mean and std belong to pixel values in [0, 1]."""
 
-    size: Annotated[int, Field(ge=1)]
-    resize: Annotated[int, Field(ge=1)] | None = None  # shorter side before the centre crop; `size` if not given
+    size: Pixels
+    resize: Pixels | None = None  # shorter side before the centre crop; `size` if not given
     augment: Literal["none", "crop", "resized_crop"] = "none"
-    pad: Annotated[int, Field(ge=0)] = 4  # zeros around the image before a random `crop`
+    pad: Annotated[int, Field(ge=0, le=4096)] = 4  # zeros around the image before a random `crop`
     scale: tuple[Positive, Positive] = (0.08, 1.0)  # area share of a random `resized_crop`
     flip: bool = True  # left-right, with `crop` and `resized_crop`
     mean: Triple = (0.0, 0.0, 0.0)

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from pearl.errors import RunError
-from pearl.storage.files import FORMAT, MANIFEST, finished, manifests, read_json, write_file, write_json
+from pearl.storage.files import FORMAT, MANIFEST, finished, manifests, open_regular, read_json, write_file, write_json
+from pearl.storage.shapes import Part
 
 WEIGHTS = "weights.safetensors"
 
@@ -61,26 +63,32 @@ def write_part(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
     write_json(folder / MANIFEST, {**facts, **manifest})
 
 
-def read_part(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and manifest of one folder, its checksum verified.
+def read_part(folder: Path, shape: type[Part] = Part) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and manifest of one folder; its checksum is verified, and that they are those of the manifest.
 
     Raises:
         RunError: a file is missing or damaged; the message names it.
     """
-    manifest = read_json(folder / MANIFEST)
+    manifest = read_json(folder / MANIFEST, shape)
     file = folder / WEIGHTS
     try:
-        data = file.read_bytes()
+        with open_regular(file) as opened:
+            # of one that has grown no more than tells it: it may be larger than memory
+            data = opened.read(manifest["bytes"] + 1)
     except OSError as error:
         raise RunError(f"{file}: cannot be read ({error.strerror}); restore it from a copy of the run") from None
-    if not isinstance(recorded := manifest.get("sha256"), dict):
-        raise RunError(f"{folder / MANIFEST}: damaged (no checksum); restore it from a copy of the run")
-    if sha256(data) != recorded.get(WEIGHTS):
+    if sha256(data) != manifest["sha256"].get(WEIGHTS):
         raise RunError(
             f"{file}: checksum differs from its manifest, the file is damaged; restore it from a copy, or, to learn "
             f"again from there, remove classes.json, the folder {folder.name} and all later ones"
         )
-    return load(data), manifest
+    try:
+        tensors = load(data)
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # written by something else
+        raise RunError(f"{file}: no file of tensors ({error}); restore it from a copy of the run") from None
+    if {key: list(value.shape) for key, value in tensors.items()} != manifest["tensors"]:
+        raise RunError(f"{file}: other tensors than its manifest lists; restore both from a copy of the run")
+    return tensors, manifest
 
 
 def load_state(run: Path, tasks: int | None = None) -> dict[str, Tensor]:

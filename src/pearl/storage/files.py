@@ -1,16 +1,21 @@
 """Files of a run that are not tensors: written whole or not at all, read with a line for what is wrong. No torch."""
 
+import errno
 import itertools
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from pydantic import ValidationError
 
 from pearl.errors import RunError
+from pearl.storage.shapes import Classes, Pending, Record, Results, Task
 
 FORMAT = 1  # of a run directory; a higher number than this cannot be read
 MANIFEST = "manifest.json"
@@ -79,26 +84,65 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
+def open_regular(path: str | Path) -> BinaryIO:
+    """A file, opened to be read. A FIFO would wait for a writer, and a device never end.
+
+    Raises:
+        OSError: it cannot be opened, or is something else.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except ValueError:  # a NUL
+        raise OSError(errno.EINVAL, "no name that a file can have", str(path)) from None
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        code = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+        raise OSError(code, os.strerror(code) if code == errno.EISDIR else "neither a file nor a folder", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: str | Path) -> bytes:
+    """All of a file.
+
+    Raises:
+        OSError: see `open_regular`.
+    """
+    with open_regular(path) as file:
+        return file.read()
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON whole or not at all."""
     write_file(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file of a run: a mapping with its format number.
+def read_json(path: Path, shape: type[Record] = Record) -> dict[str, Any]:
+    """Read a JSON file of a run, as it is written, once it is known to have the entries of its `shape`.
 
     Raises:
-        RunError: missing, damaged, or of a newer format.
+        RunError: missing, damaged, of another shape, or of a newer format.
     """
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(read_regular(path))
     except FileNotFoundError:
         raise RunError(f"{path}: missing; restore it from a copy, or move the directory away and begin anew") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: damaged ({error}); restore it from a copy, or move it away and run again") from None
-    if not isinstance(value, dict) or not isinstance(value.get("format"), int):
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RunError(f"{path}: damaged ({reason}); restore it from a copy, or move it away and run again") from None
+    number = value.get("format") if isinstance(value, dict) else None
+    if not isinstance(number, int) or isinstance(number, bool):
         raise RunError(f"{path}: damaged (no format number); restore it from a copy, or move it away and run again")
-    check_format(path, value["format"])
+    check_format(path, number)
+    try:
+        shape.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise RunError(
+            f"{path}: damaged ({where}: {first['msg'][:1].lower()}{first['msg'][1:]}); restore it from a copy, or move "
+            f"it away and run again"
+        ) from None
     return value
 
 
@@ -146,7 +190,7 @@ def manifests(run: Path, tasks: int | None = None) -> Iterator[tuple[Path, dict[
         RunError: a manifest cannot be read, or is of another task than its folder's number says.
     """
     for index, folder in enumerate(finished(run)[:tasks]):
-        manifest = read_json(folder / MANIFEST)
+        manifest = read_json(folder / MANIFEST, Task)
         if (own := manifest.get("task", index)) != index:
             raise RunError(
                 f"{folder / MANIFEST}: is not of task {index:03d} but says {own!r}; folders were swapped, renamed or "
@@ -166,10 +210,7 @@ def listed(run: Path) -> list[tuple[str, list[str]]]:
     file = run / "classes.json"
     if not file.is_file():
         return []
-    try:
-        return [(str(task["name"]), [str(name) for name in task["classes"]]) for task in read_json(file)["tasks"]]
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{file}: damaged (no {error}); remove it, the manifests have what it says") from None
+    return [(task["name"], task["classes"]) for task in read_json(file, Classes)["tasks"]]
 
 
 def half_learnt(model: Path) -> dict[str, Any]:
@@ -180,7 +221,7 @@ def half_learnt(model: Path) -> dict[str, Any]:
     Raises:
         RunError: the note is damaged.
     """
-    note = read_json(model / PENDING) if (model / PENDING).is_file() else {}
+    note = read_json(model / PENDING, Pending) if (model / PENDING).is_file() else {}
     return {} if note.get("index") in range(len(finished(model))) else note
 
 
@@ -193,7 +234,7 @@ def done(run: Path) -> bool:
     file = run / "results.json"
     if not file.is_file():
         return False
-    results = read_json(file)
+    results = read_json(file, Results)
     return bool(results.get("complete")) and len(finished(run)) == len(results["tasks"])
 
 
@@ -225,4 +266,4 @@ def seconds(run: Path) -> float:
         RunError: its files are damaged.
     """
     learning = sum(sum(manifest["seconds"].values()) for _, manifest in manifests(run))
-    return learning + sum(stage["evaluation_seconds"] for stage in read_json(run / "results.json")["stages"])
+    return learning + sum(stage["evaluation_seconds"] for stage in read_json(run / "results.json", Results)["stages"])

@@ -3,17 +3,31 @@
 import os
 from pathlib import Path
 
-from pearl.errors import PearlError
+from pearl.errors import ConfigError, PearlError
+
+
+def as_path(text: str | Path, *, what: str, error: type[PearlError] = ConfigError) -> Path:
+    """A path as people write it, with `~` for a home.
+
+    Raises:
+        PearlError: of the class `error`: there is no such home, or no file can be called so.
+    """
+    if "\0" in str(text):
+        raise error(f"{what}: {str(text)!r} has a NUL, which no path can have; give another one")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise error(f"{what}: {text}: there is no such user's home; write the path out") from None
 
 
 def data_root() -> Path:
     """The folder for data sets, weights and the cache of decoded images."""
-    return Path(os.environ.get("PEARL_DATA", "data")).expanduser()
+    return as_path(os.environ.get("PEARL_DATA", "data"), what="PEARL_DATA")
 
 
 def runs_root() -> Path:
     """The folder whose sub-folders are runs."""
-    return Path(os.environ.get("PEARL_RUNS", "runs")).expanduser()
+    return as_path(os.environ.get("PEARL_RUNS", "runs"), what="PEARL_RUNS")
 
 
 def find(path: str | Path, *, what: str, error: type[PearlError]) -> Path:
@@ -22,7 +36,7 @@ def find(path: str | Path, *, what: str, error: type[PearlError]) -> Path:
     Raises:
         PearlError: of the class `error`, naming both places that were tried.
     """
-    given = Path(path).expanduser()
+    given = as_path(path, what=what, error=error)
     below = data_root() / given
     for candidate in (given, below):
         if candidate.exists():

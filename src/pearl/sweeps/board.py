@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pearl.errors import printable
+from pearl.errors import drawn_on, printable
 
 
 class Position:
@@ -35,7 +35,7 @@ class Position:
             whole, newline, _ = file.read().rpartition(b"\n")
             self.offset += len(whole) + len(newline)
             for line in whole.splitlines():
-                with suppress(ValueError, KeyError, TypeError):  # one whose writer was killed
+                with suppress(ValueError, KeyError, TypeError, RecursionError):  # one whose writer was killed
                     self._take(json.loads(line))
 
     def _take(self, event: Mapping[str, Any]) -> None:
@@ -138,7 +138,7 @@ class LineBoard(Board):
     interval = 60.0
 
     def __init__(self) -> None:
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self.console = Console(file=drawn_on(sys.stderr), highlight=False, soft_wrap=True)
         self.said = -self.interval
 
     def say(self, line: str) -> None:

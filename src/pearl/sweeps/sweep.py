@@ -39,6 +39,7 @@ COLUMNS = {
     "parameters_million": "parameters (M)",
 }
 FORMATS = (".csv", ".md", ".json")
+MOST_JOBS = 10_000  # of one sweep; each is configured before the first starts
 
 Point = dict[str, str]  # a value, as it is written, for each axis
 
@@ -123,6 +124,9 @@ def parse(recipe: str, items: Sequence[str], seeds: str | None = None, *, smoke:
     except ConfigError as error:
         problems += error.problems
     sweep = Sweep(recipe, settings, tuple(axes), numbers, smoke)
+    size = math.prod(len(settings[key]) for key in axes) * max(1, len(numbers))
+    if size > MOST_JOBS:
+        problems.append(f"a grid of {size:,} jobs; give fewer values or seeds, {MOST_JOBS:,} jobs at most")
     try:
         if not problems:
             check(sweep.jobs)
@@ -142,11 +146,13 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.removesuffix(",").split(",")]
     if not all(part.isascii() and part.isdecimal() for part in parts):
         raise ConfigError(f"--seeds {text}: give how many, as 3, or which, as 0,1,5")
+    if any(len(part) > 10 for part in parts):
+        raise ConfigError(f"--seeds {text}: a seed is a number below 2**32; give smaller ones")
     numbers = [int(part) for part in parts]
     if len(numbers) > 1 or text.endswith(","):
         return tuple(dict.fromkeys(numbers))
-    if numbers[0] < 1:
-        raise ConfigError(f"--seeds {text}: give 1 or more, or which, as 0,")
+    if not 1 <= numbers[0] <= MOST_JOBS:
+        raise ConfigError(f"--seeds {text}: give 1 to {MOST_JOBS:,}, or which, as 0,")
     return tuple(range(numbers[0]))
 
 

@@ -1,7 +1,5 @@
 """A filled table as text, Markdown, HTML, CSV or LaTeX. The CSV has a line for each cell, with every digit."""
 
-import csv
-import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ from pearl.reports import plots
 from pearl.reports.parts import Chapter, Figure, Link, Part, Table, bar_figure, curve_figure, render
 from pearl.reports.text import aligned, markdown
 from pearl.storage.files import check_writable, write_file
+from pearl.storage.sheets import rows_as_csv
 from pearl.tables import spec, words
 from pearl.tables.values import Cell, Filled
 
@@ -174,10 +173,8 @@ def _over_columns(filled: Filled) -> list[Figure]:
 
 
 def _csv(filled: Filled, folder: Path) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file)
     head = ["table", "row", "column", "metric", "label", "paper", "paper std", "quoted from", "ours", "ours std", "n"]
-    writer.writerow([*head, "difference", "standard errors", "missing", "runs"])
+    lines: list[list[Any]] = [[*head, "difference", "standard errors", "missing", "runs"]]
     for row in filled.rows:
         for column in filled.columns:
             cell = filled.cells[row.name, column.id]
@@ -186,8 +183,8 @@ def _csv(filled: Filled, folder: Path) -> str:
             ends = [*apart, len(cell.missing), " ".join(_address(path, folder) for path in cell.runs)]
             for label, mean, std in _entries(cell):
                 start = [filled.table.name, row.name, column.title, column.metric, label]
-                writer.writerow([*start, *paper, cell.quoted, mean, std, cell.n, *ends])
-    return file.getvalue()
+                lines.append([*start, *paper, cell.quoted, mean, std, cell.n, *ends])
+    return rows_as_csv(lines)
 
 
 def _entries(cell: Cell) -> list[tuple[Any, Any, Any]]:

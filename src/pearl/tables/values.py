@@ -17,6 +17,7 @@ from pearl.reports.compared import spread
 from pearl.reports.records import Record, flat, read
 from pearl.storage.files import read_json
 from pearl.storage.paths import runs_root
+from pearl.storage.shapes import Results
 from pearl.tables.objects import classes_per_task, implied_rank, parameters
 from pearl.tables.spec import OF_LAYERS, OF_TASKS, Claim, Column, Place, Printed, Request, Row, Size, Table
 
@@ -236,7 +237,7 @@ class _Filling:
         if path not in self.records:
             self.records[path] = None
             try:
-                if (path / "results.json").is_file() and read_json(path / "results.json").get("stages"):
+                if (path / "results.json").is_file() and read_json(path / "results.json", Results)["stages"]:
                     record = read(path)
                     self.records[path] = record if record.complete else None
             except RunError as error:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task, fold
-from pearl.errors import ConfigError, TrainingError
+from pearl.errors import ConfigError, TrainingError, short_of_memory
 from pearl.methods.base import Method, Phase
 from pearl.nn.fast.grouped import GroupedInFloat32, has_slow
 from pearl.settings.config import ModelConfig
@@ -89,6 +89,9 @@ class Engine:
         times: Counter[str] = Counter()
         self._handed = []
         for position, phase in enumerate(method.learn(task)):
+            if not isinstance(phase, Phase):
+                kind = type(phase).__name__
+                raise TrainingError(f"{type(method).__name__}.learn yields {kind}; let it yield a Phase")
             started = time.perf_counter()
             with mistakes_named(phase.name):
                 self.train(method, task, phase, position, replay)
@@ -218,7 +221,7 @@ def mistakes_named(phase: str) -> Iterator[None]:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Whether memory was short: on a GPU by its type, on the CPU by the allocator's words alone."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or short_of_memory(error)
 
 
 def has_fast_bf16(device: str) -> bool:

@@ -55,20 +55,36 @@ def place(devices: int) -> Place | None:
         raise ConfigError(f"--devices {devices}: give 1 or more")
     env = os.environ
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= env.keys():
-        here = Place(int(env["RANK"]), int(env["WORLD_SIZE"]), int(env["LOCAL_WORLD_SIZE"]))
+        here = Place(_number("RANK"), _number("WORLD_SIZE"), _number("LOCAL_WORLD_SIZE"))
         if devices == here.world == 1 or (devices == 1 and here.local_world > 1):
             return None
-    elif devices > 1 and int(env.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        world = int(env["SLURM_STEP_NUM_TASKS"])
-        here = Place(int(env["SLURM_PROCID"]), world, world // int(env.get("SLURM_STEP_NUM_NODES", 1)), slurm=True)
+    elif devices > 1 and (world := _number("SLURM_STEP_NUM_TASKS", 1)) > 1:
+        here = Place(_number("SLURM_PROCID"), world, world // max(1, _number("SLURM_STEP_NUM_NODES", 1)), slurm=True)
     else:
         return None
+    if not (here.rank < here.world and 0 < here.local_world <= here.world):
+        raise ConfigError(
+            f"rank {here.rank} of {here.world} processes, {here.local_world} of them on this machine: the environment "
+            f"contradicts itself; unset RANK and WORLD_SIZE, or start with torchrun"
+        )
     if here.local_world != devices:
         raise ConfigError(
             f"--devices {devices}: {here.local_world} processes were started on this machine; start one for each "
             f"device, or give --devices {here.local_world}"
         )
     return here
+
+
+def _number(name: str, default: int | None = None) -> int:
+    """A number from the environment, where torchrun and SLURM write it.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    text = os.environ.get(name, "" if default is None else str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 7):
+        raise ConfigError(f"the environment's {name}={text!r} is no number of processes; unset it, or use torchrun")
+    return int(text)
 
 
 def start(devices: int, arguments: Sequence[str]) -> int:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from pearl.errors import Interrupted, RunError
 from pearl.methods.base import Method, Phase
 from pearl.storage.checkpoint import changed, read_part, snapshot, write_part
+from pearl.storage.shapes import Moment
 from pearl.training.launch import ignored
 from pearl.training.optimizers import Optimizers, states
 from pearl.training.world import World
@@ -152,7 +153,7 @@ class Replay:
     def _newest(self, prefix: str, scene: "Scene") -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
         for place in reversed(self._moments(prefix)):
             with suppress(RunError):  # half-written, damaged or foreign: an older moment leads to the same bits
-                tensors, manifest = read_part(place)
+                tensors, manifest = read_part(place, Moment)
                 if scene.fits(tensors, manifest):
                     return place, tensors, manifest
         return None

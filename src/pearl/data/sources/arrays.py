@@ -1,7 +1,6 @@
 """Arrays of one .npz file."""
 
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 
 from pearl.data.sources.source import Source, Split, checked, reason, some, three_channels
 from pearl.errors import DataError
+from pearl.storage.files import open_regular
 from pearl.storage.paths import find
 
 
@@ -37,15 +37,18 @@ def npz(*, path: str) -> Source:
 
 
 def _read_npz(place: Path) -> dict[str, np.ndarray]:
-    if not zipfile.is_zipfile(place):
-        raise DataError(f"{place} is not an .npz archive, or is damaged: write it with numpy.savez")
     arrays = {}
     key = "the list of arrays"
     try:
-        with np.load(place, allow_pickle=False) as archive:
-            for key in archive.files:
-                arrays[key] = np.asarray(archive[key])
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        with open_regular(place) as file:
+            if not zipfile.is_zipfile(file):
+                raise DataError(f"{place} is not an .npz archive, or is damaged: write it with numpy.savez")
+            with np.load(file, allow_pickle=False) as archive:
+                for key in archive.files:
+                    arrays[key] = np.asarray(archive[key])
+    except DataError:
+        raise
+    except Exception as error:  # of a damaged archive NumPy and zipfile raise nearly anything
         raise DataError(f"{place}: {key} cannot be read ({reason(error)}); write the file anew") from None
     return arrays
 
@@ -60,6 +63,10 @@ def _npz_names(place: Path, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
     if "class_names" not in arrays:
         labels = [_npz_array(place, arrays, key) for key in ("train_labels", "test_labels")]
         highest = max((int(part.max()) for part in labels if part.size and part.dtype.kind in "iu"), default=0)
+        if highest >= max(labels[0].size, 1):
+            raise DataError(
+                f"{place}: labels up to {highest}, but {labels[0].size} training images; number the classes from 0"
+            )
         return tuple(str(label) for label in range(highest + 1))
     names = arrays["class_names"]
     if names.ndim != 1 or names.dtype.kind != "U":
@@ -79,6 +86,8 @@ def _npz_split(place: Path, arrays: dict[str, np.ndarray], part: str, names: Seq
         images = three_channels(images)
     if images.ndim != 4 or images.shape[-1] != 3:
         raise DataError(f"{place}: {part}_images must have shape (N, H, W, 3) or (N, H, W), not {images.shape}")
+    if 0 in images.shape[1:]:
+        raise DataError(f"{place}: {part}_images has no pixels, its shape is {images.shape}; put images in")
     frame = arrays["train_images"].shape[1:3]
     if images.shape[1:3] != frame:
         raise DataError(f"{place}: {part}_images must be {frame} pixels as train_images, not {images.shape[1:3]}")

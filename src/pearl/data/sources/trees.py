@@ -1,6 +1,7 @@
 """Image files in a folder per class: found, drawn from, labelled."""
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,6 +12,7 @@ import numpy as np
 
 from pearl.data.sources.source import Split, reason, some
 from pearl.errors import DataError
+from pearl.storage.files import read_regular
 
 Files = dict[str, list[Path]]  # class -> its images; both in order
 
@@ -142,7 +144,7 @@ def labelled(files: Files, classes: Iterable[str]) -> Split:
 def split_hash(root: Path, test: Files) -> str:
     """sha256 of the test images' paths below the root, sorted, one per line: equal for equal splits on any machine."""
     paths = sorted(image.relative_to(root).as_posix() for images in test.values() for image in images)
-    return hashlib.sha256("\n".join(paths).encode()).hexdigest()
+    return hashlib.sha256(os.fsencode("\n".join(paths))).hexdigest()
 
 
 def read_text(place: Path) -> str:
@@ -152,6 +154,6 @@ def read_text(place: Path) -> str:
         DataError: it cannot be read.
     """
     try:
-        return place.read_text(encoding="utf-8")
+        return read_regular(place).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{place} cannot be read ({reason(error)}): unpack the data set anew") from None

@@ -6,7 +6,6 @@ outputs of named stages: what a stage gives on is its output + sigma(V alpha h_o
 stage are both W and U. V h_old over all earlier columns is the sum of a 1x1 adapter for each of them.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -28,6 +27,7 @@ from pearl.nn.inner import pooling
 from pearl.nn.precision import full
 from pearl.settings.born import Born
 from pearl.settings.parts import CLASSIFIERS
+from pearl.settings.patterns import compiled
 
 Activations = dict[str, Tensor]  # a column's outputs by stage
 
@@ -56,10 +56,8 @@ class Progressive(Isolation):
     ) -> None:
         super().__init__(backbone, classifier=classifier)
         names = [name for name, _ in backbone.named_modules() if name]
-        try:
-            self.stages = [name for name in names if re.fullmatch(stages, name)]
-        except re.error as error:
-            raise ConfigError(f"method.stages={stages!r}: not a valid regular expression ({error})") from None
+        pattern = compiled(stages, "method.stages")
+        self.stages = [name for name in names if pattern.fullmatch(name)]
         if not self.stages:
             raise ConfigError(f"method.stages={stages!r} matches no module; there are {', '.join(names[:12])}, ...")
         self.adapters = TaskTensors()  # "t.j.V.stage" (C, C) and "t.j.alpha.stage" (), of column t for column j

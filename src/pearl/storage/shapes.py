@@ -1,0 +1,143 @@
+"""What the JSON files of a run have to hold. They may hold more: a newer pearl of the same format writes more.
+
+Whoever reads such a file names its shape, so that a file that was damaged, or made by hand, is found out where it is
+read and not where a number turns out to be a text.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+
+
+def _text(value: Any) -> str:
+    # pydantic's own takes no name of a file that is no UTF-8
+    if not isinstance(value, str):
+        raise ValueError("input should be a text")
+    return value
+
+
+Text = Annotated[str, PlainValidator(_text)]
+Whole = Annotated[int, Field(strict=True, ge=0, lt=2**62)]  # that NumPy can count with
+Number = Annotated[float, Field(strict=True)]
+Names = dict[Text, Any]
+
+
+class Record(BaseModel):
+    """Any of the files; entries that are not named here may be anything, numbers are finite."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+class Part(Record):
+    """manifest.json beside a file of weights."""
+
+    sha256: dict[Text, Text]
+    bytes: Whole
+    tensors: dict[Text, list[Whole]]
+
+
+class Reference(Part):
+    """reference/manifest.json."""
+
+    parameters: Whole
+
+
+class Moment(Part):
+    """resume/*/manifest.json."""
+
+    phase: Text
+    steps: Whole
+
+
+class Layer(Record):
+    """What a task's manifest says about one layer, if ranks are chosen."""
+
+    layer: Text
+    threshold: Number
+    rank: Whole
+    full_rank: Whole
+    rows_and_columns: Whole
+
+
+class Task(Part):
+    """tasks/*/manifest.json. The first versions did not write how many images there were, nor isolation's size."""
+
+    task: Whole
+    name: Text
+    classes: list[Text]  # new ones; none if the task shows known ones again
+    also: list[Text] = []
+    images: Whole | None = None
+    parameters: Whole
+    isolation_parameters: Whole | None = None
+    seconds: dict[Text, Number]
+    layers: list[Layer] = []
+    train: Names = {}
+
+
+class Listed(Record):
+    """A task in classes.json and results.json."""
+
+    name: Text
+    classes: list[Text]
+
+
+class Classes(Record):
+    """classes.json."""
+
+    tasks: list[Listed]
+
+
+class Stage(Record):
+    """What was counted after one task."""
+
+    total: list[Whole]
+    class_il: list[Whole]
+    task_il: list[Whole]
+    confusion: list[list[Whole]]
+    parameters: Whole
+    isolation_parameters: Whole
+    evaluation_seconds: Number
+
+
+class Results(Record):
+    """results.json."""
+
+    tasks: list[Listed]
+    stages: list[Stage]
+    complete: Annotated[bool, Field(strict=True)] = False
+
+
+class Data(Record):
+    """data.json."""
+
+    stream_sha256: Text
+    images_sha256: dict[Text, Text]
+
+
+class Environment(Record):
+    """environment.json."""
+
+    precision: Annotated[str, Field(pattern="^(fp32|bf16)$")]
+
+
+class Pending(Record):
+    """resume/task.json, of the task that a model is learning."""
+
+    index: Whole | None = None
+    data: Text
+    name: Text
+    config: Names
+    aliases: dict[Text, Text] = {}
+    fast: Annotated[bool, Field(strict=True)] = False
+
+
+class Epoch(Record):
+    """A line of events.jsonl of this kind."""
+
+    time: Text
+    task: Whole
+    phase: Text
+    epoch: Whole
+    loss: Number
+    lr: Number
+    seconds: Number

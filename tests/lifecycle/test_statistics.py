@@ -1,0 +1,149 @@
+"""Models that tell tasks apart by class statistics: single classes, known classes again, other names, no training."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import pearl
+from pearl.errors import ConfigError, DataError
+from pearl.lifecycle.refit import refit
+from pearl.lifecycle.runs import execute
+from pearl.settings.config import load_config
+from pearl.storage.checkpoint import load_state
+from photos import SETTINGS, folders, write_class, write_photos
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory):
+    """A model of zero and one, then of two alone; and what comes next."""
+    root = tmp_path_factory.mktemp("shop")
+    write_photos(root / "first", {"zero": 0, "one": 1}, count=40)
+    write_class(root / "single" / "two", 2, count=40)
+    write_photos(root / "again", {"zero": 6, "three": 3}, count=40)  # a zero that looks like a six
+    write_photos(root / "test", {"zero": 0, "one": 1, "two": 2}, count=30, start=60)
+    with folders(root):
+        pearl.learn(root / "one", root / "first", quiet=True, **SETTINGS)
+        shutil.copytree(root / "one", root / "model")
+        pearl.learn(root / "model", root / "single", quiet=True)
+    return root
+
+
+@pytest.fixture
+def two(shop, tmp_path):
+    return shutil.copytree(shop / "model", tmp_path / "model")
+
+
+def right(model, folder, name):
+    said = model.predict(sorted((folder / name).iterdir()))
+    return np.mean([prediction.classes[0] == name for prediction in said])
+
+
+def test_new_models_have_it_and_may_leave_it(shop, tmp_path):
+    assert pearl.load(shop / "one").config.method["classifier"]["name"] == "chain"
+    method = {"classifier": {"name": "heads"}}
+    made = pearl.learn(tmp_path / "m", shop / "first", quiet=True, **SETTINGS, method=method)
+    assert made.config.method["classifier"] == {"name": "heads"}
+
+
+def test_a_class_alone_is_named(shop):
+    model = pearl.load(shop / "model")
+    assert model.classes == ("one", "zero", "two")
+    for name in model.classes:
+        assert right(model, shop / "test", name) > 0.6, name
+
+
+def test_probabilities_are_probabilities(shop):
+    (said,) = pearl.load(shop / "model").predict(next((shop / "test" / "one").iterdir()), top=3)
+    assert sum(said.probabilities) == pytest.approx(1)
+
+
+def test_a_known_class_of_another_look_keeps_its_name(shop, two):
+    six, before = write_class(two.parent / "test" / "zero", 6, count=30, start=60).parent, pearl.load(two)
+    model = pearl.learn(two, shop / "again", quiet=True)
+    assert model.classes == ("one", "zero", "two", "three")
+    assert model.tasks[-1].names == ("zero", "three")
+    assert right(model, six, "zero") > max(0.6, right(before, six, "zero"))
+    assert right(model, shop / "test", "zero") > 0.6
+    (said,) = model.predict(next((shop / "test" / "zero").iterdir()), task="again", top=2)
+    assert {*said.classes} == {"zero", "three"}
+    assert model.evaluate(six).class_il[1] > 0
+
+
+def test_known_classes_alone_are_a_task(shop, two):
+    more = write_class(two.parent / "more" / "zero", 6, count=20).parent
+    model = pearl.learn(two, more, quiet=True)
+    assert model.classes == ("one", "zero", "two")
+    assert (model.tasks[-1].classes, model.tasks[-1].also) == ((), ("zero",))
+    reopened = pearl.load(two)
+    image = next((shop / "test" / "zero").iterdir())
+    assert reopened.predict(image) == model.predict(image)
+    grown = pearl.learn(two, write_photos(two.parent / "next", {"four": 4, "five": 5}), quiet=True)
+    assert grown.classes == ("one", "zero", "two", "five", "four")
+
+
+def test_folders_of_other_names(shop, two):
+    root = write_photos(two.parent / "sketches", {"null": 0, "naught": 0, "seven": 7}, count=20)
+    model = pearl.learn(two, root, aliases={"null": "zero", "naught": "zero"}, quiet=True)
+    assert model.tasks[-1].names == ("zero", "seven")
+    assert model.method.chain.tensors["task.2.counts"].tolist() == [40, 20]
+    with pytest.raises(DataError, match="no folder 'nul' that could be an alias; did you mean 'null'"):
+        pearl.learn(two, root, task="other", aliases={"nul": "zero"}, quiet=True)
+
+
+def test_without_training(shop, one_copy):
+    new = write_photos(one_copy.parent / "x", {"four": 4, "five": 5}, 40)
+    model = pearl.learn(one_copy, new, fast=True, quiet=True)
+    assert not model.method.is_adapted(1)
+    assert model.method.chain.births == [0]
+    assert right(model, write_photos(one_copy.parent / "t", {"four": 4}, 30, start=60), "four") > 0.6
+
+
+@pytest.fixture
+def one_copy(shop, tmp_path):
+    return shutil.copytree(shop / "one", tmp_path / "one")
+
+
+def test_without_training_there_must_be_statistics(shop, tmp_path):
+    with pytest.raises(ConfigError, match="after its first task"):
+        pearl.learn(tmp_path / "m", shop / "first", fast=True, quiet=True, **SETTINGS)
+    method = {"classifier": {"name": "heads"}}
+    pearl.learn(tmp_path / "m", shop / "first", quiet=True, **SETTINGS, method=method)
+    with pytest.raises(ConfigError, match="class statistics"):
+        pearl.learn(tmp_path / "m", shop / "single", fast=True, quiet=True)
+    with pytest.raises(DataError, match="without class statistics a class is learnt once"):
+        pearl.learn(tmp_path / "m", shop / "again", quiet=True)
+
+
+def test_it_is_said(shop, one_copy, cli):
+    _, err = cli("learn", one_copy, "--data", shop / "single")
+    assert "learnt by the statistics of its classes alone, without training, since a single class" in err
+    _, err = cli("learn", one_copy, "--data", shop / "again", "--alias", "three=drei", "--fast")
+    assert "without training, as was asked" in err
+    assert pearl.load(one_copy).classes == ("one", "zero", "two", "drei")
+    assert "give each as FOLDER=CLASS" in cli("learn", one_copy, "--data", shop / "again", "--alias", "x", code=2)[1]
+
+
+@pytest.mark.parametrize("spaces", [2, "all"])
+def test_refitting_a_run_is_the_run_that_would_have_been(spaces, cli):
+    overrides = ["stream.tasks=[4,3,3]", "train.epochs=1", "train.phases.probe.epochs=1", "backbone.width=4"]
+    trained = execute(load_config("digits", overrides))
+    spec = f"{{name: chain, spaces: {spaces}, train: all}}"
+    whole = execute(load_config("digits", [*overrides, f"method.classifier={spec}"]))
+    found = refit(trained.path, {"name": "chain", "spaces": spaces})
+    assert found.path == whole.path  # of the same configuration; so another place for it
+    shutil.move(whole.path, whole.path.with_name("whole"))
+    found = refit(trained.path, {"name": "chain", "spaces": spaces})
+    expected, state = load_state(whole.path.with_name("whole")), load_state(found.path)
+    assert expected.keys() == state.keys()
+    assert all(torch.equal(expected[name], state[name]) for name in state)
+    whole.path = whole.path.with_name("whole")
+    counts = [[stage["class_il"] for stage in run.results["stages"]] for run in (found, whole)]
+    assert counts[0] == counts[1]
+
+
+def test_what_cannot_be_refitted():
+    run = execute(load_config("digits", ["method=finetune", "stream.tasks=2", "train.epochs=1", "backbone.width=4"]))
+    with pytest.raises(ConfigError, match="keeps no sub-networks"):
+        refit(run.path)
