@@ -21,13 +21,13 @@ from photos import SETTINGS, digit, write_photos
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_two_dozen_bad_inputs():
+def test_a_dozen_bad_inputs():
     """The benchmark in small, with a seed of its own; see there for what each input may do."""
     program = [str(BENCHMARKS / "attack" / "fuzz.py")]
-    done = zygote.run(["--cases", "2", "--seed", "1", "--print"], program=program, text=True)
+    done = zygote.run(["--cases", "1", "--seed", "1", "--print"], program=program, text=True)
     assert done.returncode == 0, done.stderr
     (counts,) = [line for line in done.stdout.splitlines() if line.startswith("| all |")]
-    assert counts.split("|")[2].strip() == "24"
+    assert counts.split("|")[2].strip() == "12"
 
 
 @pytest.fixture(scope="module")
@@ -205,11 +205,10 @@ def test_too_little_memory_is_a_line(tmp_path):
         assert done.stderr == "pearl: out of memory; ask for less at a time, or free some\n"
 
 
-def test_what_is_said_is_no_command_to_a_terminal(tmp_path):
+def test_what_is_said_is_no_command_to_a_terminal(two, tmp_path):
     escape = "\x1b]0;owned\x07\r"
-    folder = tmp_path / f"no model{escape}"
-    folder.mkdir()
+    folder = two.rename(tmp_path / f"model{escape}")
     for arguments in (["inspect", folder], ["report", folder], [f"--{escape}"], ["run", escape], ["list", escape]):
         done = zygote.run(arguments, text=True)
-        assert done.returncode == 2
+        assert done.returncode == (0 if folder in arguments else 2)
         assert all(line.isprintable() for line in f"{done.stdout}{done.stderr}".split("\n")), arguments
