@@ -16,9 +16,9 @@ def notes(method: Method, task: Task) -> Iterator[str]:
     """The notes of one task, which has not been learnt yet; of the first one, those of the method too."""
     if task.id == 0:
         yield from method.notes()
-    counts = np.bincount(task.labels.cpu().numpy() - task.first_class, minlength=len(task.classes))
-    if method.oracle or not counts.all():  # what a joint task holds is no task of the user's
+    if method.oracle:  # what a joint task holds is no task of the user's
         return
+    counts = np.bincount(task.labels.cpu().numpy() - task.first_class, minlength=len(task.classes))
     if len(task.classes) == 1 and method.own_classes:
         yield (
             f"a task of one class: its head has nothing to compare {printable(task.classes[0])!r} with, so the class "
