@@ -103,6 +103,6 @@ def load_state(run: Path, tasks: int | None = None) -> dict[str, Tensor]:
     if tasks is not None and tasks > len(folders):
         raise RunError(f"{run}: {len(folders)} tasks are finished, {tasks} were asked for; run it further first")
     state, _ = read_part(run / "reference")
-    for folder, _ in manifests(run, tasks):  # each in its own place, so that what is newest is laid over all else
+    for folder, _ in manifests(run, tasks, Part):  # each in its own place, so that what is newest is laid over all else
         state.update(read_part(folder)[0])
     return state

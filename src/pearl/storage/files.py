@@ -183,14 +183,14 @@ def finished(run: Path) -> list[Path]:
     return [numbered[index] for index in itertools.takewhile(numbered.__contains__, itertools.count())]
 
 
-def manifests(run: Path, tasks: int | None = None) -> Iterator[tuple[Path, dict[str, Any]]]:
+def manifests(run: Path, tasks: int | None = None, shape: type[Record] = Task) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Folder and manifest of the first `tasks` finished tasks (all if not given), each in its own place.
 
     Raises:
         RunError: a manifest cannot be read, or is of another task than its folder's number says.
     """
     for index, folder in enumerate(finished(run)[:tasks]):
-        manifest = read_json(folder / MANIFEST, Task)
+        manifest = read_json(folder / MANIFEST, shape)
         if (own := manifest.get("task", index)) != index:
             raise RunError(
                 f"{folder / MANIFEST}: is not of task {index:03d} but says {own!r}; folders were swapped, renamed or "
