@@ -1,10 +1,12 @@
 """Models that tell tasks apart by class statistics: single classes, known classes again, other names, no training."""
 
+import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import pearl
 from pearl.errors import ConfigError, DataError
@@ -12,7 +14,7 @@ from pearl.lifecycle.refit import refit
 from pearl.lifecycle.runs import execute
 from pearl.settings.config import load_config
 from pearl.storage.checkpoint import load_state
-from photos import SETTINGS, folders, write_class, write_photos
+from photos import SETTINGS, digit, folders, write_class, write_photos
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +149,46 @@ def test_what_cannot_be_refitted():
     run = execute(load_config("digits", ["method=finetune", "stream.tasks=2", "train.epochs=1", "backbone.width=4"]))
     with pytest.raises(ConfigError, match="keeps no sub-networks"):
         refit(run.path)
+
+
+def test_a_strangers_photo_is_unknown(shop, cli):
+    """Sevens and nines for a model that has seen none."""
+    model = pearl.load(shop / "model")
+    seen = [digit(label)[100:160] for label in (0, 1, 2)]
+    strange = [digit(label)[:60] for label in (7, 9)]
+    known, unknown = (
+        np.mean([p.known for p in model.predict(list(np.concatenate(images)), unknown_rate=0.1)])
+        for images in (seen, strange)
+    )
+    assert known > 0.6  # other writers than those of the 40 images a class that were learnt
+    assert unknown < known - 0.3
+    photo = Image.fromarray(strange[0][0])
+    assert model.predict(photo)[0].known is None
+    photo.save(shop / "seven.png")
+    out, _ = cli("predict", shop / "model", shop / "seven.png", "--unknown-rate", 0.9)
+    assert "unknown; nearest:" in out
+    out, _ = cli("predict", shop / "model", shop / "seven.png", "--unknown-rate", 0.9, "--json")
+    assert json.loads(out)["known"] is False
+    out, _ = cli("predict", shop / "model", shop / "seven.png", "--unknown-rate", 0.9, "--csv")
+    assert out.splitlines()[0].endswith(",known") and out.splitlines()[1].endswith(",false")
+
+
+def test_what_an_image_is_does_not_hang_on_what_is_asked(shop):
+    model, images = pearl.load(shop / "model"), [digit(label)[100] for label in (0, 1, 2)]
+    for task in (None, "single"):
+        plain, strict = (model.predict(images, task=task, top=2, unknown_rate=rate) for rate in (None, 0.05))
+        for one, other in zip(plain, strict, strict=True):
+            assert one.classes == other.classes
+            assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
+def test_rates_that_are_none(shop, rate):
+    with pytest.raises(ConfigError, match="unknown_rate"):
+        pearl.load(shop / "model").predict(digit(0)[0], unknown_rate=rate)
+
+
+def test_a_model_without_statistics_cannot_say(shop, tmp_path):
+    made = pearl.learn(tmp_path / "m", shop / "first", quiet=True, **SETTINGS, method={"classifier": {"name": "heads"}})
+    with pytest.raises(ConfigError, match="cannot say what is unknown"):
+        made.predict(digit(0)[0], unknown_rate=0.05)

@@ -286,3 +286,45 @@ def test_all_spaces_of_a_vit_at_once():
     x = torch.randn(4, 3, SIZE, SIZE)
     with torch.no_grad():
         torch.testing.assert_close(network(x), method(x), rtol=1e-3, atol=1e-3)
+
+
+def test_how_familiar_is_what_its_formula_says():
+    """A relative Mahalanobis distance less an entropy, with SciPy's densities."""
+    from scipy.stats import entropy, multivariate_normal
+
+    tasks, test = stream()
+    chain = taught(Chain(spaces=2, projection=16), tasks)
+    logp, found = chain.head().judge([torch.tensor(x).float() for x in test])
+    ratio = np.full((50, sum(CLASSES), 2), np.nan)
+    for v, space in enumerate(chain.spaces()):
+        shown = tasks[v:]
+        rows = np.concatenate([space(torch.tensor(raws[v]).float()).numpy() for _, raws in shown]).astype(float)
+        labels = np.concatenate([labels for labels, _ in shown])
+        x = space(torch.tensor(test[v]).float()).numpy().astype(float)
+        means = {c: rows[labels == c].mean(0) for c in np.unique(labels)}
+        within = sum((rows[labels == c] - means[c]).T @ (rows[labels == c] - means[c]) for c in means)
+        between = np.cov(np.stack([means[c] for c in labels]).T, bias=True)
+        freedom, p = len(rows) - len(means), rows.shape[1]
+        a = 0.5 * p / (freedom + p)
+        shrunk = lambda s, a=a, p=p: (1 - a) * s + a * np.trace(s) / p * np.eye(p)  # noqa: E731
+        inside, whole = shrunk(within / freedom), shrunk(within / freedom + between)
+        # densities without their constants, which do not tell images apart
+        of_all = multivariate_normal(rows.mean(0), whole)
+        for c, mean in means.items():
+            of_class = multivariate_normal(mean, inside)
+            peaks = of_class.logpdf(mean) - of_all.logpdf(rows.mean(0))
+            ratio[:, c, v] = of_class.logpdf(x) - of_all.logpdf(x) - peaks
+    expected = chain.temperature * np.nanmean(ratio, 2).max(1) - entropy(logp.exp().double().numpy(), axis=1)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-3, atol=1e-2)
+
+
+def test_the_threshold_is_a_percentile_of_images_left_out():
+    tasks, _ = stream(per_class=40)
+    chain = taught(Chain(spaces=2, projection=16), tasks)
+    fresh, _ = stream(seed=0, per_class=40)
+    assert chain.threshold(0.0) <= chain.threshold(0.05) < chain.threshold(0.5)
+    _, raws = fresh[2]
+    _, found = chain.head().judge([torch.tensor(x).float() for x in raws])
+    # these images are in the statistics now, so fewer than half are below; most of the rest are above the twentieth
+    assert (found < chain.threshold(0.5)).float().mean() < 0.5
+    assert (found < chain.threshold(0.05)).float().mean() < 0.05

@@ -3,7 +3,7 @@
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,6 +15,10 @@ def command(
     top: Annotated[int, typer.Option("--top", "-k", min=1, help="Classes to name per image.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, with a head.")] = False,
+    unknown_rate: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Say what is of no known class; this share of known ones will be, too."),
+    ] = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="Use the first so many tasks only.")] = None,
     method: Annotated[
         str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
@@ -27,6 +31,7 @@ def command(
     \b
     pearl predict shop photo.jpg
     pearl predict shop photos/ --top 3 --csv > names.csv
+    pearl predict shop photos/ --unknown-rate 0.05
     find . -name '*.jpg' | pearl predict shop - --json
     """
     from pearl.cli import STARTED
@@ -46,8 +51,9 @@ def command(
         opened.task_index(task)  # a wrong name is found before the weights are read
     _ = opened.method
     times["load"] = time.perf_counter()
-    write = writer("json" if as_json else "csv" if as_csv else "table", sys.stdout)
-    unreadable = predict_files(opened, files, write, task=task, top=top)
+    form: Literal["json", "csv", "table"] = "json" if as_json else "csv" if as_csv else "table"
+    write = writer(form, sys.stdout, says_known=unknown_rate is not None)
+    unreadable = predict_files(opened, files, write, task=task, top=top, unknown_rate=unknown_rate)
     times["compute"] = time.perf_counter()
     for line in unreadable:
         typer.echo(f"pearl: {printable(line)}", err=True)

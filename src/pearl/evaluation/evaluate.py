@@ -85,6 +85,7 @@ class Ensemble:
         self.method = method.eval()
         self._at_once = method.at_once() if method.fast else None
         self._kept = list(method.experts()) if merged_size(method) <= KEPT else None
+        self.judge = method.judging()
 
     @torch.no_grad()
     def __call__(self, x: Tensor, task: int | None = None) -> Tensor:

@@ -3,7 +3,7 @@
 A run directory is one too: `pearl run` and `pearl learn` write the same files.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -34,11 +34,15 @@ Picture = str | Path | Image.Image | np.ndarray  # a file, an image of Pillow, o
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one image: its best classes, best first, with probabilities among all it was asked of."""
+    """What a model says of one image: its best classes, best first, with probabilities among all it was asked of.
+
+    `known` is whether it may be of one of them at all; None if that was not asked.
+    """
 
     classes: tuple[str, ...]
     tasks: tuple[str, ...]
     probabilities: tuple[float, ...]
+    known: bool | None = None
 
     @property
     def name(self) -> str:
@@ -146,40 +150,64 @@ class Model:
     # ------------------------------------------------------------------------------------------------- predictions
 
     def predict(
-        self, images: Picture | Iterable[Picture], *, task: str | None = None, top: int = 1
+        self,
+        images: Picture | Iterable[Picture],
+        *,
+        task: str | None = None,
+        top: int = 1,
+        unknown_rate: float | None = None,
     ) -> list[Prediction]:
         """The best `top` classes of each image, among all classes (class-IL), or among those of `task` (task-IL).
 
-        Images go through the transforms of training's test images; of any size. One image, or any number of them.
+        Images go through the transforms of training's test images; of any size. One image, or any number of them. With
+        `unknown_rate` each prediction says whether its image is `known`, so strictly that about this share of images of
+        known classes is not.
 
         Raises:
             DataError: naming an image that cannot be read.
-            ConfigError: no such task, or `top` is below 1.
+            ConfigError: no such task, `top` is below 1, or the model cannot say what is unknown.
         """
         if isinstance(images, str | Path | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4):
             images = [images]
         waiting, found = iter(images), []
         while batch := [to_pixels(image, self.config.images.stored) for image in islice(waiting, BATCH)]:
-            found += self.predict_pixels(np.stack(batch), task=task, top=top)
+            found += self.predict_pixels(np.stack(batch), task=task, top=top, unknown_rate=unknown_rate)
         return found
 
-    def predict_pixels(self, pixels: np.ndarray, *, task: str | None = None, top: int = 1) -> list[Prediction]:
+    def predict_pixels(
+        self, pixels: np.ndarray, *, task: str | None = None, top: int = 1, unknown_rate: float | None = None
+    ) -> list[Prediction]:
         """As `predict`, of raw pixels (N, S, S, 3) uint8 of the model's stored size."""
         if top < 1:
             raise ConfigError(f"top={top}: ask for 1 class or more")
         index = None if task is None else self.task_index(task)
         names = [(name, info.name) for info in self.tasks for name in info.classes]
+        known: list[bool] | list[None] = [None] * len(pixels)
+        if unknown_rate is None:
+            logits = self.logits(pixels, index)
+        else:
+            logits, familiar = self.judge(pixels)
+            known = (familiar >= self._threshold(unknown_rate)).tolist()
+            if index is not None:
+                logits = logits[:, [c for c, (name, _) in enumerate(names) if name in self.tasks[index].names]]
         if index is not None:
             names = [place for place in names if place[0] in self.tasks[index].names]
-        share, order = self.logits(pixels, index).double().softmax(1).topk(min(top, len(names)), dim=1)
+        share, order = logits.double().softmax(1).topk(min(top, len(names)), dim=1)
         return [
             Prediction(
-                tuple(names[c][0] for c in row), tuple(names[c][1] for c in row), tuple(float(p) for p in probability)
+                tuple(names[c][0] for c in row),
+                tuple(names[c][1] for c in row),
+                tuple(float(p) for p in probability),
+                is_known,
             )
-            for row, probability in zip(order.tolist(), share.tolist(), strict=True)
+            for row, probability, is_known in zip(order.tolist(), share.tolist(), known, strict=True)
         ]
 
-    @torch.no_grad()
+    def _threshold(self, rate: float) -> float:
+        if not 0 <= rate < 1:
+            raise ConfigError(f"unknown_rate={rate}: a share of images of known classes, from 0 to below 1, as 0.05")
+        return self.method.threshold(rate)
+
     def logits(self, pixels: np.ndarray, task: int | None = None) -> Tensor:
         """Logits (N, classes) float32 on the CPU of raw pixels (N, S, S, 3) uint8; of one task's classes if given.
 
@@ -189,12 +217,32 @@ class Model:
             RunError: the method has other classes than the manifests name.
         """
         width = len(self.classes if task is None else self.tasks[task].names)
+        return self._asked(pixels, lambda x: self._ensemble(x, task), width)
+
+    def judge(self, pixels: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Logits as `logits`, and how familiar each image is, (N,) float32 on the CPU.
+
+        Raises:
+            ConfigError: the model has no class statistics, without which it cannot say.
+        """
+        judge = self._ensemble.judge
+        if judge is None:
+            raise ConfigError(
+                f"{self.path}: its classifier cannot say what is unknown; a model with class statistics can "
+                f"(method.classifier=chain, which new models have)"
+            )
+        width = len(self.classes) + 1
+        both = self._asked(pixels, lambda x: torch.cat([part.view(len(x), -1) for part in judge(x)], 1), width)
+        return both[:, :-1], both[:, -1]
+
+    @torch.no_grad()
+    def _asked(self, pixels: np.ndarray, ask: Callable[[Tensor], Tensor], width: int) -> Tensor:
         parts = []
         try:
             with METHODS.blamed(self.config.method["name"]):
                 for start in range(0, len(pixels), BATCH):
                     x = self.view.test(torch.from_numpy(pixels[start : start + BATCH]).to(self.device))
-                    parts.append(self._ensemble(x, task).cpu())
+                    parts.append(ask(x).cpu())
         except (RuntimeError, TypeError, ValueError, LookupError) as error:
             if short_of_memory(error):
                 raise

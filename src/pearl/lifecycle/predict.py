@@ -47,7 +47,13 @@ def named(
 
 
 def predict_files(
-    model: "Model", files: list[Path], write: Write, *, task: str | None = None, top: int = 1
+    model: "Model",
+    files: list[Path],
+    write: Write,
+    *,
+    task: str | None = None,
+    top: int = 1,
+    unknown_rate: float | None = None,
 ) -> list[str]:
     """Write a prediction for every file that can be read; a line for each of the others."""
     from pearl.lifecycle.model import BATCH
@@ -57,30 +63,47 @@ def predict_files(
         good, pixels, wrong = read_all(files[start : start + BATCH], model.config.images.stored)
         unreadable += wrong
         if good:
-            for file, prediction in zip(good, model.predict_pixels(pixels, task=task, top=top), strict=True):
+            found = model.predict_pixels(pixels, task=task, top=top, unknown_rate=unknown_rate)
+            for file, prediction in zip(good, found, strict=True):
                 write(file, prediction)
     return unreadable
 
 
-def writer(form: Literal["table", "json", "csv"], out: TextIO) -> Write:
-    """A function that writes predictions, one after the other."""
+def writer(form: Literal["table", "json", "csv"], out: TextIO, *, says_known: bool = False) -> Write:
+    """A function that writes predictions, one after the other; with a column for what is `known`, if it is asked."""
     if form == "json":
-        return lambda file, p: print(json.dumps({"file": str(file), "predictions": _ranked(p)}), file=out, flush=True)
+        return lambda file, p: print(
+            json.dumps(
+                {"file": str(file), "predictions": _ranked(p)} | ({} if p.known is None else {"known": p.known})
+            ),
+            file=out,
+            flush=True,
+        )
     if form == "csv":
 
         def lines(*rows: list[Any]) -> None:
             print(rows_as_csv(rows, end="\n"), end="", file=out)
 
-        lines(["file", "rank", "class", "task", "probability"])
+        lines(["file", "rank", "class", "task", "probability", *(["known"] if says_known else [])])
         return lambda file, p: lines(
             *(
-                [str(file), rank, best["class"], best["task"], f"{best['probability']:.6f}"]
+                [
+                    str(file),
+                    rank,
+                    best["class"],
+                    best["task"],
+                    f"{best['probability']:.6f}",
+                    *([str(p.known).lower()] if says_known else []),
+                ]
                 for rank, best in enumerate(_ranked(p), 1)
             )
         )
 
     def row(file: Path, prediction: "Prediction") -> None:
         shown = printable(str(file))
+        if prediction.known is False:
+            print(f"{shown:<40}  unknown; nearest:", file=out)
+            shown = ""
         for best in _ranked(prediction):
             task, name = printable(str(best["task"])), printable(str(best["class"]))
             print(f"{shown:<40}  {100 * float(best['probability']):6.2f} %  {name}  (task {task})", file=out)

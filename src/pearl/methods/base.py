@@ -125,6 +125,14 @@ class Method(nn.Module):
         """Sub-networks to evaluate one after the other, each made when it is its turn; by default the whole, once."""
         return [Expert("all", self.forward)]
 
+    def judging(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+        """Images -> logits (B, classes), and how familiar each image is (B,); None of a method that cannot say."""
+        return None
+
+    def threshold(self, rate: float) -> float:
+        """The familiarity below which an image is unknown, so that a share `rate` of known ones is, too."""
+        raise NotImplementedError
+
     def at_once(self) -> tuple[Network, int] | None:
         """The logits of all experts from a single pass, and for how many images at a time this is the faster way.
 

@@ -28,6 +28,7 @@ from pearl.methods.common.spaces import (
     chain_rule,
     columns_of,
     digest_of,
+    familiarity,
     projection,
 )
 from pearl.nn.growing import TaskTensors
@@ -80,7 +81,7 @@ class ChainStatistics(nn.Module):
         self.options = options
         # "space.v.birth" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",
         # ".projected_std" (p,), ".scatter" (p(p+1)/2,), ".freedom" (); "task.t.classes", ".counts" (k,),
-        # ".means.v" (k, p); "temperature" ()
+        # ".means.v" (k, p); ".familiarity" (101,), percentiles among images left out; "temperature" ()
         self.tensors = TaskTensors(buffers=True)
         self._head: list[ChainHead] = []  # in a list: it is no part of the state
 
@@ -152,11 +153,13 @@ class ChainStatistics(nn.Module):
         """
         self._head.clear()
         t = len(self)
-        # what its own sub-network makes of images that it has learnt is no measure
-        usable = [rows for birth, rows in zip(self.births, features, strict=True) if birth < t]
-        if usable:
-            value = torch.tensor(self._best_temperature(usable, labels), dtype=torch.float64, device=labels.device)
+        # what its own sub-network makes of images that it has learnt is no measure; at first there is no other
+        usable = [rows for birth, rows in zip(self.births, features, strict=True) if birth < t or t == 0]
+        temperature, percentiles = self._calibrate(usable, labels)
+        if t:
+            value = torch.tensor(temperature, dtype=torch.float64, device=labels.device)
             self.tensors.add("temperature", value)
+        self.tensors.add(f"task.{t}.familiarity", percentiles.to(labels.device))
         classes, own = labels.unique(return_inverse=True)
         self.tensors.add(f"task.{t}.classes", classes)
         self.tensors.add(f"task.{t}.counts", own.bincount(minlength=len(classes)))
@@ -168,28 +171,48 @@ class ChainStatistics(nn.Module):
                 freedom = self.tensors[f"space.{v}.freedom"] + len(rows) - len(classes)
                 self.tensors.add(f"space.{v}.freedom", freedom)
 
-    def _best_temperature(self, features: Sequence[Tensor], labels: Tensor) -> float:
-        """The one of the least negative log-likelihood of a new task's images among all classes."""
+    def _calibrate(self, features: Sequence[Tensor], labels: Tensor) -> tuple[float, Tensor]:
+        """The temperature of the least negative log-likelihood of a new task's images among all classes.
+
+        And the percentiles (101,) of their familiarity. Each image is left out of the statistics that it meets.
+        """
         classes, own = labels.unique(return_inverse=True)
         fold = _folds(own)
         births = self.births[: len(features)]
         task_of = torch.cat([self.task_of, torch.full((len(classes),), len(self))])
         begins, columns = begins_of(task_of, births), columns_of(torch.cat([self.class_of, classes.cpu()]))
         total = torch.zeros(len(GRID), dtype=torch.float64)
+        left_out: list[tuple[list[Tensor], list[Tensor]]] = []
         for k in range(FOLDS):
             out = fold == k
             if not out.any():
                 continue
-            scores, first = [], []
+            scores, first, common = [], [], []
             for v, rows in enumerate(features):
                 found = _statistics(rows[~out], own[~out], len(classes))
-                made = self._discriminants(v, *found, int((~out).sum()) - len(classes))
+                made = self._discriminants(v, *found, own[~out].bincount(minlength=len(classes)))
                 scores.append(made(rows[out].double()))
+                common.append(made.common(rows[out].double()))
                 first.append(made.first)
+            left_out.append((scores, common))
             for i, temperature in enumerate(GRID):
                 logp = by_class(chain_rule(scores, first, begins, births, float(temperature)), columns)
                 total[i] -= logp.gather(1, labels[out, None]).sum().cpu()
-        return float(GRID[total.argmin()])
+        best = float(GRID[total.argmin()]) if len(self) else UNCALIBRATED
+        seen = [
+            familiarity(by_class(chain_rule(scores, first, begins, births, best), columns), scores, common, best)
+            for scores, common in left_out
+        ]
+        every = torch.cat(seen) if seen else torch.full((1,), -torch.inf, dtype=torch.float64)  # nothing is strange
+        return best, every.quantile(torch.linspace(0, 1, 101, dtype=torch.float64, device=every.device))
+
+    def threshold(self, rate: float) -> float:
+        """The familiarity below which a share `rate` of images of known classes lies, as far as is known."""
+        found = torch.stack([self.tensors[f"task.{t}.familiarity"] for t in range(len(self))])
+        images = torch.stack([self.tensors[f"task.{t}.counts"].sum() for t in range(len(self))])
+        values, order = found.flatten().sort()
+        share = (images / images.sum() / found.shape[1]).repeat_interleave(found.shape[1])[order].cumsum(0)
+        return float(values[(share >= rate).int().argmax()])
 
     # ---------------------------------------------------------------------------------------------------------- scoring
 
@@ -224,24 +247,29 @@ class ChainStatistics(nn.Module):
         return self._head[0]
 
     def _discriminants(
-        self, v: int, means: Tensor | None = None, scatter: Tensor | None = None, freedom: int = 0
+        self, v: int, means: Tensor | None = None, scatter: Tensor | None = None, counts: Tensor | None = None
     ) -> Discriminants:
-        """Space v's, in float64; with means, scatter and degrees of freedom of a task that is not observed yet.
+        """Space v's, in float64; with means, scatter and counts of a task that is not observed yet.
 
         Sigma = (1 - a) S + a tr(S)/p I, with S the pooled scatter over its degrees of freedom n, a = p / (2 (n + p)).
         """
         birth = self.births[v]
-        known = [self.tensors[f"task.{t}.means.{v}"].double() for t in range(birth, len(self))]
-        mu = torch.cat([*known, *([] if means is None else [means])])
-        p = mu.shape[1]
-        total = _unpack(self.tensors[f"space.{v}.scatter"], p) + (0.0 if scatter is None else scatter)
-        freedom = max(freedom + int(self.tensors[f"space.{v}.freedom"]), 0)
+        tasks = range(birth, len(self))
+        mu = [self.tensors[f"task.{t}.means.{v}"].double() for t in tasks]
+        weights = [self.tensors[f"task.{t}.counts"].double() for t in tasks]
+        within = _unpack(self.tensors[f"space.{v}.scatter"], len(self.tensors[f"space.{v}.projected_mean"]))
+        freedom = int(self.tensors[f"space.{v}.freedom"])
+        if means is not None and scatter is not None and counts is not None:
+            mu, weights, within = [*mu, means], [*weights, counts.double()], within + scatter
+            freedom += int((counts - 1).clamp(min=0).sum())
+        every, weight = torch.cat(mu), torch.cat(weights)
+        centre = weight @ every / weight.sum()
+        between = (every - centre).T @ ((every - centre) * weight[:, None]) / weight.sum()
+        pooled = within / max(1, freedom)
+        p = len(centre)
         share = HALF * p / (freedom + p)
-        pooled = total / max(1, freedom)
-        sigma = (1 - share) * pooled
-        sigma.diagonal().add_(share * max(float(pooled.trace()) / p, 1e-12))
-        weight = torch.cholesky_solve(mu.T, torch.linalg.cholesky(sigma)).T.contiguous()
-        return Discriminants(weight, -0.5 * (weight * mu).sum(1), int((self.task_of < birth).sum()))
+        inverse, of_all = (_inverse(_shrunk(matrix, share)) for matrix in (pooled, pooled + between))
+        return Discriminants(every, inverse, centre, of_all, int((self.task_of < birth).sum()))
 
     def _apply(self, *args: Any, **kwargs: Any) -> "ChainStatistics":
         self._head.clear()  # the tensors go elsewhere
@@ -269,6 +297,17 @@ def _statistics(rows: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor
     means = rows.new_zeros(classes, rows.shape[1]).index_add_(0, own, rows) / counts
     centred = rows - means[own]
     return means, centred.T @ centred
+
+
+def _shrunk(matrix: Tensor, share: float) -> Tensor:
+    """(1 - share) matrix + share (trace / p) I."""
+    made = (1 - share) * matrix
+    made.diagonal().add_(share * max(float(matrix.trace()) / len(matrix), 1e-12))
+    return made
+
+
+def _inverse(matrix: Tensor) -> Tensor:
+    return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
 
 
 def _pack(matrix: Tensor) -> Tensor:

@@ -39,16 +39,32 @@ class Space(nn.Module):
 
 
 class Discriminants(nn.Module):
-    """Linear scores in a space: features (B, p) -> (B, prototypes), of those it knows: from `first` on."""
+    """Linear scores in a space: features (B, p) -> (B, prototypes), of those it knows: from `first` on.
+
+    A score is the log-likelihood of a prototype, but for what all of them share. `common` gives that, less the
+    log-likelihood among all images seen, of whatever class: with it scores say how well an image fits at all.
+    """
 
     weight: Tensor
     bias: Tensor
+    quadratic: Tensor
+    linear: Tensor
+    constant: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor, first: int) -> None:
+    def __init__(self, mu: Tensor, inverse: Tensor, centre: Tensor, inverse_of_all: Tensor, first: int) -> None:
+        """Of prototypes (prototypes, p) and inverse covariances (p, p): within them, and of all around `centre`."""
         super().__init__()
-        self.register_buffer("weight", weight)  # (prototypes, p), Sigma^-1 mu
-        self.register_buffer("bias", bias)  # (prototypes,), -1/2 mu' Sigma^-1 mu
+        weight = mu @ inverse
+        self.register_buffer("weight", weight)  # Sigma^-1 mu
+        self.register_buffer("bias", -0.5 * (weight * mu).sum(1))  # -1/2 mu' Sigma^-1 mu
+        self.register_buffer("quadratic", 0.5 * (inverse_of_all - inverse))
+        self.register_buffer("linear", -inverse_of_all @ centre)
+        self.register_buffer("constant", 0.5 * centre @ inverse_of_all @ centre)
         self.first = first
+
+    def common(self, features: Tensor) -> Tensor:
+        """Features (B, p) -> (B,); see the class."""
+        return ((features @ self.quadratic) * features).sum(1) + features @ self.linear + self.constant
 
     def forward(self, features: Tensor) -> Tensor:
         """See the class."""
@@ -75,7 +91,20 @@ class ChainHead(nn.Module):
 
     def forward(self, raw: Sequence[Tensor]) -> Tensor:
         """See the class."""
-        scores = [made(space(x)) for made, space, x in zip(self.discriminants, self.spaces, raw, strict=True)]
+        return self._answer(self._scores(raw)[1])
+
+    def judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """log P (B, classes), and how familiar each image is (B,); see `familiarity`."""
+        features, scores = self._scores(raw)
+        logp = self._answer(scores)
+        common = [made.common(x) for made, x in zip(self.discriminants, features, strict=True)]  # type: ignore[operator]
+        return logp, familiarity(logp, scores, common, self.temperature)
+
+    def _scores(self, raw: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        features = [space(x) for space, x in zip(self.spaces, raw, strict=True)]
+        return features, [made(rows) for made, rows in zip(self.discriminants, features, strict=True)]
+
+    def _answer(self, scores: Sequence[Tensor]) -> Tensor:
         return by_class(chain_rule(scores, self.first, self.begins, self.births, self.temperature), self.columns)
 
 
@@ -104,6 +133,22 @@ def chain_rule(
             parts.append(later + logq[:, :own])
             later = later + logq[:, own:].logsumexp(1, keepdim=True)
     return torch.cat(parts, dim=1)
+
+
+def familiarity(logp: Tensor, scores: Sequence[Tensor], common: Sequence[Tensor], temperature: float) -> Tensor:
+    """How likely an image is to be of a class seen at all (B,): the higher, the likelier.
+
+    What speaks for the best prototype against any image whatever, averaged over the spaces that know it and times the
+    temperature, less the entropy of the classes' probabilities. The first is a relative Mahalanobis distance (Ren et
+    al., 2021).
+    """
+    width = scores[0].shape[1]
+    total, count = torch.zeros_like(scores[0]), scores[0].new_zeros(width)
+    for rows, shared in zip(scores, common, strict=True):
+        total[:, width - rows.shape[1] :] += rows + shared[:, None]
+        count[width - rows.shape[1] :] += 1
+    entropy = -(logp.exp() * logp).sum(1)
+    return temperature * (total / count).max(1).values - entropy
 
 
 def begins_of(task_of: Tensor, births: Sequence[int]) -> list[int]:

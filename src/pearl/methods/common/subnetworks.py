@@ -106,6 +106,17 @@ class SubNetworks(Method):
         networks = cache(lambda: [WithInner(self.merged(t), self.layers) for t in tasks])
         return lambda x: [network(x) for network in networks()]
 
+    def judging(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+        """See `Method.judging`: by the chain's log P."""
+        if (chain := self.chain) is None:
+            return None
+        spaces = self.spaces(chain.births)
+        return lambda x: chain.head().judge(spaces(x))
+
+    def threshold(self, rate: float) -> float:
+        """See `Method.threshold`: as measured on the newest task, with images left out of the statistics."""
+        return super().threshold(rate) if self.chain is None else self.chain.threshold(rate)
+
     def _chained(self, chain: ChainStatistics, spaces: Spaces, x: Tensor) -> Tensor:
         raw = spaces(x)
         with torch.autocast(self.device.type, enabled=False):
