@@ -36,6 +36,8 @@ def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
         raise ExportError(
             f"--to peft: {type(method).__name__.lower()} has no low-rank updates; export it --to torch or --to onnx"
         )
+    if method.chain is not None:
+        raise ExportError("--to peft: holds heads, and here class statistics answer; export it --to torch or --to onnx")
     peft_model = _peft_model()
     _check_layers(method, model.images.size)
     folders = [folder_name(t, task["name"]) for t, task in enumerate(model.tasks)]

@@ -17,7 +17,8 @@ from pearl.data.augment import View
 from pearl.errors import ExportError
 from pearl.export.trained import FACTS, Trained, compare, importing, on_cpu, refusing, seen
 from pearl.methods.base import Method
-from pearl.methods.pearl import Pearl
+from pearl.methods.common.subnetworks import SubNetworks
+from pearl.nn.inner import WithInner
 from pearl.settings.sections import ImagesConfig
 
 _ONNX_LIMIT = 2**31 - 2**26  # bytes of weights: a protocol buffer ends at 2 GiB, and the graph needs room
@@ -41,6 +42,18 @@ class Network(nn.Module):
         return torch.cat([part(x) for part in self.parts], dim=1)
 
 
+class Chained(nn.Module):
+    """Images (B, 3, S, S) as a backbone sees them -> log P (B, classes seen), by the spaces of a chain."""
+
+    def __init__(self, spaces: Sequence[nn.Module], head: nn.Module) -> None:
+        super().__init__()
+        self.spaces, self.head = nn.ModuleList(spaces), head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return self.head([space(x) for space in self.spaces])
+
+
 def network(method: Method, images: ImagesConfig) -> Network:
     """A method as a plain network on the CPU, frozen, low-rank updates merged; weights are shared wherever they can be.
 
@@ -49,15 +62,21 @@ def network(method: Method, images: ImagesConfig) -> Network:
     # What deepcopy finds in its memo it does not copy: the tensors of all copies are these, or those that replace them.
     tensors = [*method.parameters(), *method.buffers()]
     shared: dict[int, Any] = {id(tensor): _frozen(tensor, tensor) for tensor in tensors}
-    if not isinstance(method, Pearl):
+    if isinstance(method, SubNetworks) and method.chain is not None:
+        method.chain.head()  # made here, it is no part of the program
+    if not isinstance(method, SubNetworks) or not method.separable:
         return Network([copy.deepcopy(method, shared)], images).eval()
-    named = dict(method.backbone.named_parameters()) | dict(method.backbone.named_buffers())
-    parts = []
-    for t, head in enumerate(method.heads):
-        weights = method.weights(t) if t >= method.first_adapted else {}
+
+    def part(t: int, *after: nn.Module) -> nn.Sequential:
+        net, weights = method.sub_network(t)
+        named = dict(net.named_parameters()) | dict(net.named_buffers())
         replaced = {id(named[name]): _frozen(weight, named[name]) for name, weight in weights.items()}
-        parts.append(copy.deepcopy(nn.Sequential(method.backbone, head), shared | replaced))
-    return Network(parts, images).eval()
+        return copy.deepcopy(nn.Sequential(net, *after), shared | replaced)
+
+    if method.chain is None:
+        return Network([part(t, head) for t, head in enumerate(method.heads)], images).eval()
+    spaces = [WithInner(part(t)[0], method.layers) for t in method.chain.births]
+    return Network([Chained(spaces, copy.deepcopy(method.chain.head()).cpu())], images).eval()
 
 
 def _frozen(tensor: Tensor, like: Tensor) -> Tensor:

@@ -194,9 +194,9 @@ class Pearl(SubNetworks):
         network = with_beside(self.backbone, thin.values())
         return lambda x: functional_call(network, self.weights(t, without=thin), (x,))
 
-    def merged(self, t: int) -> nn.Module:
-        """See `SubNetworks.merged`. A task that was not trained has the reference."""
-        return self.own_copy(self.backbone, self.weights(t) if self.is_adapted(t) else {})
+    def sub_network(self, t: int) -> tuple[nn.Module, dict[str, Tensor]]:
+        """See `SubNetworks.sub_network`. A task that was not trained has the reference."""
+        return self.backbone, self.weights(t) if self.is_adapted(t) else {}
 
     def is_adapted(self, t: int) -> bool:
         """Whether task t has updates of its own."""

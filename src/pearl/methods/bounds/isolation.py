@@ -51,9 +51,9 @@ class Isolation(SubNetworks):
         """See `SubNetworks.task_features`."""
         return self.network(t)(x)
 
-    def merged(self, t: int) -> nn.Module:
-        """See `SubNetworks.merged`."""
-        return self.own_copy(self.network(t), {})
+    def sub_network(self, t: int) -> tuple[nn.Module, dict[str, Tensor]]:
+        """See `SubNetworks.sub_network`."""
+        return self.network(t), {}
 
     def size(self) -> int:
         """Networks and heads; the starting point is kept for later tasks only."""

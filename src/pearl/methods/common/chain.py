@@ -20,13 +20,12 @@ from torch import Tensor, nn
 
 from pearl.errors import RunError
 from pearl.methods.common.spaces import (
+    ByClass,
     ChainHead,
     Discriminants,
     Space,
     begins_of,
-    by_class,
     chain_rule,
-    columns_of,
     digest_of,
     familiarity,
     projection,
@@ -180,7 +179,8 @@ class ChainStatistics(nn.Module):
         fold = _folds(own)
         births = self.births[: len(features)]
         task_of = torch.cat([self.task_of, torch.full((len(classes),), len(self))])
-        begins, columns = begins_of(task_of, births), columns_of(torch.cat([self.class_of, classes.cpu()]))
+        begins = begins_of(task_of, births)
+        by_class = ByClass(torch.cat([self.class_of, classes.cpu()])).to(labels.device)
         total = torch.zeros(len(GRID), dtype=torch.float64)
         left_out: list[tuple[list[Tensor], list[Tensor]]] = []
         for k in range(FOLDS):
@@ -196,11 +196,11 @@ class ChainStatistics(nn.Module):
                 first.append(made.first)
             left_out.append((scores, common))
             for i, temperature in enumerate(GRID):
-                logp = by_class(chain_rule(scores, first, begins, births, float(temperature)), columns)
+                logp = by_class(chain_rule(scores, first, begins, births, float(temperature)))
                 total[i] -= logp.gather(1, labels[out, None]).sum().cpu()
         best = float(GRID[total.argmin()]) if len(self) else UNCALIBRATED
         seen = [
-            familiarity(by_class(chain_rule(scores, first, begins, births, best), columns), scores, common, best)
+            familiarity(by_class(chain_rule(scores, first, begins, births, best)), scores, common, best)
             for scores, common in left_out
         ]
         every = torch.cat(seen) if seen else torch.full((1,), -torch.inf, dtype=torch.float64)  # nothing is strange
@@ -243,7 +243,7 @@ class ChainStatistics(nn.Module):
         if not self._head:
             made = [self._discriminants(v).float() for v in range(len(self.births))]
             place = self.births, self.task_of, self.class_of, self.temperature
-            self._head.append(ChainHead(self.spaces(), made, *place))
+            self._head.append(ChainHead(self.spaces(), made, *place).to(self.tensors["space.0.mean"].device))
         return self._head[0]
 
     def _discriminants(

@@ -87,7 +87,7 @@ class ChainHead(nn.Module):
         self.spaces, self.discriminants = nn.ModuleList(spaces), nn.ModuleList(discriminants)
         self.births, self.temperature = tuple(births), temperature
         self.first = [made.first for made in discriminants]
-        self.begins, self.columns = begins_of(task_of, births), columns_of(class_of)
+        self.begins, self.by_class = begins_of(task_of, births), ByClass(class_of)
 
     def forward(self, raw: Sequence[Tensor]) -> Tensor:
         """See the class."""
@@ -105,7 +105,7 @@ class ChainHead(nn.Module):
         return features, [made(rows) for made, rows in zip(self.discriminants, features, strict=True)]
 
     def _answer(self, scores: Sequence[Tensor]) -> Tensor:
-        return by_class(chain_rule(scores, self.first, self.begins, self.births, self.temperature), self.columns)
+        return self.by_class(chain_rule(scores, self.first, self.begins, self.births, self.temperature))
 
 
 def chain_rule(
@@ -119,7 +119,7 @@ def chain_rule(
     space's task on the chain is one softmax. `begins` are the first prototypes of the tasks up to there.
     """
     parts: list[Tensor] = []
-    later = scores[0].new_zeros(len(scores[0]), 1)  # log of the probability that no earlier task was it
+    later = scores[0].new_zeros(scores[0].shape[0], 1)  # log of the probability that no earlier task was it
     last = len(begins) - 1
     for u, begin in enumerate(begins):
         known = [
@@ -156,17 +156,22 @@ def begins_of(task_of: Tensor, births: Sequence[int]) -> list[int]:
     return torch.searchsorted(task_of, torch.arange(max(births) + 1)).tolist()
 
 
-def columns_of(class_of: Tensor) -> list[Tensor]:
-    """The prototypes of each class, in order of arrival."""
-    order = class_of.argsort(stable=True)
-    return list(order.split(class_of.bincount().tolist()))
-
-
-def by_class(logp: Tensor, columns: Sequence[Tensor]) -> Tensor:
+class ByClass(nn.Module):
     """log P (B, prototypes) -> (B, classes): the sum of the probabilities of a class's prototypes."""
-    if len(columns) == logp.shape[1]:
-        return logp[:, torch.cat([*columns]).to(logp.device)]
-    return torch.stack([logp[:, rows.to(logp.device)].logsumexp(1) for rows in columns], dim=1)
+
+    order: Tensor
+
+    def __init__(self, class_of: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("order", class_of.argsort(stable=True))
+        self.counts = class_of.bincount().tolist()
+
+    def forward(self, logp: Tensor) -> Tensor:
+        """See the class."""
+        by_class = logp[:, self.order]
+        if max(self.counts) == 1:
+            return by_class
+        return torch.cat([part.logsumexp(1, keepdim=True) for part in by_class.split(self.counts, dim=1)], dim=1)
 
 
 def projection(v: int, raw: int, dim: int) -> Tensor:

@@ -1,6 +1,6 @@
 """What methods with a frozen sub-network per task share: how the classes of all tasks are told apart."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -21,11 +21,12 @@ HEADS = Heads()
 class SubNetworks(Method):
     """A sub-network and a head per task, never changed again.
 
-    A subclass trains a task's in `learn_own`, and gives it back in `merged`. With `classifier: chain` class statistics
-    in the first sub-networks answer, in the place of the heads.
+    A subclass trains a task's in `learn_own`, and gives it back in `sub_network`. With `classifier: chain` it is
+    class statistics in the first sub-networks that answer, in the place of the heads.
     """
 
     own_classes = True
+    separable = True  # False: a sub-network is none by itself, and `sub_network` not to be asked
 
     def __init__(self, backbone: nn.Module, classifier: Classifier = HEADS) -> None:
         super().__init__(backbone)
@@ -45,9 +46,15 @@ class SubNetworks(Method):
         """Features (B, dim) of task t's sub-network."""
         raise NotImplementedError
 
+    def sub_network(self, t: int) -> tuple[nn.Module, Mapping[str, Tensor]]:
+        """Task t's sub-network: a network, and the tensors, by name, that it has in the place of its own."""
+        raise NotImplementedError
+
     def merged(self, t: int) -> nn.Module:
         """Task t's sub-network as a network of its own: in evaluation mode, nobody else's hooks."""
-        raise NotImplementedError
+        network, weights = self.sub_network(t)
+        made = self.evaluated(network, weights)
+        return made if isinstance(made, nn.Module) and made is not network else with_weights(network, weights)
 
     # --------------------------------------------------------------------------------------------------- learning
 
@@ -125,7 +132,7 @@ class SubNetworks(Method):
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """Every sub-network's raw logits side by side, or the chain's log P; with `task`, of its classes alone."""
         if self.chain is not None:
-            logits = self._chained(self.chain, self.spaces(self.chain.births), x)
+            logits = self._chained(self.chain, self.spaces(self.chain.head().births), x)
             return logits if task is None else logits[:, self.columns(task)]
         tasks = range(len(self.heads)) if task is None else [task]
         return torch.cat([self.heads[t](self.task_features(x, t)) for t in tasks], dim=1)
@@ -143,11 +150,6 @@ class SubNetworks(Method):
     def asked(self) -> int:
         """See `Method.asked`."""
         return super().asked() if self.chain is None else len(self.chain.births)
-
-    def own_copy(self, network: nn.Module, weights: dict[str, Tensor]) -> nn.Module:
-        """As `evaluated`, always a network of its own."""
-        made = self.evaluated(network, weights)
-        return made if isinstance(made, nn.Module) and made is not network else with_weights(network, weights)
 
     def facts(self, task: int) -> dict[str, Any]:
         """What the chain keeps, beside the parameters."""

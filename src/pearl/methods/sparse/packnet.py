@@ -16,7 +16,6 @@ from pearl.methods.base import Phase, own_loss
 from pearl.methods.common.chain import Classifier
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.methods.sparse.masks import Owners, weight_names
-from pearl.nn.fast.folding import with_weights
 from pearl.settings.born import Born
 from pearl.settings.follow import Follows, pretrained
 from pearl.settings.parts import CLASSIFIERS
@@ -92,6 +91,6 @@ class PackNet(SubNetworks):
         """See `SubNetworks.task_features`."""
         return functional_call(self.backbone, self.owners.masked(self.weights, t), (x,))
 
-    def merged(self, t: int) -> nn.Module:
-        """See `SubNetworks.merged`."""
-        return with_weights(self.backbone, self.owners.masked(self.weights, t))
+    def sub_network(self, t: int) -> tuple[nn.Module, dict[str, Tensor]]:
+        """See `SubNetworks.sub_network`."""
+        return self.backbone, self.owners.masked(self.weights, t)

@@ -45,6 +45,7 @@ class Progressive(Isolation):
     """
 
     task_identity = True
+    separable = False
     phases = ("pnn",)
 
     def __init__(
