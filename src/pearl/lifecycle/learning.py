@@ -29,7 +29,7 @@ from pearl.lifecycle.saved import (
     task_infos,
     verify,
 )
-from pearl.lifecycle.session import locked, session
+from pearl.lifecycle.session import LOCK, locked, session
 from pearl.settings.config import ModelConfig, RunConfig, admit, as_stored, check_config, merge, raw_config
 from pearl.storage.files import MANIFEST, PENDING, check_no_gap, finished, half_learnt, read_json, write_json
 from pearl.training.engine import Engine, Observer
@@ -37,7 +37,7 @@ from pearl.training.engine import Engine, Observer
 Backbone = str | dict[str, Any] | None  # a name, or a name with options
 
 # what may lie in a directory before its configuration does
-_EARLY = {".lock", ".holder.json", "resume", "events.jsonl"}
+_EARLY = {*LOCK, "resume", "events.jsonl"}
 
 
 def learn(
