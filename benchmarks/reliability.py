@@ -49,15 +49,24 @@ def main() -> None:
         print(table)
     else:
         text = (
-            f"# Runs that were killed\n\n`python benchmarks/reliability.py --kills {options.kills}`: SIGKILL at random "
+            f"## Runs that were killed\n\n"
+            f"`python benchmarks/reliability.py --kills {options.kills}`: SIGKILL at random "
             f"moments of a run on digits (ResNet-18 of width 4, 5 tasks), started again until it is done; then the "
             f"next run. Compared with a run that nobody touched: the bytes of every weight file, and every JSON and "
             f"YAML file but the seconds in them. A run that cannot go on ends the script.\n\n{table}\n"
         )
-        RESULT.write_text(text)
+        write_section("runs", text)
         print(text)
     if any("NO" in row for row in rows):
         sys.exit(1)
+
+
+def write_section(name: str, text: str) -> None:
+    """Put a section of docs/results/reliability.md in the place of the one of this name, or at the end."""
+    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+    before, found, rest = RESULT.read_text().partition(start)
+    after = rest.partition(end)[2] if found else ""
+    RESULT.write_text(f"{before if found else before.rstrip() + chr(10) * 2}{start}{text}{end}{after}")
 
 
 def trial(method: str, kills: int, rng: random.Random) -> str:

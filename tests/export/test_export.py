@@ -472,7 +472,7 @@ WRONG = {
     ),
     "no place": (
         lambda run, _: [run.path, "--to", "torch", "-o", "no/where.pt2"],
-        "no/where.pt2: cannot be written (No such file or directory)",
+        "no/where.pt2: cannot be written (no such folder)",
     ),
     "no image": (lambda run, tmp: [run.path, "--to", "torch", "--images", tmp], "--images: no image in"),
     "missing image": (lambda run, _: [run.path, "--to", "torch", "--images", "a.png"], "a.png: No such file"),
@@ -569,6 +569,21 @@ def test_a_full_disk_leaves_nothing_and_keeps_what_was_there(to, tmp_path, monke
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(PearlError, match=r"model: cannot be written \(No space left on device\)"):
             export(model, to, out, raw, force=True)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_an_export_that_was_killed_loses_nothing_and_leaves_nothing(tmp_path):
+    """Between its two renames, which is the worst moment."""
+    needs("peft")
+    model, out, beside = learnt(), tmp_path / "model", tmp_path / ".model.new"
+    export(model, "peft", out, pictures(model))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    beside.mkdir()
+    out.rename(beside / "replaced")
+    (beside / "model").mkdir()
+    (beside / "model" / "half.safetensors").write_bytes(b"")
+    with pytest.raises(ExportError, match="model: is there already"):
+        export(model, "peft", out, pictures(model))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 

@@ -46,6 +46,16 @@ def test_killed_runs_end_with_the_same_bits():
     assert "| pearl | 6 |" in done.stdout and "| yes |" in done.stdout
 
 
+def test_commands_that_are_disturbed_and_given_again_end_with_the_same_bits():
+    """The other benchmark in small: a kill, a signal and a full disk."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("no file system of its own can be mounted here")
+    command = [sys.executable, str(BENCHMARKS / "attack" / "kills.py"), "--moments", "3", "--verbs", "learn"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "| learn | 1 | 1 | 1 |" in done.stdout
+
+
 # ----------------------------------------------------------------------------------------------- faults of the disk
 
 

@@ -1,7 +1,6 @@
 """`pearl export`: a model written aside, loaded as its user will load it, compared, and only then given its name."""
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +16,14 @@ from pearl.export.adapters import write_peft
 from pearl.export.programs import write_onnx, write_torch
 from pearl.export.trained import FACTS, Trained
 from pearl.lifecycle.model import Model
+from pearl.lifecycle.session import LOCK, locked
 from pearl.settings.config import ModelConfig, RunConfig
 from pearl.settings.parts import SOURCES
 from pearl.settings.registry import nearest
+from pearl.storage.files import check_writable
 from pearl.storage.paths import runs_root
 
+_OLD = "replaced"  # what --force is about to replace, for the moment between two renames
 _CHECKED = 16  # images that a result is checked with
 
 
@@ -113,27 +115,39 @@ def _read(images: np.ndarray | Sequence[Path], size: int) -> Tensor:
 @contextmanager
 def _aside(out: Path, *, force: bool, folder: bool) -> Iterator[Path]:
     """A new place beside `out`; what is there when the block ends without an error becomes `out`."""
-    if out.exists() or out.is_symlink():
-        if not force:
-            raise ExportError(f"{out}: is there already; choose another -o, or replace it with --force")
-        # --force must not be able to take a folder of something else away
-        if out.is_symlink() or out.is_dir() != folder or (folder and not (out / FACTS).is_file()):
-            raise ExportError(f"{out}: is not an earlier export of this kind; choose another -o, or move it away")
-    try:
-        beside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    except OSError as error:
-        raise ExportError(f"{out}: cannot be written ({error.strerror}); choose another place with -o") from None
-    try:
-        yield beside / out.name
-        if folder and out.exists():
-            out.rename(beside / "old")
-        (beside / out.name).replace(out)
-    except OSError as error:
-        raise ExportError(f"{out}: cannot be written ({error.strerror or error}); choose another -o") from None
-    finally:
-        if (beside / "old").exists() and not out.exists():
-            (beside / "old").rename(out)
-        shutil.rmtree(beside, ignore_errors=True)
+    if not out.parent.is_dir():
+        raise ExportError(f"{out}: cannot be written (no such folder); choose another place with -o")
+    check_writable(out.parent, mend="choose another place with -o")
+    beside = out.with_name(f".{out.name}.new")
+    with locked(beside):
+        try:
+            _put_back(beside, out)  # what an export that was killed had in its hands
+            for leftover in (place for place in beside.iterdir() if place.name not in LOCK):
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+            if out.exists() or out.is_symlink():
+                _check_replaced(out, force=force, folder=folder)
+            yield beside / out.name
+            if folder and out.exists():
+                out.rename(beside / _OLD)
+            (beside / out.name).replace(out)
+        except OSError as error:
+            raise ExportError(f"{out}: cannot be written ({error.strerror or error}); choose another -o") from None
+        finally:
+            _put_back(beside, out)
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def _check_replaced(out: Path, *, force: bool, folder: bool) -> None:
+    """Refuse to replace what is there, unless asked to, and it is an export: --force takes nothing else away."""
+    if not force:
+        raise ExportError(f"{out}: is there already; choose another -o, or replace it with --force")
+    if out.is_symlink() or out.is_dir() != folder or (folder and not (out / FACTS).is_file()):
+        raise ExportError(f"{out}: is not an earlier export of this kind; choose another -o, or move it away")
+
+
+def _put_back(beside: Path, out: Path) -> None:
+    if (beside / _OLD).exists() and not out.exists():
+        (beside / _OLD).rename(out)
 
 
 _WRITERS: dict[str, Callable[[Trained, Path, Tensor], float | None]] = {

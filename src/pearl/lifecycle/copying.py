@@ -5,12 +5,12 @@ from pathlib import Path
 
 from pearl.errors import RunError
 from pearl.lifecycle.saved import CODE, config_bytes, read_config, task_infos, verify
-from pearl.lifecycle.session import locked
+from pearl.lifecycle.session import LOCK, locked
 from pearl.settings.config import ModelConfig, check_config
 from pearl.storage.files import MANIFEST, finished
 
 # what may lie in a directory before its configuration does
-_EARLY = {".lock", ".holder.json", "resume", "events.jsonl"}
+_EARLY = {*LOCK, "resume", "events.jsonl"}
 
 
 def copy_model(start: Path, path: Path) -> None:

@@ -46,6 +46,7 @@ from pearl.training.replay import Replay, Stop
 from pearl.training.world import World, lost
 from pearl.version import __version__
 
+LOCK = (".lock", ".holder.json")  # what a directory has in it while a process holds it
 Precision = Literal["auto", "fp32", "bf16"]
 
 
@@ -116,7 +117,7 @@ def locked(path: Path) -> Iterator[None]:
         Busy: another process holds it, and which.
         RunError: it cannot be written to.
     """
-    lock, holder = FileLock(path / ".lock"), path / ".holder.json"
+    lock, holder = FileLock(path / LOCK[0]), path / LOCK[1]
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)

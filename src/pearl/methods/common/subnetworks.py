@@ -12,6 +12,7 @@ from pearl.methods.base import Expert, Method, Phase
 from pearl.methods.common.chain import Chain, ChainStatistics, Classifier, Heads
 from pearl.nn.fast.folding import with_weights
 from pearl.nn.inner import WithInner, inner_layers
+from pearl.nn.precision import outside_autocast
 
 Spaces = Callable[[Tensor], Sequence[Tensor]]  # images -> the raw features of every space's sub-network
 
@@ -126,7 +127,7 @@ class SubNetworks(Method):
 
     def _chained(self, chain: ChainStatistics, spaces: Spaces, x: Tensor) -> Tensor:
         raw = spaces(x)
-        with torch.autocast(self.device.type, enabled=False):
+        with outside_autocast(x):
             return chain.head()(raw)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
