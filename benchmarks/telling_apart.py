@@ -1,0 +1,167 @@
+"""Which task is it? Heads side by side against class statistics, all read off the same trained runs.
+
+    python benchmarks/telling_apart.py                         all streams, seeds 0, 1, 2; docs/results/telling_apart.md
+    python benchmarks/telling_apart.py --streams digits --seeds 0
+
+A run of PEARL is trained once a stream and seed; `refit` gives it every other classifier. Finished runs are skipped, so
+the command can be stopped and started again. Data is looked for under $PEARL_DATA, runs lie under $PEARL_RUNS.
+Nothing was chosen on these streams' test images: the chain's constants are those of two other streams.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score
+
+from pearl.data.augment import View
+from pearl.evaluation.evaluate import Ensemble
+from pearl.lifecycle.refit import refit
+from pearl.lifecycle.runs import Run, execute, prepare
+from pearl.lifecycle.saved import load_method
+from pearl.reports.progress import display
+from pearl.settings.config import load_config
+
+STREAMS = {
+    "digits, 5 tasks of 2": ["digits"],
+    "CIFAR, ResNet-18, 5 tasks of 4": ["cpu-cifar20-resnet18"],
+    "CIFAR-100, DeiT-Tiny, 10 tasks of 10": ["cpu-cifar100-deit_tiny"],
+    "CIFAR-100, DeiT-Tiny, 20 tasks of 5": ["cpu-cifar100-deit_tiny", "stream.tasks=20"],
+    "Grocery, DeiT-Tiny, 9 tasks of 9": ["cpu-grocery-deit_tiny"],
+}
+CLASSIFIERS: dict[str, dict[str, Any] | None] = {
+    "heads": None,
+    "K = 1, final features": {"name": "chain", "spaces": 1, "layers": "final"},
+    "K = 1": {"name": "chain", "spaces": 1},
+    "K = 2": {"name": "chain", "spaces": 2},
+    "K = 3": {"name": "chain", "spaces": 3},
+    "K = 3, frozen covariance": {"name": "chain", "spaces": 3, "covariance": "frozen"},
+    "K = all": {"name": "chain", "spaces": "all"},
+}
+RIVALS = ("ncm", "fecam")
+COLUMNS = {
+    "class_il": "class-IL A_T",
+    "average": "class-IL average",
+    "task_il": "task-IL A_T",
+    "calibration": "ECE",
+    "auroc": "AUROC",
+    "passes": "passes",
+    "kilobytes": "statistics (kB)",
+}
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", nargs="+", default=[*STREAMS], metavar="STREAM", help="by the start of its name")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    options = parser.parse_args(arguments)
+    file = RESULTS / "telling_apart.json"
+    rows: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    for seed in options.seeds:
+        for stream in (name for name in STREAMS if any(name.startswith(given) for given in options.streams)):
+            trained = execute(load_config(STREAMS[stream][0], [*STREAMS[stream][1:], f"seed={seed}"]), show=display())
+            for label, classifier in CLASSIFIERS.items():
+                key = f"{stream} | {label} | {seed}"
+                if key not in rows:
+                    rows[key] = row(trained if classifier is None else refit(trained.path, classifier))
+                    write(file, rows)
+            for rival in RIVALS:
+                key = f"{stream} | {rival} | {seed}"
+                if key not in rows:
+                    rest = [*STREAMS[stream][1:], f"seed={seed}", f"method={rival}"]
+                    rows[key] = row(execute(load_config(STREAMS[stream][0], rest), show=display()))
+                    write(file, rows)
+
+
+@torch.no_grad()
+def row(run: Run) -> dict[str, Any]:
+    """What is measured of one run; accuracies in percent."""
+    summary, data = run.summary, prepare(run.config)
+    tasks = data.stream.tasks
+    method = load_method(run.path, run.config)
+    logits, labels = asked(run, data, method, range(len(tasks)))
+    chain = getattr(method, "chain", None)
+    found = {
+        "class_il": summary["class_il.final"],
+        "average": summary["class_il.average"],
+        "task_il": summary["task_il.final"],
+        "calibration": 100 * calibration_error(logits.softmax(1).numpy(), labels),
+        "passes": 1 if chain is None and not hasattr(method, "sub_network") else method.asked(),
+        "kilobytes": 0.0 if chain is None else sum(buffer.nbytes for buffer in chain.buffers()) / 1e3,
+        "auroc": None,
+        "run": run.path.name,
+    }
+    half = len(tasks) // 2  # tasks that the model has learnt; classes of the others are unknown to it
+    method = load_method(run.path, run.config, half)
+    judge = Ensemble(method).judge
+    if judge is not None:
+        view = View(run.config.images, channels_last=run.config.engine.channels_last)
+        scores = []
+        for t in range(len(tasks)):
+            images = torch.from_numpy(data.test[tasks[t].test]).split(256)
+            scores.append(np.concatenate([judge(view.test(part))[1].numpy() for part in images]))
+        known = np.repeat([t < half for t in range(len(tasks))], [len(part) for part in scores])
+        found["auroc"] = 100 * float(roc_auc_score(known, np.concatenate(scores)))
+    return found
+
+
+def asked(run: Run, data: Any, method: Any, tasks: Sequence[int]) -> tuple[torch.Tensor, np.ndarray]:
+    """Logits (N, classes) of the tasks' test images, and their labels."""
+    view = View(run.config.images, channels_last=run.config.engine.channels_last)
+    ensemble, logits, labels = Ensemble(method), [], []
+    for t in tasks:
+        split = data.stream.tasks[t]
+        images = torch.from_numpy(data.test[split.test])
+        logits += [ensemble(view.test(part)).float() for part in images.split(256)]
+        labels.append(split.test_labels)
+    return torch.cat(logits), np.concatenate(labels)
+
+
+def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
+    """Expected calibration error (Guo et al., 2017): how far confidence is from accuracy, in bins of equal width."""
+    confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = [abs(confidence[place == b].sum() - right[place == b].sum()) for b in range(bins)]
+    return float(sum(gaps) / len(labels))
+
+
+def write(file: Path, rows: dict[str, Any]) -> None:
+    """The rows, and a table a stream."""
+    file.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+    about = "`python benchmarks/telling_apart.py`; mean ± standard deviation over n seeds."
+    lines = ["# Telling tasks apart", "", about, ""]
+    for stream in STREAMS:
+        if not any(key.startswith(f"{stream} |") for key in rows):
+            continue
+        head = " | ".join(["", "n", *COLUMNS.values()])
+        lines += [f"## {stream}", "", f"| {head} |", "|---" * (len(COLUMNS) + 2) + "|"]
+        for label in (*CLASSIFIERS, *RIVALS):
+            of = [value for key, value in sorted(rows.items()) if key.startswith(f"{stream} | {label} | ")]
+            if of:
+                cells = [spread([one[column] for one in of], column) for column in COLUMNS]
+                lines.append(f"| {label} | {len(of)} | " + " | ".join(cells) + " |")
+        lines.append("")
+    page = RESULTS / "telling_apart.md"
+    words = page.read_text().partition("\n<!-- words -->\n")[2] if page.is_file() else ""
+    page.write_text("\n".join(lines) + ("\n<!-- words -->\n" + words if words else ""))
+
+
+def spread(values: list[float | None], column: str) -> str:
+    """A cell."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return "-"
+    digits = 0 if column in ("passes", "kilobytes") else 1
+    text = f"{mean(there):.{digits}f}"
+    return text + (f" ± {stdev(there):.{digits}f}" if digits and len(there) > 1 else "")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
