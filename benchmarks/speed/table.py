@@ -70,6 +70,18 @@ def inference() -> Iterator[tuple[str, str, str]]:
         )
 
 
+def chain() -> Iterator[tuple[str, str, str]]:
+    """Class statistics against one plain pass."""
+    for row in rows("chain"):
+        what = f"{row['batch']} image{'s' * (row['batch'] > 1)}"
+        yield (
+            f"{row['tasks']} tasks by statistics in {row['spaces']} sub-networks, {row['net'].removeprefix('timm/')}, "
+            f"{what}: ours / a plain pass",
+            spread(row["ours / a plain pass"]),
+            f"{row['spaces'] + 0.3}",
+        )
+
+
 def footprint() -> Iterator[tuple[str, str, str]]:
     """Waiting, memory, bytes."""
     for row in rows("footprint"):
