@@ -1,11 +1,12 @@
 """Class statistics over 20 tasks against a plain pass of the network: three sub-networks answer for all.
 
-    python benchmarks/speed/chain.py                      one image, eight, and a batch of a test set; on a CPU, a minute
+    python benchmarks/speed/chain.py                      one image, eight, and a batch of a test set; a minute
 
 Goal: at most K + 0.3 plain passes with K spaces, however many tasks there are. The statistics are made up.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -49,7 +50,7 @@ def main() -> None:
             x = torch.randn(batch, 3, size, size)
             x = x.contiguous(memory_format=torch.channels_last) if name == "resnet18" else x
             with torch.no_grad():
-                work = {"ours": lambda x=x: ensemble(x), "a plain pass": lambda x=x: method.backbone(x)}
+                work = {"ours": partial(ensemble, x), "a plain pass": partial(method.backbone, x)}
                 facts = {"net": name, "tasks": options.tasks, "spaces": options.spaces, "batch": batch}
                 rows.append(facts | ratios(work, options.repeats))
     show("class statistics: [median, lowest, highest] of a plain pass's time", rows, options.out)

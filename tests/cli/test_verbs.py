@@ -367,10 +367,6 @@ WRONG = {
         ("M --data nowhere", "nowhere is not a folder"),
         ("M --data empty", "empty has no class folders"),
         ("M --data hollow", "no image in hollow/cat"),
-        (
-            "M --data first --task other",
-            "classes that the model knows already: 'one' (task 'first', M/tasks/000-first)",
-        ),
         ("M --data second --task first", "task 'first' is there already (M/tasks/000-first); give another one"),
         ("M --data second --task=", "a task needs a name"),
         ("M --data second --backbone bsc", "--backbone: fixed since M was made"),
@@ -382,7 +378,6 @@ WRONG = {
         ("M --data second --from one", "M: is there already; leave out --from"),
         ("new --data second --from nowhere", "nowhere: not a run directory"),
         ("new --data first --from one", "task 'first' is there already"),
-        ("new --data first --from one --task x", "classes that the model knows already"),
         ("new --data second --backbone resnet19", "unknown backbone 'resnet19'; did you mean 'resnet18'?"),
         ("new --data second --backbone resnet18 trian.epochs=2", "trian: unknown key; did you mean 'train'?"),
         ("new --data second --backbone resnet18 method=joint", "method=joint needs the data of all tasks"),

@@ -58,7 +58,7 @@ def forge(task: Path, change) -> None:
     (task / "manifest.json").write_text(json.dumps(manifest))
 
 
-HEAD, TASK = "heads.blocks.1.weight", "tensors.1/"
+HEAD, TASK = "chain.tensors.task/1/means/0", "tensors.1/"  # what answers for the second task
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.complex64, torch.float16, torch.float64])

@@ -90,11 +90,15 @@ def test_earlier_files_are_never_written_again(shop, one):
     assert weights_of(one).items() >= weights_of(shop / "model").items()
 
 
-def test_a_task_does_not_change_what_was_said_before(shop, model):
+def test_a_task_does_not_change_what_was_said_before(shop, tmp_path):
+    """By its heads; and by class statistics, opened as it was."""
     pixels = digit(0)[:20, :, :, None].repeat(3, axis=3)
     before = pearl.load(shop / "one").logits(pixels)
-    assert torch.equal(model.logits(pixels)[:, :2], before)
     assert torch.equal(pearl.load(shop / "model", tasks=1).logits(pixels), before)
+    method = {"classifier": {"name": "heads"}}
+    made = pearl.learn(tmp_path / "heads", shop / "first", quiet=True, **SETTINGS, method=method)
+    before = made.logits(pixels)
+    assert torch.equal(made.learn(shop / "second").logits(pixels)[:, :2], before)
 
 
 def test_it_learns(shop, tmp_path):
@@ -121,11 +125,11 @@ def test_from_a_run_or_a_model(shop, tmp_path):
 
 
 def test_from_leaves_nothing_behind_when_it_fails(shop, tmp_path):
-    write_photos(tmp_path / "again", {"one": 1, "six": 6})
-    for data, mistake in ((tmp_path / "again", {}), (shop / "third", {"device": "warp"}), (shop / "nowhere", {})):
+    wrong = [("third", {"task": "first"}), ("third", {"device": "warp"}), ("nowhere", {})]
+    for data, mistake in wrong:
         with pytest.raises(PearlError):
-            learn(tmp_path / "new", data, start=shop / "one", **mistake)
-        assert sorted(place.name for place in tmp_path.iterdir()) == ["again"]
+            learn(tmp_path / "new", shop / data, start=shop / "one", **mistake)
+        assert not [*tmp_path.iterdir()]
     damaged = Path(shutil.copytree(shop / "one", tmp_path / "damaged"))
     flip(damaged / "reference" / "weights.safetensors")
     with pytest.raises(RunError, match=r"reference/weights\.safetensors: checksum differs"):
@@ -210,8 +214,7 @@ def test_a_failed_task_leaves_the_model_as_it_was(shop, one):
 
 def test_one_image_a_class_and_one_class_a_task(shop, one, tmp_path):
     write_class(tmp_path / "lonely" / "six", 6, 1)
-    with pytest.raises(TrainingError, match="at least 2 images per task"):
-        pearl.load(one).learn(tmp_path / "lonely")
+    assert pearl.load(one).learn(tmp_path / "lonely").classes[-1] == "six"
     write_class(tmp_path / "single" / "seven", 7, 4)
     assert pearl.load(one).learn(tmp_path / "single").classes[-1] == "seven"
 
@@ -266,7 +269,7 @@ def test_alone_in_a_batch_or_in_another_order(model):
         for a, b in zip(together, said, strict=True):
             assert a.name == b.name
             assert dict(zip(a.classes, a.probabilities, strict=True)) == pytest.approx(
-                dict(zip(b.classes, b.probabilities, strict=True)), abs=1e-5
+                dict(zip(b.classes, b.probabilities, strict=True)), abs=1e-4
             )
 
 
