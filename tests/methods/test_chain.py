@@ -131,6 +131,14 @@ def test_a_frozen_covariance_is_the_one_after_two_tasks():
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
+def test_a_frozen_covariance_of_a_later_space_is_of_the_task_that_made_it():
+    method = Isolation(small_resnet(), classifier=Chain(covariance="frozen"))
+    learn(method, range(4))
+    freedom = [int(method.chain.tensors[f"space.{v}.freedom"]) for v in range(3)]
+    each = len(make_task(0)) - len(make_task(0).classes)
+    assert freedom == [2 * each, each, each]
+
+
 def test_with_one_space_it_is_linear_discriminant_analysis():
     """scikit-learn's, with the same shrunk covariance."""
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis

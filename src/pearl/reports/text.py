@@ -12,7 +12,7 @@ import yaml
 from pearl.errors import ConfigError, RunError, printable
 from pearl.evaluation.metrics import accuracy_matrix
 from pearl.settings.config import read_recipe, recipe_names
-from pearl.settings.parts import BACKBONES, METHODS, RANK_RULES, SOURCES
+from pearl.settings.parts import BACKBONES, CLASSIFIERS, METHODS, RANK_RULES, SOURCES
 from pearl.settings.registry import Registry, nearest
 from pearl.storage.files import MANIFEST, finished, read_json
 from pearl.storage.paths import runs_root
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from pearl.lifecycle.model import Evaluation
     from pearl.lifecycle.runs import Run
 
-_REGISTRIES: dict[str, Registry] = {"methods": METHODS, "backbones": BACKBONES, "data": SOURCES, "ranks": RANK_RULES}
+_REGISTRIES: dict[str, Registry] = {
+    "methods": METHODS,
+    "backbones": BACKBONES,
+    "data": SOURCES,
+    "ranks": RANK_RULES,
+    "classifiers": CLASSIFIERS,
+}
 
 _MEAN_RANK = "mean rank, weighted by (in + out)"
 HEADLINES = {

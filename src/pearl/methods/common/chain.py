@@ -56,8 +56,8 @@ class Chain(Classifier):
         spaces: of how many sub-networks, the first ones; `all` for every task's. An image passes through each of them.
         layers: `auto` looks at inner layers too (see `nn.inner.inner_layers`), `final` at the features alone.
         projection: dimensions of a space: wider features are projected at random; null leaves them as they are.
-        covariance: `updated` - of all images seen, so that scores of old classes move as tasks come (better by 1 to 3
-            points); `frozen` - as it was after the second task: the score of a class keeps its bits for ever.
+        covariance: `updated` - of all images seen, so that scores of old classes move as tasks come; `frozen` - of the
+            first two tasks, in a later space of the task that made it: the score of a class keeps its bits for ever.
         train: `spaces` trains a sub-network only for tasks that become a space: no other is ever asked; `all` trains
             every task's, as the method without this classifier.
     """
@@ -165,10 +165,14 @@ class ChainStatistics(nn.Module):
         for v, rows in enumerate(features):
             means, scatter = _statistics(rows, own, len(classes))
             self.tensors.add(f"task.{t}.means.{v}", means.float())
-            if self.options.covariance == "updated" or t < 2:
+            if self._updates(v, t):
                 self.tensors.add(f"space.{v}.scatter", self.tensors[f"space.{v}.scatter"] + _pack(scatter))
                 freedom = self.tensors[f"space.{v}.freedom"] + len(rows) - len(classes)
                 self.tensors.add(f"space.{v}.freedom", freedom)
+
+    def _updates(self, v: int, t: int) -> bool:
+        """Whether task t's images enter the covariance of space v."""
+        return self.options.covariance == "updated" or t < 2 or t == self.births[v]
 
     def _calibrate(self, features: Sequence[Tensor], labels: Tensor) -> tuple[float, Tensor]:
         """The temperature of the least negative log-likelihood of a new task's images among all classes.
@@ -189,8 +193,9 @@ class ChainStatistics(nn.Module):
                 continue
             scores, first, common = [], [], []
             for v, rows in enumerate(features):
-                found = _statistics(rows[~out], own[~out], len(classes))
-                made = self._discriminants(v, *found, own[~out].bincount(minlength=len(classes)))
+                means, scatter = _statistics(rows[~out], own[~out], len(classes))
+                counts = own[~out].bincount(minlength=len(classes))
+                made = self._discriminants(v, means, scatter if self._updates(v, len(self)) else None, counts)
                 scores.append(made(rows[out].double()))
                 common.append(made.common(rows[out].double()))
                 first.append(made.first)
@@ -259,9 +264,11 @@ class ChainStatistics(nn.Module):
         weights = [self.tensors[f"task.{t}.counts"].double() for t in tasks]
         within = _unpack(self.tensors[f"space.{v}.scatter"], len(self.tensors[f"space.{v}.projected_mean"]))
         freedom = int(self.tensors[f"space.{v}.freedom"])
-        if means is not None and scatter is not None and counts is not None:
-            mu, weights, within = [*mu, means], [*weights, counts.double()], within + scatter
-            freedom += int((counts - 1).clamp(min=0).sum())
+        if means is not None and counts is not None:
+            mu, weights = [*mu, means], [*weights, counts.double()]
+            if scatter is not None:
+                within = within + scatter
+                freedom += int((counts - 1).clamp(min=0).sum())
         every, weight = torch.cat(mu), torch.cat(weights)
         centre = weight @ every / weight.sum()
         between = (every - centre).T @ ((every - centre) * weight[:, None]) / weight.sum()
