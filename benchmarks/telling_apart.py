@@ -22,6 +22,7 @@ from sklearn.metrics import roc_auc_score
 
 from pearl.data.augment import View
 from pearl.evaluation.evaluate import Ensemble
+from pearl.evaluation.metrics import calibration_error, reliability
 from pearl.lifecycle.refit import refit
 from pearl.lifecycle.runs import Run, execute, prepare
 from pearl.lifecycle.saved import load_method
@@ -87,12 +88,14 @@ def row(run: Run) -> dict[str, Any]:
     tasks = data.stream.tasks
     method = load_method(run.path, run.config)
     logits, labels = asked(run, data, method, range(len(tasks)))
+    share = logits.softmax(1).numpy()
+    diagram = reliability(share.max(1), share.argmax(1) == labels)
     chain = getattr(method, "chain", None)
     found = {
         "class_il": summary["class_il.final"],
         "average": summary["class_il.average"],
         "task_il": summary["task_il.final"],
-        "calibration": 100 * calibration_error(logits.softmax(1).numpy(), labels),
+        "calibration": calibration_error(diagram),
         "passes": 1 if chain is None and not hasattr(method, "sub_network") else method.asked(),
         "kilobytes": 0.0 if chain is None else sum(buffer.nbytes for buffer in chain.buffers()) / 1e3,
         "auroc": None,
@@ -122,14 +125,6 @@ def asked(run: Run, data: Any, method: Any, tasks: Sequence[int]) -> tuple[torch
         logits += [ensemble(view.test(part)).float() for part in images.split(256)]
         labels.append(split.test_labels)
     return torch.cat(logits), np.concatenate(labels)
-
-
-def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
-    """Expected calibration error (Guo et al., 2017): how far confidence is from accuracy, in bins of equal width."""
-    confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
-    place = np.minimum((confidence * bins).astype(int), bins - 1)
-    gaps = [abs(confidence[place == b].sum() - right[place == b].sum()) for b in range(bins)]
-    return float(sum(gaps) / len(labels))
 
 
 def write(file: Path, rows: dict[str, Any]) -> None:

@@ -488,3 +488,21 @@ def test_counts_that_contradict_themselves_are_refused(change, message):
 def test_classes_out_of_order_are_refused(counts):
     with pytest.raises(RunError, match=r"found those of \[0, 1, 0, 2\]; evaluate the run again"):
         Counts(np.array([0, 1, 0, 2, 2]), counts.stages)
+
+
+def test_a_reliability_diagram_and_its_error():
+    """Four images in two bins, by hand: |1 - 0.63| and |1 - 1.9| of four."""
+    confidence, right = np.array([0.31, 0.32, 0.95, 0.95]), np.array([True, False, False, True])
+    diagram = metrics.reliability(confidence, right)
+    assert diagram.shape == (15, 3)
+    np.testing.assert_allclose(diagram[4], [2, 0.63, 1])
+    np.testing.assert_allclose(diagram[14], [2, 1.9, 1])
+    assert metrics.calibration_error(diagram) == pytest.approx(100 * (0.37 + 0.9) / 4)
+    assert metrics.reliability(np.array([1.0]), np.array([True]))[14].tolist() == [1, 1, 1]
+
+
+def test_honest_answers_have_no_calibration_error():
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(0.5, 1, 200_000)
+    diagram = metrics.reliability(confidence, rng.uniform(size=len(confidence)) < confidence)
+    assert metrics.calibration_error(diagram) < 0.5

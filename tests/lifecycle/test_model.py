@@ -26,6 +26,7 @@ from pearl.lifecycle.runs import execute, prepare
 from pearl.lifecycle.saved import load_method
 from pearl.nn.weights import read_weights
 from pearl.reports.records import read
+from pearl.reports.text import evaluation_page
 from pearl.settings.config import load_config
 from pearl.training.engine import Observer
 from photos import SETTINGS, digit, files_of, folders, weights_of, write_class, write_photos
@@ -417,16 +418,21 @@ def test_a_decompression_bomb_is_refused_without_memory(model, tmp_path, size):
 def test_evaluation_equals_a_count_of_predictions(model, tmp_path):
     data = write_photos(tmp_path / "test", {"zero": 0, "one": 1, "three": 3}, 30, start=50)
     evaluation = model.evaluate(data)
-    confusion, task_il = np.zeros((4, 4), int), np.zeros(4, int)
+    confusion, task_il, sure = np.zeros((4, 4), int), np.zeros(4, int), []
     where = {name: task.name for task in model.tasks for name in task.classes}
     for file in sorted(data.rglob("*.png")):
-        truth = file.parent.name
+        truth, best = file.parent.name, model.predict(file)[0]
+        sure.append((best.probabilities[0], best.name == truth))
         confusion[model.classes.index(truth), model.classes.index(model.predict(file)[0].name)] += 1
         task_il[model.classes.index(truth)] += model.predict(file, task=where[truth])[0].name == truth
     assert (evaluation.confusion == confusion).all()
     assert (evaluation.task_il == task_il).all()
     assert evaluation.total.tolist() == [30, 30, 30, 0]
     assert (evaluation.class_il == np.diag(confusion)).all()
+    bins = [[(p, right) for p, right in sure if int(min(15 * p, 14)) == b] for b in range(15)]
+    gaps = [abs(sum(p for p, _ in of_bin) - sum(right for _, right in of_bin)) for of_bin in bins]
+    assert evaluation.calibration_error == pytest.approx(100 * sum(gaps) / len(sure), abs=0.5)
+    assert f"calibration error {evaluation.calibration_error:.1f} points" in evaluation_page(evaluation)
 
 
 def test_evaluation_does_not_list_a_whole_catalogue(model, tmp_path):

@@ -328,3 +328,23 @@ def summary(
         if isolation_parameters is not None:
             values["growth"] = growth(parameters[-1], isolation_parameters[-1])
     return values
+
+
+# ------------------------------------------------------------------------------------------------------ calibration
+
+BINS = 15  # of equal width, as is usual
+
+
+def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> np.ndarray:
+    """A reliability diagram as sums (bins, 3): images, their confidence, how many are right.
+
+    `confidence` (N,) is the probability of the best class, from 0 to 1; `right` (N,) whether it is the image's.
+    """
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    columns = (np.ones_like(confidence), confidence, right)
+    return np.stack([np.bincount(place, column, minlength=bins) for column in columns], axis=1)
+
+
+def calibration_error(diagram: np.ndarray) -> float:
+    """Expected calibration error in percent (Naeini et al., 2015): |accuracy - confidence|, averaged over images."""
+    return float(100 * np.abs(diagram[:, 2] - diagram[:, 1]).sum() / max(diagram[:, 0].sum(), 1))

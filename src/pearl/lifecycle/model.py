@@ -19,6 +19,7 @@ from pearl.data.augment import View
 from pearl.data.cache import read_all, read_image, upright_square
 from pearl.data.sources import class_folders, left_out
 from pearl.errors import ConfigError, DataError, RunError, short_of_memory
+from pearl.evaluation import metrics
 from pearl.evaluation.evaluate import Ensemble
 from pearl.lifecycle.saved import TaskInfo, check_method, load_method, read_config, resume_command, task_infos
 from pearl.methods.base import Method
@@ -53,11 +54,13 @@ class Prediction:
 @dataclass(frozen=True)
 class Evaluation:
     """What a model got right: `confusion` (C, C) counts of true class by predicted class, among all classes;
-    `task_il` (C,) counts of images right among the classes of their own task; `notes`: what was not looked at."""
+    `task_il` (C,) counts of images right among the classes of their own task; `reliability` (bins, 3): see
+    `metrics.reliability`; `notes`: what was not looked at."""
 
     tasks: tuple[TaskInfo, ...]
     confusion: np.ndarray
     task_il: np.ndarray
+    reliability: np.ndarray
     notes: tuple[str, ...] = ()
 
     @property
@@ -74,6 +77,11 @@ class Evaluation:
     def class_il(self) -> np.ndarray:
         """Images per class (C,) that are right among all classes."""
         return self.confusion.diagonal()
+
+    @property
+    def calibration_error(self) -> float:
+        """How far the probability of the best class is from how often it is right, in percent."""
+        return metrics.calibration_error(self.reliability)
 
 
 class Model:
@@ -278,6 +286,7 @@ class Model:
         confusion = np.zeros((len(place), len(place)), dtype=np.int64)
         bounds = np.array([task.first_class for task in self.tasks] + [len(place)])
         task_il = np.zeros(len(place), dtype=np.int64)
+        reliability = np.zeros((metrics.BINS, 3))
         problems: list[str] = []
         for start in range(0, len(files), BATCH):
             good, pixels, wrong = read_all(files[start : start + BATCH], self.config.images.stored)
@@ -286,12 +295,14 @@ class Model:
                 continue  # all of them are named, no more is computed
             truth, scores = labels[start : start + len(good)], self.logits(pixels).numpy()
             np.add.at(confusion, (truth, scores.argmax(1)), 1)
+            confidence = torch.from_numpy(scores).double().softmax(1).numpy().max(1)
+            reliability += metrics.reliability(confidence, scores.argmax(1) == truth)
             for label, row in zip(truth, scores, strict=True):
                 own = slice(*bounds[np.searchsorted(bounds, label, side="right") - 1 :][:2])
                 task_il[label] += row[own].argmax() + own.start == label
         if problems:
             raise DataError("\n".join([f"{len(problems)} images cannot be read: remove or replace them", *problems]))
-        return Evaluation(tuple(self.tasks), confusion, task_il, tuple(left_out(images)))
+        return Evaluation(tuple(self.tasks), confusion, task_il, reliability, tuple(left_out(images)))
 
     # ----------------------------------------------------------------------------------------------------- learning
 

@@ -135,7 +135,21 @@ def evaluation_page(evaluation: "Evaluation") -> str:
     np.fill_diagonal(wrong, 0)
     mistakes = [divmod(int(i), len(names)) for i in wrong.ravel().argsort(kind="stable")[::-1][:10]]
     told = [f"  {names[a]} taken for {names[b]}: {wrong[a, b]}" for a, b in mistakes if wrong[a, b]]
-    return "\n".join([*lines, *(["", "most frequent mistakes:", *told] if told else []), *evaluation.notes])
+    return "\n".join(
+        [*lines, *(["", "most frequent mistakes:", *told] if told else []), *_sure(evaluation), *evaluation.notes]
+    )
+
+
+def _sure(evaluation: "Evaluation") -> list[str]:
+    """How sure the answers are, beside how often they are right: ten lines at most."""
+    diagram = evaluation.reliability
+    lines = ["", f"how sure it is (calibration error {evaluation.calibration_error:.1f} points):"]
+    for low, rows in ((0, diagram[:8]), (53, diagram[8:12]), (80, diagram[12:14]), (93, diagram[14:])):
+        images, sure, right = rows.sum(0)
+        if images:
+            shares = f"{100 * sure / images:.0f} % sure, {100 * right / images:.0f} % right"
+            lines.append(f"  from {low:2} %: {images:.0f} images, {shares}")
+    return lines
 
 
 def evaluation_json(evaluation: "Evaluation") -> str:
@@ -143,6 +157,7 @@ def evaluation_json(evaluation: "Evaluation") -> str:
     counts = {key: getattr(evaluation, key).tolist() for key in ("total", "class_il", "task_il", "confusion")}
     tasks = [{"name": task.name, "classes": list(task.classes)} for task in evaluation.tasks]
     facts = {"tasks": tasks, "classes": list(evaluation.classes), **counts, "notes": evaluation.notes}
+    facts |= {"reliability": evaluation.reliability.tolist(), "calibration_error": evaluation.calibration_error}
     return json.dumps(facts, indent=1)
 
 
