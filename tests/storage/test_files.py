@@ -64,7 +64,6 @@ def test_what_is_right_comes_as_it_is_written(tmp_path):
     ("change", "where"),
     [
         ({"classes": "cat"}, "classes"),
-        ({"classes": []}, "classes"),
         ({"classes": [1]}, "classes.0"),
         ({"name": None}, "name"),
         ({"parameters": "3"}, "parameters"),

@@ -1,5 +1,6 @@
 """The one training loop. A method yields phases; the engine trains each of them on Lightning Fabric."""
 
+import atexit
 import math
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from pearl.settings.sections import PhaseConfig
 from pearl.training.graphs import GraphedStep, Recorder
 from pearl.training.optimizers import Course, Optimizers, learning_rate, make_optimizers, set_rate, take_over
 from pearl.training.replay import Progress, Replay, Scene
-from pearl.training.world import World, kind_of, make_fabric
+from pearl.training.world import World, kind_of, leave, make_fabric
 
 
 class Observer:
@@ -59,6 +60,7 @@ class Engine:
         self.fabric = make_fabric(device, self.world.here, precision=kind)
         if self.world.size > 1:
             self.fabric.launch()
+            atexit.register(leave)
         graphs = config.engine.cuda_graphs and self.fabric.device.type == "cuda" and self.world.size == 1
         self._handed: Optimizers = []  # of the phase before, for the next
         self.recorder: type[Recorder] | None = Recorder if graphs else None

@@ -8,7 +8,7 @@ rank alone writes and evaluates, and the others read what it has written. They n
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -257,3 +257,10 @@ class _Sum(torch.autograd.Function):
         gradient = gradients[0].clone()
         dist.all_reduce(gradient)
         return gradient
+
+
+def leave() -> None:
+    """Leave the group of processes: a thread of it that outlives the interpreter would abort, and a done run fail."""
+    if dist.is_available() and dist.is_initialized():
+        with suppress(RuntimeError):
+            dist.destroy_process_group()

@@ -130,11 +130,11 @@ class ChainStatistics(nn.Module):
         v, raw_dim = len(self.births), raw.shape[1]
         dim = self.options.projection
         made = projection(v, raw_dim, dim).to(raw.device) if dim is not None and dim < raw_dim else None
-        facts = {"mean": raw.double().mean(0).float(), "std": raw.double().std(0, unbiased=False).float()}
+        facts = {"mean": raw.double().mean(0).to(raw), "std": raw.double().std(0, unbiased=False).to(raw)}
         none = raw.new_zeros(1)
         rows = Space(facts | {"projected_mean": none, "projected_std": none}, made).projected(raw).double()
         p = rows.shape[1]
-        facts |= {"projected_mean": rows.mean(0).float(), "projected_std": rows.std(0, unbiased=False).float()}
+        facts |= {"projected_mean": rows.mean(0).to(raw), "projected_std": rows.std(0, unbiased=False).to(raw)}
         if made is not None:
             facts["projection"] = digest_of(made).to(raw.device)
         facts["scatter"] = torch.zeros(p * (p + 1) // 2, dtype=torch.float64, device=raw.device)
@@ -164,7 +164,7 @@ class ChainStatistics(nn.Module):
         self.tensors.add(f"task.{t}.counts", own.bincount(minlength=len(classes)))
         for v, rows in enumerate(features):
             means, scatter = _statistics(rows, own, len(classes))
-            self.tensors.add(f"task.{t}.means.{v}", means.float())
+            self.tensors.add(f"task.{t}.means.{v}", means.to(rows))
             if self._updates(v, t):
                 self.tensors.add(f"space.{v}.scatter", self.tensors[f"space.{v}.scatter"] + _pack(scatter))
                 freedom = self.tensors[f"space.{v}.freedom"] + len(rows) - len(classes)
@@ -244,11 +244,11 @@ class ChainStatistics(nn.Module):
 
     @torch.no_grad()
     def head(self) -> ChainHead:
-        """What answers, made once until a task is observed; float32."""
+        """What answers, made once until a task is observed; in the features' type, float32."""
         if not self._head:
-            made = [self._discriminants(v).float() for v in range(len(self.births))]
+            made = [self._discriminants(v) for v in range(len(self.births))]
             place = self.births, self.task_of, self.class_of, self.temperature
-            self._head.append(ChainHead(self.spaces(), made, *place).to(self.tensors["space.0.mean"].device))
+            self._head.append(ChainHead(self.spaces(), made, *place).to(self.tensors["space.0.mean"]))
         return self._head[0]
 
     def _discriminants(
