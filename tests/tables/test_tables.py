@@ -598,10 +598,10 @@ def test_run_missing_then_already_done(tmp_path: Path, cli: Any) -> None:
     narrow = ["backbone.width=4", "engine.channels_last=false", "stream.classes=10"]
     command = ["folds", *narrow, "--size", "smoke", "--seeds", "1", "-q"]
     out, _ = cli("table", *command)
-    assert "1 of 12" not in out and "3 runs missing" in out
+    assert "1 of 16" not in out and "4 runs missing" in out
     output = tmp_path / "folds.html"
     out, _ = cli("table", *command, "--run-missing", "-o", str(output))
-    assert "12 of 12 cells complete, 0 runs missing" in out
+    assert "16 of 16 cells complete, 0 runs missing" in out
     assert output.is_file()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*") if path.is_file()}
     again, _ = cli("table", *command, "--run-missing")
@@ -626,6 +626,20 @@ def test_a_run_that_fails_is_told(tmp_path: Path, cli: Any) -> None:
     assert "3 runs failed" in said
 
 
+@pytest.mark.parametrize("name", ["benchmark", "imagenet_r", "necil", "rank_rules"])
+def test_pearl_has_a_second_row_of_the_same_sub_networks(name: str) -> None:
+    rows = {row.name: row for row in read(name).rows}
+    ends = ", class statistics"
+    pairs = [(rows[one.removesuffix(ends)], rows[one]) for one in rows if one.endswith(ends)]
+    assert pairs
+    for row, second in pairs:
+        method, other = (dict(Request("digits", tuple(one.set or ()), False).config.method) for one in (row, second))
+        assert method.pop("classifier") == {"name": "heads"}
+        assert other.pop("classifier").items() >= {"name": "chain", "train": "all"}.items()
+        assert method == other
+        assert not second.paper
+
+
 def test_the_list_names_all(monkeypatch: pytest.MonkeyPatch, made: Path) -> None:
     text = listing("cpu", 2)
     assert all(f"\n{name} " in text for name in TABLES)
@@ -633,7 +647,7 @@ def test_the_list_names_all(monkeypatch: pytest.MonkeyPatch, made: Path) -> None
 
 def test_the_same_from_python(tmp_path: Path) -> None:
     filled = pearl.table("pretraining", size="cpu", seeds=1, output=tmp_path / "t.md", train={"lr": 0.01})
-    assert [missing.request.config.train.lr for missing in filled.missing] == [0.01]
+    assert [missing.request.config.train.lr for missing in filled.missing] == [0.01, 0.01]
     assert (tmp_path / "t.md").is_file()
     with pytest.raises(ConfigError, match="unknown table"):
         pearl.table("nothing")
