@@ -24,11 +24,22 @@ from zoo import same, taught
 
 def test_counts_of_a_worked_example():
     logits = [torch.tensor([[2.0, 1.0, 0.0], [1.0, 2.0, 3.0]]), torch.tensor([[5.0, 0.0, 1.0], [0.0, 0.0, 9.0]])]
-    stage = count(logits, [torch.tensor([0, 0]), torch.tensor([2, 2])], [2, 1])
+    stage = count(logits, [torch.tensor([0, 0]), torch.tensor([2, 2])], [np.array([0, 1]), np.array([2])])
     assert stage.total.tolist() == [2, 0, 2]
     assert stage.class_il.tolist() == [1, 0, 1]
     assert stage.task_il.tolist() == [1, 0, 2]  # image 2 prefers class 1 to class 0; a task of one class is easy
     assert stage.confusion.tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_class_of_two_tasks_is_counted_in_both():
+    scores = torch.tensor([[3.0, 1.0, 0.0, 0.0], [0.0, 1.0, 2.0, 0.0], [0.0, 1.0, 0.0, 2.0]])
+    labels = [torch.tensor([0, 1, 1]), torch.tensor([0, 2, 2])]
+    stage = count([scores, scores], labels, [np.array([0, 1, 3]), np.array([0, 2])])
+    assert stage.total.tolist() == [1, 2, 0, 1, 2]  # classes 0, 1, 3 of the first task, 0 and 2 of the second
+    assert stage.class_il.tolist() == [1, 0, 0, 1, 1]
+    assert stage.task_il.tolist() == [1, 1, 0, 1, 1]  # without class 2, the second image is of class 1
+    # images named 0 (of both), 2 (of the second alone) and 3 (of the first alone)
+    assert stage.confusion.tolist() == [[2, 1], [1, 2]]
 
 
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=4), st.integers(0, 10_000))
@@ -37,7 +48,7 @@ def test_counts_equal_scikit_learn(sizes, seed):
     bounds = np.cumsum([0, *sizes])
     labels = [torch.from_numpy(rng.integers(bounds[t], bounds[t + 1], 9)) for t in range(len(sizes))]
     logits = [torch.from_numpy(rng.standard_normal((9, bounds[-1])).astype("float32")) for _ in sizes]
-    stage = count(logits, labels, sizes)
+    stage = count(logits, labels, np.split(np.arange(bounds[-1]), bounds[1:-1]))
     truth, best = torch.cat(labels).numpy(), torch.cat(logits).argmax(1).numpy()
     assert stage.class_il.sum() / stage.total.sum() == accuracy_score(truth, best)
     task_of = np.repeat(np.arange(len(sizes)), sizes)

@@ -12,6 +12,7 @@ from torch.func import functional_call
 import pearl
 from layouts import image_folder
 from pearl.errors import ConfigError, DataError, RunError, TrainingError, WeightsError
+from pearl.evaluation.metrics import accuracy_matrix
 from pearl.lifecycle.runs import Run, execute, prepare
 from pearl.lifecycle.saved import build_method, load_method
 from pearl.settings.config import check_config, load_config
@@ -301,6 +302,29 @@ def test_crop_at_another_size_is_refused():
 def test_a_target_that_matches_nothing_is_refused():
     with pytest.raises(ConfigError, match=r"method\.targets='keys' matches no layer"):
         execute(small("method.targets=keys"))
+
+
+DOMAINS = ["stream.tasks=1", "stream.domains=[plain, inverted]", "stream.per_class=30"]
+
+
+@pytest.mark.parametrize("method", ["finetune", "er", "joint", "{name: pearl, classifier: chain}"])
+def test_domains_are_learnt_one_after_the_other(method, tmp_path):
+    settings = small(*DOMAINS, f"method={method}", "train.epochs=8")
+    run = execute(settings, stop_after=1)
+    run = execute(settings)  # in two goes
+    assert len(run.results["tasks"][1]["classes"]) == 10 and run.manifests[1]["classes"] == []
+    assert [*run.manifests[1]["also"]] == run.results["tasks"][1]["classes"]
+    summary = run.summary
+    assert summary["domain_il.final"] == summary["class_il.final"] == summary["task_il.final"] > 30
+    assert summary["domain_il.worst"] == min(accuracy_matrix(run.counts, "class_il")[:, -1])
+    whole = execute(settings, path=tmp_path / "whole")
+    first, second = (load_state(one.path) for one in (run, whole))
+    assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_domains_of_a_method_that_learns_a_class_once():
+    with pytest.raises(ConfigError, match=r"stream\.domains: method=pearl learns a class once; choose finetune"):
+        execute(small(*DOMAINS))
 
 
 def test_not_finite_loss_keeps_finished_tasks(tmp_path):

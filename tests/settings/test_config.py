@@ -546,6 +546,7 @@ CHANGES = [
     "method.rank=energy",
     "method.rank={name: energy, keep: 0.6}",
     "stream.tasks=2",
+    "stream.domains=[plain, edges]",
     "stream.tasks=[2, 8]",
     "stream.order=7",
     "stream.per_class=5",

@@ -59,6 +59,7 @@ class Task:
         self.classes = classes  # names of those that are new; class i has logit index first_class + i
         self.train = train  # False: no sub-network is wanted of it, statistics are enough
         self.first_class = first_class
+        self.shown = np.unique(labels)  # logit indices of all its classes, rising
         self.view = view
         self.device = device
         self._images = _place(torch.from_numpy(np.ascontiguousarray(images)), device)
@@ -81,10 +82,18 @@ class Task:
     @property
     def shows_known_classes(self) -> bool:
         """Whether some of its classes are no new ones."""
-        return bool((self.labels < self.first_class).any())
+        return bool((self.shown < self.first_class).any())
 
     def __len__(self) -> int:
         return len(self._labels)
+
+    def as_new(self) -> "Task":
+        """The same images as a task whose classes are all new, their labels from `first_class` on without a gap."""
+        labels = self.first_class + np.searchsorted(self.shown, self.labels.cpu().numpy())
+        place = self.id, self.name, tuple(map(str, self.shown)), self.first_class
+        made = Task(*place, self.images.cpu().numpy(), labels, self.view, self.device, train=self.train)
+        self._parts.append(made)
+        return made
 
     def part(self, rows: Tensor, view: View | None = None) -> "Task":
         """Some of its images, or with another `view` of them: a task of its own, which ends with this one.

@@ -6,14 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pearl.data.cache import Images
+from pearl.data.domains import seen_as
 from pearl.data.sources import Source, Split
 from pearl.errors import DataError
-from pearl.settings.sections import StreamConfig
+from pearl.settings.sections import Domain, StreamConfig
 
 
 @dataclass(frozen=True)
 class TaskSplit:
-    """Where one task's images are: rows of the decoded arrays, and their logit indices."""
+    """Where one task's images are: rows of the decoded arrays, and their logit indices.
+
+    `classes` are those that no task before it has shown, from `first_class` on.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -22,6 +27,20 @@ class TaskSplit:
     train_labels: np.ndarray  # logit indices (n,) int64
     test: np.ndarray
     test_labels: np.ndarray
+    domain: Domain = "plain"
+
+    @property
+    def shown(self) -> np.ndarray:
+        """Logit indices of all its classes, rising."""
+        return np.unique(self.train_labels)
+
+    def train_images(self, images: Images) -> np.ndarray:
+        """(n, H, W, 3) uint8, in the look of its domain."""
+        return seen_as(self.domain, images[self.train], self.train)
+
+    def test_images(self, images: Images) -> np.ndarray:
+        """As `train_images`."""
+        return seen_as(self.domain, images[self.test], self.test)
 
 
 @dataclass(frozen=True)
@@ -36,6 +55,10 @@ class Stream:
     def classes(self) -> tuple[str, ...]:
         """All class names in order of arrival."""
         return tuple(name for task in self.tasks for name in task.classes)
+
+    def shown(self, t: int) -> list[str]:
+        """Names of all classes of a task, new ones or not, by their logit indices."""
+        return [self.classes[c] for c in self.tasks[t].shown]
 
     @property
     def train_rows(self) -> np.ndarray:
@@ -100,19 +123,43 @@ def make_stream(source: Source, config: StreamConfig, seed: int) -> Stream:
     test_from, test_rows = _evaluation_rows(source, config, order, train_rows, rng)
     _check_filled(source, order, train_rows, "train")
     _check_filled(source, order, test_rows, test_from if test_from != "train" else "validation")
-    for rows, limit in ((train_rows, config.per_class), (test_rows, config.test_per_class)):
+    of_domains = _apart(source, config, train_rows, rng)
+    for rows, limit in (*((rows, config.per_class) for rows in of_domains), (test_rows, config.test_per_class)):
         if limit is not None:
             rows.update({label: np.sort(rng.permutation(found)[:limit]) for label, found in rows.items()})
 
-    tasks, first = [], 0
-    for index, size in enumerate(sizes):
-        labels = order[first : first + size]
-        train, train_labels = _gather(labels, train_rows, first)
-        test, test_labels = _gather(labels, test_rows, first)
-        names = tuple(source.classes[label] for label in labels)
-        tasks.append(TaskSplit(f"task{index + 1}", names, first, train, train_labels, test, test_labels))
-        first += size
+    tasks: list[TaskSplit] = []
+    domains: list[Domain] = config.domains or ["plain"]
+    for domain, rows in zip(domains, of_domains, strict=True):
+        first = 0
+        for index, size in enumerate(sizes):
+            labels = order[first : first + size]
+            name = f"{domain}{index + 1}" if len(sizes) > 1 else domain
+            if not config.domains:
+                name = f"task{index + 1}"
+            again = len(tasks) >= len(sizes)  # another domain has shown these classes
+            new = () if again else tuple(source.classes[label] for label in labels)
+            images = (*_gather(labels, rows, first), *_gather(labels, test_rows, first))
+            tasks.append(TaskSplit(name, new, len(order) if again else first, *images, domain))
+            first += size
     return Stream(tuple(tasks), test_from, _digest(tasks, test_from))
+
+
+def _apart(
+    source: Source, config: StreamConfig, rows: dict[int, np.ndarray], rng: np.random.Generator
+) -> list[dict[int, np.ndarray]]:
+    """The training rows of each domain, each with images of its own."""
+    if not config.domains:
+        return [rows]
+    count = len(config.domains)
+    few = [source.classes[label] for label, found in rows.items() if len(found) < count]
+    if few:
+        raise DataError(
+            f"stream.domains: {count} of them, and fewer training images of {', '.join(few)}; each learns from images "
+            f"of its own, so name fewer domains, or leave the class out of stream.order"
+        )
+    parts = {label: np.array_split(rng.permutation(found), count) for label, found in rows.items()}
+    return [{label: np.sort(part[d]) for label, part in parts.items()} for d in range(count)]
 
 
 def _evaluation_rows(
@@ -163,6 +210,8 @@ def _digest(tasks: list[TaskSplit], test_from: str) -> str:
     digest = hashlib.sha256(test_from.encode())
     for task in tasks:
         digest.update(json.dumps(task.classes).encode())
+        if task.domain != "plain":
+            digest.update(task.domain.encode())
         for array in (task.train, task.train_labels, task.test, task.test_labels):
             digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
     return digest.hexdigest()

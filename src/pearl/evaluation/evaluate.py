@@ -43,11 +43,11 @@ class Evaluator:
         self._experts: dict[str, Expert] = {}  # frozen ones
 
     @torch.no_grad()
-    def stage(self, method: Method, tests: Sequence[TestSet], class_counts: Sequence[int]) -> Stage:
-        """Counts on `tests`, one test set per task seen; `class_counts` are the tasks' numbers of classes."""
+    def stage(self, method: Method, tests: Sequence[TestSet], shown: Sequence[np.ndarray]) -> Stage:
+        """Counts on `tests`, one test set per task seen; `shown` are the logit indices of each task's classes."""
         method.eval()
         logits = self.logits(method, tests)
-        return count(logits, [test.labels for test in tests], class_counts)
+        return count(logits, [test.labels for test in tests], shown)
 
     def logits(self, method: Method, tests: Sequence[TestSet]) -> list[Tensor]:
         """Logits (n, classes seen) float32 on the CPU, per test set."""
@@ -105,21 +105,30 @@ def merged_size(method: Method) -> int:
     return sum(tensor.nbytes for tensor in method.backbone.parameters()) * method.asked()
 
 
-def count(logits: Sequence[Tensor], labels: Sequence[Tensor], class_counts: Sequence[int]) -> Stage:
+def count(logits: Sequence[Tensor], labels: Sequence[Tensor], shown: Sequence[np.ndarray]) -> Stage:
     """Counts from logits (n, classes seen) and labels (n,) of each task's test images.
 
-    Class-IL: the arg-max over all classes. Task-IL: the arg-max over the classes of the image's own task.
+    `shown` are the logit indices of each task's classes, rising; each class is counted once in every task that shows
+    it. Class-IL: the arg-max over all classes. Task-IL: the arg-max over the classes of the image's own task.
     """
-    bounds = np.concatenate([[0], np.cumsum(class_counts)])
-    seen, tasks = int(bounds[-1]), len(labels)
-    total, class_il, task_il = (np.zeros(seen, dtype=np.int64) for _ in range(3))
-    confusion = np.zeros((tasks, tasks), dtype=np.int64)
-    for t, (scores, target) in enumerate(zip(logits, labels, strict=True)):
-        truth = target.cpu().numpy()
-        best = scores.numpy().argmax(1)
-        best_own = scores.numpy()[:, bounds[t] : bounds[t + 1]].argmax(1) + bounds[t]
-        total += np.bincount(truth, minlength=seen)
-        class_il += np.bincount(truth[best == truth], minlength=seen)
-        task_il += np.bincount(truth[best_own == truth], minlength=seen)
-        confusion[t] = np.bincount(np.searchsorted(bounds, best, side="right") - 1, minlength=tasks)
+    first = np.zeros(1 + max(own[-1] for own in shown), dtype=np.int64)  # the task that showed a class first
+    for t, own in reversed([*enumerate(shown)]):
+        first[own] = t
+    counts: list[np.ndarray] = []
+    confusion = np.zeros((len(labels),) * 2, dtype=np.int64)
+    for t, (scores, target, own) in enumerate(zip(logits, labels, shown, strict=True)):
+        truth, values = target.cpu().numpy(), scores.numpy()
+        best = values.argmax(1)
+        best_own = own[values[:, own].argmax(1)]
+        counts.append(
+            np.stack(
+                [
+                    np.bincount(np.searchsorted(own, found), minlength=len(own))
+                    for found in (truth, truth[best == truth], truth[best_own == truth])
+                ]
+            )
+        )
+        # a class of several tasks is the image's own task's, if that is one of them
+        confusion[t] = np.bincount(np.where(np.isin(best, own), t, first[best]), minlength=len(labels))
+    total, class_il, task_il = np.concatenate(counts, axis=1).astype(np.int64)
     return Stage(total, class_il, task_il, confusion)

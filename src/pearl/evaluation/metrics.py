@@ -51,8 +51,9 @@ class Counts:
         RunError: the stages cannot have come from evaluations of one run on one set of test images.
     """
 
-    task_of_class: Ints  # (C,) 0 .. T-1, non-decreasing
+    task_of_class: Ints  # (C,) 0 .. T-1, non-decreasing; a class of several tasks is there in each
     stages: tuple[Stage, ...]  # T of them
+    domains: tuple[str, ...] = ()  # of each task, where the stream has some
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -81,7 +82,8 @@ class Counts:
             Stage(**{field.name: _array(stage, field.name, f"stages[{i}]") for field in fields(Stage)})
             for i, stage in enumerate(_list(results, "stages", "results"))
         )
-        return cls(np.repeat(np.arange(len(sizes)), sizes), stages)
+        domains = tuple(task["domain"] for task in tasks if "domain" in task)
+        return cls(np.repeat(np.arange(len(sizes)), sizes), stages, domains)
 
     def by_task(self, per_class: Ints) -> Ints:
         """Sum the counts of the first c classes, (c,), over the classes of each task, (t,)."""
@@ -210,6 +212,19 @@ def task_identification(counts: Counts) -> Floats:
     return np.array([100 * stage.confusion.trace() / stage.confusion.sum() for stage in counts.stages])
 
 
+def domain_accuracy(counts: Counts) -> Floats:
+    """Return 100 * right answers / test images of each domain, in order of arrival, after the last task.
+
+    All classes compete, and a domain's tasks are pooled. Its mean is the accuracy of domain-incremental learning (three
+    scenarios of van de Ven et al. 2022), its least that of the domain that fares worst.
+    """
+    stage, of_task = counts.stages[-1], np.array(counts.domains)
+    right, total = counts.by_task(stage.class_il), counts.by_task(stage.total)
+    return np.array(
+        [100 * right[of_task == domain].sum() / total[of_task == domain].sum() for domain in dict.fromkeys(of_task)]
+    )
+
+
 # ---------------------------------------------------------------------------------------------- how much it forgets
 
 
@@ -321,6 +336,9 @@ def summary(
             "cfm_pearl": cfm_pearl(A),
         }
         values |= {f"{scenario}.{name}": value for name, value in named.items()}
+    if counts.domains:
+        of_domains = domain_accuracy(counts)
+        values |= {"domain_il.final": float(of_domains.mean()), "domain_il.worst": float(of_domains.min())}
     values["task_identification"] = float(task_identification(counts)[-1])
     if parameters is not None:
         values["parameters_million"] = parameters[-1] / 1e6

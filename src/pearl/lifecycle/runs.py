@@ -202,6 +202,11 @@ def ready(
     begun = (run.path / "reference" / MANIFEST).is_file()  # the last file of what a run starts with
     with world.first_on_each_machine():
         method = build_method(config, structure_only=begun)
+        if config.stream.domains and not method.shown_again:
+            raise ConfigError(
+                f"stream.domains: method={method_name} learns a class once; choose finetune, joint or er, or one with "
+                f"method.classifier=chain"
+            )
         prepared = prepare(config, show)
     if begun:
         _check_same_data(run.path, prepared)
@@ -286,7 +291,8 @@ class _Work:
         for stage in range(evaluated, start):  # learnt, but not evaluated before the end came
             self._evaluate(self._restore(stage + 1), stage)
         for t in range(start, min(len(stream.tasks), stop_after or len(stream.tasks))):
-            self.session.learn(method, self._task(method, t))
+            known = [name for name in stream.shown(t) if name not in stream.tasks[t].classes]
+            self.session.learn(method, self._task(method, t), also=known)
             if world.first:
                 self._evaluate(method, t)
 
@@ -320,31 +326,33 @@ class _Work:
         task = splits[-1]
         if not method.oracle:
             splits = splits[-1:]
-        rows = np.concatenate([split.train for split in splits])
+        images = np.concatenate([split.train_images(self.prepared.train) for split in splits])
         labels = np.concatenate([split.train_labels for split in splits])
-        images, device = self.prepared.train[rows], self.session.engine.fabric.device
+        device = self.session.engine.fabric.device
         return Task(t, task.name, task.classes, task.first_class, images, labels, self.view, device)
 
     def _evaluate(self, method: Method, t: int) -> None:
         started = time.perf_counter()
         splits = self.prepared.stream.tasks[: t + 1]
         tests = [
-            TestSet(torch.from_numpy(self.prepared.test[split.test]), torch.from_numpy(split.test_labels))
+            TestSet(torch.from_numpy(split.test_images(self.prepared.test)), torch.from_numpy(split.test_labels))
             for split in splits
         ]
-        classes = [len(split.classes) for split in splits]
+        shown = [split.shown for split in splits]
         try:
-            stage = self.evaluator.stage(method, tests, classes)
+            stage = self.evaluator.stage(method, tests, shown)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             raise TrainingError("out of memory while evaluating; lower engine.eval_batch_size") from None
         results = self.run.results
-        results["tasks"] = [*results["tasks"][:t], {"name": splits[t].name, "classes": list(splits[t].classes)}]
+        domain = {"domain": splits[t].domain} if self.run.config.stream.domains else {}
+        task = {"name": splits[t].name, "classes": self.prepared.stream.shown(t), **domain}
+        results["tasks"] = [*results["tasks"][:t], task]
         entry = {
             **stage.to_json(),
             "parameters": method.size(),
-            "isolation_parameters": isolation_size(method, classes),
+            "isolation_parameters": isolation_size(method, [len(classes) for classes in shown]),
             "evaluation_seconds": round(time.perf_counter() - started, 2),
         }
         results["stages"] = [*results["stages"][:t], entry]

@@ -91,6 +91,7 @@ class Method(nn.Module):
 
     oracle = False  # True: a task holds the data of all tasks so far
     backbones: Literal["any", "vit"] = "any"  # what it can learn on
+    shown_again = False  # True: a task may show classes that earlier ones have shown
     rehearsal = False  # True: it keeps images of past tasks
     own_classes = False  # True: a task's loss compares its own classes alone, so a single one is learnt from nothing
     task_identity = False  # True: made for task-IL; its class-IL puts the heads' raw logits side by side

@@ -36,11 +36,12 @@ def plan(config: RunConfig, *, device: str = "auto", devices: int = 1) -> str:
 
 def _tasks(prepared: Prepared) -> list[str]:
     lines = [f"{len(prepared.stream.tasks)} tasks, evaluated on the {prepared.stream.test_from} images:"]
-    for task in prepared.stream.tasks:
-        names = ", ".join(task.classes[:5]) + (", ..." if len(task.classes) > 5 else "")
+    for t, task in enumerate(prepared.stream.tasks):
+        classes = prepared.stream.shown(t)
+        names = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
         lines.append(
-            f"  {task.name}: {len(task.classes)} classes ({names}), {len(task.train)} training and {len(task.test)} "
-            f"test images"
+            f"  {task.name}: {len(classes)} classes ({names}), {len(task.train)} training and {len(task.test)} test "
+            f"images"
         )
     return lines
 

@@ -38,6 +38,8 @@ HEADLINES = {
     "class_il.stability": "class-IL stability",
     "class_il.plasticity": "class-IL plasticity",
     "task_il.final": "task-IL after the last task",
+    "domain_il.final": "domain-IL, mean over domains",
+    "domain_il.worst": "domain-IL, the worst domain",
     "task_identification": "task identified",
     "parameters_million": "parameters (million)",
     "growth": "parameters, share of isolation",
@@ -100,6 +102,8 @@ def run_page(run: "Run") -> str:
     rows = HEADLINES | {key: key for key in expected if key not in HEADLINES}
     width = max(map(len, [*rows.values(), _MEAN_RANK]))
     for key, title in rows.items():
+        if key not in summary:  # of other streams
+            continue
         line = f"{title:{width}} {summary[key]:8.2f}"
         if key in expected:
             figure = expected[key]
@@ -201,7 +205,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         if None in (task["name"], task["classes"], task["parameters"], task["bytes"]):
             lines.append(f"{task['folder']}: damaged, see below")
             continue
-        names = ", ".join(map(printable, task["classes"]))
+        names = ", ".join(map(printable, task["classes"])) or "known ones again"
         lines.append(f"task {printable(task['name'])}: {len(task['classes'])} classes ({names})")
         lines.append(f"  {task['parameters'] - before:+,} parameters, {task['bytes']:,} bytes")
         before = task["parameters"]

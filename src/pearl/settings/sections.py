@@ -14,6 +14,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Pixels = Annotated[int, Field(ge=1, le=4096)]  # of a side; every image takes the square of it
 Triple = tuple[float, float, float]
+Domain = Literal["plain", "edges", "inverted", "noisy"]  # see `data.domains`
 
 
 class Section(BaseModel):
@@ -33,11 +34,19 @@ class StreamConfig(Section):
     classes: Count | None = None  # only the first so many of the order; all if not given
     validation: Share = 0.0  # share of the training images held out, per class
     evaluate_on: Literal["test", "validation"] = "test"
+    domains: Annotated[list[Domain], Born([])] = []  # looks in which all tasks come, one after the other; of every
+    # class each domain learns from other images
 
     @model_validator(mode="after")
     def _each_class_once(self) -> "StreamConfig":
         if isinstance(self.order, list) and len(set(self.order)) != len(self.order):
             raise ValueError("order names a class twice; list each once")
+        return self
+
+    @model_validator(mode="after")
+    def _each_domain_once(self) -> "StreamConfig":
+        if len(set(self.domains)) != len(self.domains):
+            raise ValueError("domains has one twice; list each once")
         return self
 
 

@@ -12,6 +12,7 @@ from pearl.methods.base import Method, Phase
 class Finetune(Method):
     """The lower bound: each task overwrites what earlier ones left."""
 
+    shown_again = True
     phases = ("finetune",)
 
     def learn(self, task: Task) -> Iterator[Phase]:

@@ -35,7 +35,7 @@ class SubNetworks(Method):
         if isinstance(classifier, Chain):
             self.chain = ChainStatistics(classifier)
             self.layers = inner_layers(backbone, classifier.layers)
-            self.own_classes = False
+            self.own_classes, self.shown_again = False, True
 
     # ------------------------------------------------------------------------------------- what a subclass defines
 
@@ -62,11 +62,23 @@ class SubNetworks(Method):
     def learn(self, task: Task) -> Iterator[Phase]:
         """Train the task's sub-network, if it will be asked; then note its classes in all spaces."""
         if self.trains_on(task):
-            yield from self.learn_own(task)
+            yield from self._learn_anew(task) if task.shows_known_classes else self.learn_own(task)
         else:
-            self.heads.grow(len(task.classes)).to(self.device).requires_grad_(False)
+            self._untrained_head(task)
         if self.chain is not None:
             self.observe(self.chain, task)
+
+    def _learn_anew(self, task: Task) -> Iterator[Phase]:
+        """Train a sub-network for classes of which some are known, with a head that nobody needs after it."""
+        as_new = task.as_new()
+        for phase in self.learn_own(as_new):
+            phase.data = phase.data or as_new
+            yield phase
+        del self.heads.blocks[-1]
+        self._untrained_head(task)
+
+    def _untrained_head(self, task: Task) -> None:
+        self.heads.grow(len(task.classes)).to(self.device).requires_grad_(False)
 
     def trains_on(self, task: Task) -> bool:
         """Whether the task gets a sub-network: with the chain, later ones not for one class or after the last space."""
@@ -79,9 +91,7 @@ class SubNetworks(Method):
         options = self.chain.options
         if not task.train:
             return "as was asked"
-        if task.shows_known_classes:
-            return "since it shows known classes again"
-        if len(task.classes) < 2:
+        if len(task.shown) < 2:
             return "since a single class has nothing to be compared with"
         if options.train == "spaces" and not self.chain.wants_space():
             return f"since the first {options.spaces} sub-networks answer for all tasks (method.classifier.spaces)"

@@ -31,6 +31,7 @@ class Er(Method):
         policy: which images are kept, see `Memory`.
     """
 
+    shown_again = True
     rehearsal = True
     phases = ("er",)
 
