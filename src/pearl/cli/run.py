@@ -34,6 +34,8 @@ def command(
 ) -> None:
     """Learn a stream of tasks, or go on where an earlier run of the same configuration ended.
 
+    What may be set: pearl show stream, images, train, engine, and the names of methods, backbones and data.
+
     \b
     pearl run digits
     pearl run cifar100-5t-resnet18 seed=1 method=isolation

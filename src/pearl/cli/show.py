@@ -9,14 +9,17 @@ def command(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A method (or FILE.py:CLASS), backbone, data source, rank rule, recipe, or run."
+            metavar="NAME",
+            help="A method (or FILE.py:CLASS), backbone, data source, rank rule, recipe, run, or settings of "
+            "stream, images, train, engine.",
         ),
     ],
 ) -> None:
-    """Show what a name stands for: options with defaults, a recipe's settings, a run's results.
+    """Show what a name stands for: options or settings with defaults, a recipe's settings, a run's results.
 
     \b
     pearl show pearl
+    pearl show train
     pearl show cifar100-5t-resnet18
     pearl show runs/NAME
     """

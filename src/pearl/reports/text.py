@@ -11,8 +11,9 @@ import yaml
 
 from pearl.errors import ConfigError, RunError, printable
 from pearl.evaluation.metrics import accuracy_matrix
+from pearl.reports.settings import REGISTRIES, SECTIONS, part_page, section_page
 from pearl.settings.config import read_recipe, recipe_names
-from pearl.settings.parts import BACKBONES, CLASSIFIERS, METHODS, RANK_RULES, SOURCES
+from pearl.settings.parts import METHODS
 from pearl.settings.registry import Registry, nearest
 from pearl.storage.files import MANIFEST, finished, read_json
 from pearl.storage.paths import runs_root
@@ -21,14 +22,6 @@ from pearl.storage.shapes import Reference, Results, Task
 if TYPE_CHECKING:
     from pearl.lifecycle.model import Evaluation
     from pearl.lifecycle.runs import Run
-
-_REGISTRIES: dict[str, Registry] = {
-    "methods": METHODS,
-    "backbones": BACKBONES,
-    "data": SOURCES,
-    "ranks": RANK_RULES,
-    "classifiers": CLASSIFIERS,
-}
 
 _MEAN_RANK = "mean rank, weighted by (in + out)"
 HEADLINES = {
@@ -55,7 +48,7 @@ def listing(what: str, *, long: bool = False) -> str:
         if not rows:
             return f"no runs under {runs_root()} yet; start one with: pearl run digits"
     else:
-        rows = [(name, _first_line(_REGISTRIES[what], name)) for name in _REGISTRIES[what].names()]
+        rows = [(name, _first_line(REGISTRIES[what], name)) for name in REGISTRIES[what].names()]
         if long and what == "methods":
             rows = [(name, f"{line}\n{'':4}{_needs(name)}") for name, line in rows]
     width = max(len(name) for name, _ in rows)
@@ -75,12 +68,14 @@ def page(name: str) -> str:
         return run_page(Run.open(path))
     if name in recipe_names() or name.endswith((".yaml", ".yml")):
         return yaml.safe_dump(read_recipe(name), sort_keys=False, width=120).rstrip()
-    for registry in _REGISTRIES.values():
+    if name in SECTIONS:
+        return section_page(name)
+    for registry in REGISTRIES.values():
         if name in registry.names() or ("/" in name and f"{name.split('/')[0]}/*" in registry.names()):
-            return _part_page(registry, name)
+            return part_page(registry, name)
     if (method := METHODS.admit(name)) != name:
-        return _part_page(METHODS, method)
-    names = [*recipe_names(), *(name for registry in _REGISTRIES.values() for name in registry.names())]
+        return part_page(METHODS, method)
+    names = [*recipe_names(), *(name for registry in REGISTRIES.values() for name in registry.names())]
     raise ConfigError(f"nothing is called {name!r}; {nearest(name, names)}")
 
 
@@ -266,20 +261,6 @@ def _first_line(registry: Registry, name: str) -> str:
     except ConfigError as error:  # an installed package's
         return str(error)
     return (inspect.getdoc(part) or "-").splitlines()[0]
-
-
-def _part_page(registry: Registry, name: str) -> str:
-    part = registry.load(name)
-    fields = registry.options(name).model_fields
-    lines = [f"{registry.kind} {name}", "", inspect.getdoc(getattr(part, "func", part)) or ""]
-    if fields:
-        lines += ["", "options:"]
-        lines += [f"  {key} = {_default(field)}" for key, field in fields.items()]
-    return "\n".join(lines)
-
-
-def _default(field: Any) -> str:
-    return "(needed)" if field.is_required() else json.dumps(field.default)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -34,12 +34,19 @@ class ModelConfig(Section):
     """What a model is made of and how it learns: all that decides a result but the data."""
 
     seed: Seed = 0
+    """Decides initial weights, batches, augmentation, and which images are kept where `stream` keeps some."""
     images: ImagesConfig
+    """What the network sees."""
     backbone: dict[str, Any]
+    """The network: its name, or a mapping of name and options (`pearl list backbones`)."""
     method: dict[str, Any]
+    """How it learns: a name, or a mapping of name and options (`pearl list methods`)."""
     train: TrainConfig = TrainConfig()
+    """How phases are trained."""
     engine: EngineConfig = EngineConfig()
+    """How the arithmetic is done."""
     smoke: bool = False
+    """One step per phase on a few images; what `--smoke` sets."""
 
     def to_yaml(self) -> str:
         """The resolved configuration; reading it back gives an equal one."""
@@ -49,11 +56,16 @@ class ModelConfig(Section):
 class RunConfig(ModelConfig):
     """Everything that decides a run's result."""
 
-    recipe: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$")]  # part of the run directory's name
+    recipe: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$")]
+    """Name of the recipe; part of the run directory's name."""
     about: str = ""
+    """What it is, in a line."""
     data: dict[str, Any]
+    """Where images come from: a name, or a mapping of name and options (`pearl list data`)."""
     stream: StreamConfig
+    """How they become a sequence of tasks."""
     expected: dict[str, Expected] = Field(default_factory=dict)
+    """Figures of a paper that results are printed beside."""
 
     @property
     def decides(self) -> dict[str, Any]:

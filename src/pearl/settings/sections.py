@@ -18,24 +18,30 @@ Domain = Literal["plain", "edges", "inverted", "noisy"]  # see `data.domains`
 
 
 class Section(BaseModel):
-    """A part of a configuration: no unknown keys, no infinities."""
+    """A part of a configuration: no unknown keys, no infinities. Each field's text is its documentation."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class StreamConfig(Section):
     """How a data source becomes a sequence of tasks."""
 
-    tasks: Count | Annotated[list[Count], Field(min_length=1)]  # how many equal ones, or their sizes
-    order: Literal["natural"] | Seed | Annotated[list[int], Field(min_length=1)] = "natural"  # of the classes;
-    # a number seeds numpy's permutation
-    per_class: Count | None = None  # training images kept per class; all if not given
-    test_per_class: Count | None = None  # the same for the images evaluated on
-    classes: Count | None = None  # only the first so many of the order; all if not given
-    validation: Share = 0.0  # share of the training images held out, per class
+    tasks: Count | Annotated[list[Count], Field(min_length=1)]
+    """How many tasks of equally many classes, or a list of their numbers of classes."""
+    order: Literal["natural"] | Seed | Annotated[list[int], Field(min_length=1)] = "natural"
+    """Order in which the classes come: `natural`, a seed of numpy's permutation, or a list of labels."""
+    per_class: Count | None = None
+    """Training images kept per class; all if null."""
+    test_per_class: Count | None = None
+    """Images per class that are evaluated on; all if null."""
+    classes: Count | None = None
+    """Only the first so many classes of the order; all if null."""
+    validation: Share = 0.0
+    """Share of each class's training images that is held out."""
     evaluate_on: Literal["test", "validation"] = "test"
-    domains: Annotated[list[Domain], Born([])] = []  # looks in which all tasks come, one after the other; of every
-    # class each domain learns from other images
+    """`validation`: the held-out images, or the source's own validation images."""
+    domains: Annotated[list[Domain], Born([])] = []
+    """Looks in which all tasks come, one after the other; each learns a class from images of its own."""
 
     @model_validator(mode="after")
     def _each_class_once(self) -> "StreamConfig":
@@ -54,13 +60,21 @@ class ImagesConfig(Section):
     """What the network sees. Sizes are in pixels; mean and std belong to pixel values in [0, 1]."""
 
     size: Pixels
-    resize: Pixels | None = None  # shorter side before the centre crop; `size` if not given
+    """Side of the square that the network sees, in pixels."""
+    resize: Pixels | None = None
+    """Shorter side to which an image is scaled before the centre is cut out, in pixels; `size` if null."""
     augment: Literal["none", "crop", "resized_crop"] = "none"
-    pad: Annotated[int, Field(ge=0, le=4096)] = 4  # zeros around the image before a random `crop`
-    scale: tuple[Positive, Positive] = (0.08, 1.0)  # area share of a random `resized_crop`
-    flip: bool = True  # left-right, with `crop` and `resized_crop`
+    """What training makes of an image: nothing, a random crop after padding, or a random part of it, resized."""
+    pad: Annotated[int, Field(ge=0, le=4096)] = 4
+    """Pixels of zeros around the image before a random `crop`."""
+    scale: tuple[Positive, Positive] = (0.08, 1.0)
+    """Least and largest share of the area that a random `resized_crop` shows."""
+    flip: bool = True
+    """Whether half of the training images are mirrored, with `crop` and `resized_crop`."""
     mean: Triple = (0.0, 0.0, 0.0)
+    """Subtracted from red, green and blue, which lie in [0, 1]."""
     std: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
+    """What they are divided by then."""
 
     @property
     def stored(self) -> int:
@@ -80,27 +94,44 @@ class OptimizerConfig(Section):
     """How parameters take a step; in `groups.NAME` of a phase what one group of its parameters has different."""
 
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    """PyTorch's optimizer of that name."""
     lr: Positive = 1e-3
-    betas: tuple[Share, Share] = (0.9, 0.999)  # adam, adamw
-    momentum: Share = 0.9  # sgd
-    nesterov: Annotated[bool, Born(False)] = False  # sgd
+    """Learning rate, before the schedule."""
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Of `adam` and `adamw`."""
+    momentum: Share = 0.9
+    """Of `sgd`."""
+    nesterov: Annotated[bool, Born(False)] = False
+    """Of `sgd`: Nesterov's momentum."""
     weight_decay: NotNegative = 0.0
+    """Of all parameters; `adamw` keeps it apart from the gradient."""
 
 
 class PhaseConfig(OptimizerConfig):
     """Settings of training; in `train.phases.NAME` those that one phase has different."""
 
     epochs: Annotated[int, Field(ge=1)] = 50
-    steps: Annotated[Count | None, Born(None)] = None  # the phase's length, in the place of epochs
+    """How often the task's images are seen."""
+    steps: Annotated[Count | None, Born(None)] = None
+    """The phase's length in steps, in the place of epochs."""
     batch_size: Annotated[int, Field(ge=1)] = 32
+    """Images per step; of several processes together."""
     schedule: Literal["constant", "cosine", "quarter_cosine", "multistep"] = "constant"
-    end_lr: Annotated[NotNegative, Born(0.0)] = 0.0  # cosine: the rate at the end
-    warmup: Annotated[Share, Born(0.0)] = 0.0  # share of the steps in which the rate first rises to its schedule
-    warmup_lr: Annotated[NotNegative, Born(0.0)] = 0.0  # from this rate
-    milestones: list[Annotated[float, Field(gt=0, lt=1)]] = []  # multistep: shares of the phase's epochs
-    gamma: Positive = 0.1  # multistep: factor on lr at each milestone
-    clip: Positive | None = None  # largest gradient norm
-    groups: Annotated[dict[str, OptimizerConfig], Born({})] = {}  # of each, only what was set is kept
+    """How the rate goes on: `cosine` falls to `end_lr`, `quarter_cosine` nearly to 0 and epoch by epoch."""
+    end_lr: Annotated[NotNegative, Born(0.0)] = 0.0
+    """Of `cosine`: the rate at the end."""
+    warmup: Annotated[Share, Born(0.0)] = 0.0
+    """Share of the steps in which the rate first rises to its schedule."""
+    warmup_lr: Annotated[NotNegative, Born(0.0)] = 0.0
+    """The rate from which it rises."""
+    milestones: list[Annotated[float, Field(gt=0, lt=1)]] = []
+    """Of `multistep`: shares of the phase at which the rate is multiplied by `gamma`."""
+    gamma: Positive = 0.1
+    """Of `multistep`: see `milestones`."""
+    clip: Positive | None = None
+    """Largest norm of the gradient; longer ones are shortened to it."""
+    groups: Annotated[dict[str, OptimizerConfig], Born({})] = {}
+    """What single groups of a phase's parameters have different, by the names that a method gives them."""
 
     @field_serializer("groups")
     def _only_what_was_set_of_groups(self, groups: dict[str, OptimizerConfig]) -> dict[str, Any]:
@@ -126,7 +157,8 @@ def _set_alone(sections: Mapping[str, BaseModel]) -> dict[str, Any]:
 class TrainConfig(PhaseConfig):
     """Settings of all phases, and what single phases have different."""
 
-    phases: dict[str, PhaseConfig] = {}  # of each phase, only what was set is kept
+    phases: dict[str, PhaseConfig] = {}
+    """What single phases have different, by their names (`pearl list methods --long`)."""
 
     @field_serializer("phases")
     def _only_what_was_set(self, phases: dict[str, PhaseConfig]) -> dict[str, Any]:
@@ -141,8 +173,13 @@ class TrainConfig(PhaseConfig):
 class EngineConfig(Section):
     """How the arithmetic is done. Changing it changes results in the last digits."""
 
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 where the device is faster with it
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """`auto`: bfloat16 where the device is faster with it."""
     channels_last: bool = True
+    """Whether images and convolutions lie in memory with channels last."""
     eval_batch_size: Annotated[int, Field(ge=1)] = 256
-    max_steps: Annotated[int, Field(ge=1)] | None = None  # per phase; --smoke sets 1
-    cuda_graphs: bool = False  # replay training steps on a GPU; the arithmetic, and so a run's name, stays the same
+    """Images per pass in evaluation."""
+    max_steps: Annotated[int, Field(ge=1)] | None = None
+    """Most steps of a phase; `--smoke` sets 1."""
+    cuda_graphs: bool = False
+    """Record training steps on a GPU and replay them; the arithmetic, and so a run's name, stays the same."""
