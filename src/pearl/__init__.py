@@ -57,7 +57,7 @@ def show(directory: str | Path) -> "Run":
 
 def learn(
     model: str | Path,
-    data: str | Path,
+    data: Any,
     *,
     task: str | None = None,
     recipe: str | None = None,
@@ -65,11 +65,17 @@ def learn(
     start: str | Path | None = None,
     aliases: Mapping[str, str] | None = None,
     fast: bool = False,
+    nested: bool = False,
     device: str = "auto",
     quiet: bool = False,
     **overrides: Any,
 ) -> "Model":
-    """Learn the classes of an image folder as a new task of the model at a path; made if it is not there.
+    """Learn the classes of images as a new task of the model at a path; made if it is not there.
+
+    `data` are images where they are: a folder with a folder per class (the innermost ones, if `nested`), a .csv of
+    paths and labels, `torchvision/NAME` or `hf/NAME`, `(images, labels)` or `(images, labels, names)`, a
+    `datasets.Dataset`, or any data set of (image, label) pairs, as torchvision's. Images are files, Pillow images,
+    arrays (height, width, 3) or tensors (3, height, width) of uint8, or of floats from 0 to 1.
 
     `recipe`, `backbone` (a name, or a dictionary with its options) and `start` (a run or model to go on from) are for
     the first task. A class may be shown again, more images or another kind of them: it gets one more prototype.
@@ -94,6 +100,7 @@ def learn(
         overrides=overrides,
         aliases=aliases,
         fast=fast,
+        nested=nested,
         device=device,
         show=display(quiet),
     )

@@ -62,7 +62,7 @@ def test_dry_run_tells_and_trains_nothing(cli):
     [
         ("methods", set(METHODS.names())),
         ("backbones", {"resnet18", "bsc", "timm/*"}),
-        ("data", {"digits", "cifar100", "tinyimagenet", "imagenet_r", "folder", "npz"}),
+        ("data", {"digits", "cifar100", "tinyimagenet", "imagenet_r", "folder", "npz", "torchvision/*", "hf/*"}),
         ("recipes", set(recipe_names())),
     ],
 )

@@ -13,4 +13,5 @@ def _minutes(value: float) -> float:
     return value
 
 
+Nested = Annotated[bool, typer.Option("--nested", help="Classes are the innermost folders, at any depth.")]
 StoreEvery = Annotated[float, typer.Option(callback=_minutes, help="Minutes between two stored moments of training.")]

@@ -30,6 +30,11 @@ _REGISTRIES: dict[str, Registry] = {
     "classifiers": CLASSIFIERS,
 }
 
+_FAMILIES = {
+    "timm/*": "any network of timm by its name, such as timm/deit_tiny_patch16_224",
+    "torchvision/*": "a data set of torchvision by its name, such as torchvision/CIFAR10",
+    "hf/*": "a data set of Hugging Face, as hf/USER/NAME on the hub or hf/PATH of local files",
+}
 _MEAN_RANK = "mean rank, weighted by (in + out)"
 HEADLINES = {
     "class_il.final": "class-IL after the last task",
@@ -255,8 +260,8 @@ def _run_state(path: Path) -> str:
 
 
 def _first_line(registry: Registry, name: str) -> str:
-    if name.endswith("/*"):
-        return "any network of timm by its name, such as timm/deit_tiny_patch16_224"
+    if name in _FAMILIES:
+        return _FAMILIES[name]
     try:
         part = registry.load(name)
     except ConfigError as error:  # an installed package's

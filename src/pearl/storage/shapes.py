@@ -124,11 +124,12 @@ class Pending(Record):
     """resume/task.json, of the task that a model is learning."""
 
     index: Whole | None = None
-    data: Text
+    data: Text  # where its images are; empty if they were in memory
     name: Text
     config: Names
     aliases: dict[Text, Text] = {}
     fast: Annotated[bool, Field(strict=True)] = False
+    nested: Annotated[bool, Field(strict=True)] = False
 
 
 class Epoch(Record):
