@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_model import StopAt
 from torch.utils.data import TensorDataset
 
 import pearl
@@ -16,6 +15,7 @@ from pearl.errors import DataError, Interrupted, RunError
 from pearl.lifecycle.learning import learn, resume
 from pearl.training.engine import Observer
 from photos import SETTINGS, digit, folders, weights_of, write_photos
+from stops import StopAt
 
 COUNT = 12
 SHORT = {**SETTINGS, "train": {"epochs": 1, "batch_size": 8}}

@@ -1,10 +1,8 @@
 """A model in Python: learns task by task, survives failures and interruptions, and says what is in an image."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import struct
 import tracemalloc
 import zlib
@@ -28,8 +26,8 @@ from pearl.nn.weights import read_weights
 from pearl.reports.records import read
 from pearl.reports.text import evaluation_page
 from pearl.settings.config import load_config
-from pearl.training.engine import Observer
 from photos import SETTINGS, digit, files_of, folders, weights_of, write_class, write_photos
+from stops import StopAt
 
 DIVERGES = {"train": {"phases": {"adapt": {"lr": 1e30, "optimizer": "sgd"}}}}
 
@@ -51,21 +49,6 @@ def shop(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(shop):
     return pearl.load(shop / "model", device="cpu")
-
-
-class StopAt(Observer):
-    """Asks to stop after a step of a phase."""
-
-    def __init__(self, phase, step):
-        self.at, self.phase = (phase, step), ""
-
-    def event(self, kind, **facts):
-        if kind == "phase":
-            self.phase = facts["phase"]
-
-    def step(self, done, total):
-        if (self.phase, done) == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 # ------------------------------------------------------------------------------------------------ learning

@@ -493,7 +493,7 @@ def test_tensorboard(made, model, cli, tmp_path):
     losses = [event.value for event in board.Scalars("loss/probe")]
     np.testing.assert_allclose(losses, [e["loss"] for e in read(run.path).epochs if e["phase"] == "probe"], rtol=1e-6)
     assert [event.step for event in board.Scalars("loss/probe")] == list(range(1, len(losses) + 1))
-    final = board.Scalars("accuracy_percent/class_il")[-1].value
+    final = board.Scalars("mean_accuracy_percent/class_il")[-1].value
     assert final == pytest.approx(run.summary["class_il.final"])
     assert "ranks" in board.Tags()["histograms"]
     cli("report", model, "--tensorboard", tmp_path / "boards", "-o", tmp_path / "b.html")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import Nested, StoreEvery
+from pearl.cli.options import Log, Nested, StoreEvery
 
 
 def command(
@@ -40,6 +40,7 @@ def command(
     start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to go on from.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     store_every: StoreEvery = 10.0,
+    log: Log = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Learn new classes from images; what was learnt before stays as it is, and needs no old image.
@@ -55,6 +56,7 @@ def command(
     from pearl.errors import ConfigError, DataError, printable
     from pearl.lifecycle.learning import learn
     from pearl.lifecycle.model import Model
+    from pearl.reports.logs import logged
     from pearl.reports.progress import display
     from pearl.reports.text import evaluation_page
     from pearl.settings.config import merge, parse_overrides
@@ -75,7 +77,7 @@ def command(
         aliases=aliases,
         fast=fast,
         nested=nested,
-        show=display(quiet),
+        show=logged(display(quiet), log or [], model),
         minutes=store_every,
     )
     grown = Model.open(model, device=device, method=method)

@@ -13,5 +13,9 @@ def _minutes(value: float) -> float:
     return value
 
 
+Log = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KIND", help="Curves while it learns: tensorboard, csv or wandb; may be given several times."),
+]
 Nested = Annotated[bool, typer.Option("--nested", help="Classes are the innermost folders, at any depth.")]
 StoreEvery = Annotated[float, typer.Option(callback=_minutes, help="Minutes between two stored moments of training.")]

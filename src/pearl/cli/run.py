@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import StoreEvery
+from pearl.cli.options import Log, StoreEvery
 from pearl.training.launch import place, start
 
 
@@ -30,6 +30,7 @@ def command(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     devices: Annotated[int, typer.Option(help="Train on so many at once, a process each.")] = 1,
     store_every: StoreEvery = 10.0,
+    log: Log = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Learn a stream of tasks, or go on where an earlier run of the same configuration ended.
@@ -55,9 +56,12 @@ def command(
     if devices > 1 and here is None:
         raise typer.Exit(start(devices, sys.argv[1:]))
     from pearl.lifecycle.runs import execute
+    from pearl.reports.logs import logged
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
+    from pearl.storage.paths import runs_root
 
-    run = execute(config, device=device, devices=devices, show=display(quiet), minutes=store_every)
+    show = logged(display(quiet), log or [], runs_root() / config.id)
+    run = execute(config, device=device, devices=devices, show=show, minutes=store_every)
     if here is None or here.rank == 0:
         typer.echo(run_page(run))

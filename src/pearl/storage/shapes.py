@@ -142,3 +142,25 @@ class Epoch(Record):
     loss: Number
     lr: Number
     seconds: Number
+
+
+class OfTask(Record):
+    """A line of events.jsonl about a task: that it, or one of its phases, begins."""
+
+    task: Whole
+
+
+class Grown(OfTask):
+    """A line of events.jsonl about a task that is learnt."""
+
+    parameters: Whole
+
+
+class Seen(OfTask):
+    """A line of events.jsonl about a task that is evaluated."""
+
+    class_il: Number
+    task_il: Number
+
+
+EVENTS: dict[str, type[Record]] = {"task": OfTask, "phase": OfTask, "epoch": Epoch, "learnt": Grown, "stage": Seen}
