@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 
 import pearl
-from pearl.errors import DataError, Interrupted, RunError
+from pearl.errors import ConfigError, DataError, Interrupted, RunError
 from pearl.lifecycle.learning import learn, resume
 from pearl.training.engine import Observer
 from photos import SETTINGS, digit, folders, weights_of, write_photos
@@ -132,3 +132,32 @@ def test_a_class_called_almost_as_a_known_one_is_a_hint(shop, tmp_path):
     (line,) = [line for line in show.said if "beside" in line]
     assert line == ("'One' is a new class beside the known 'one'; if they are the same, learn it with --alias One=one")
     assert pearl.load(path, device="cpu").classes == ("one", "zero", "One", "two")
+
+
+def test_what_a_model_was_made_with_can_be_said_again(shop, tmp_path):
+    """Also in part, and with other settings of training: what changes nothing is no mistake."""
+    path, second = shutil.copytree(shop / "of_files", tmp_path / "m"), named(2, "two", "three")
+    for other in (
+        {"images": {"size": 9}},
+        {"backbone": {"width": 9}},
+        {"engine": {"channels_last": False}},
+        {"seed": 3},
+    ):
+        with pytest.raises(ConfigError, match=rf"{next(iter(other))}: fixed since .* only train\.\* may change"):
+            learn(path, second, overrides=other)
+    with pytest.raises(ConfigError, match="--backbone: fixed since"):
+        learn(path, second, backbone="bsc")
+    with pytest.raises(ConfigError, match="--recipe: fixed since"):
+        learn(path, second, recipe="photos-vit")
+    again = {**SHORT, "train": {"epochs": 2, "batch_size": 8}, "method": "pearl"}
+    learn(path, second, recipe="photos-resnet18", backbone="resnet18", overrides=again, fast=True)
+    assert len(pearl.load(path, device="cpu").classes) == 4
+
+
+def test_inspect_and_report_agree_on_what_a_task_added(shop):
+    from pearl.reports.records import read
+    from pearl.reports.text import inspection
+
+    text = inspection(shop / "of_files")[1]
+    (added,) = read(shop / "of_files").added
+    assert f"  {added:+,} parameters" in text and added > 0

@@ -537,7 +537,7 @@ def test_a_method_of_other_classes_than_the_manifests_name_does_not_answer(two):
 
 
 def test_what_cannot_be_opened(shop, tmp_path):
-    with pytest.raises(RunError, match="not a run directory"):
+    with pytest.raises(RunError, match="neither a model nor a run"):
         Model.open(tmp_path)
     for tasks in (0, -1, 3):
         with pytest.raises(RunError, match="ask for 1 to 2"):

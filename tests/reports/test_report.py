@@ -333,7 +333,7 @@ def test_runs_and_models_side_by_side(made, model):
     runs, shop = tables["Runs and models"], tables["Runs and models"].rows[1]
     row = dict(zip(runs.columns, shop, strict=True))
     assert row["state"] == "model, 2 tasks" and row["group"] == "2. shop pearl"
-    assert row["class-IL after the last task"] is None
+    assert row["class-IL after the last task, mean over tasks"] is None
     assert row["parameters, share of isolation"] == records[1].summary["growth"]
     assert not any("shop" in column for column in tables["Mean and standard deviation over seeds"].columns)
     assert not any("shop" in column for column in tables["class-IL, mean over seeds (%)"].columns)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import Log, Nested, StoreEvery
+from pearl.cli.options import Log, Nested, StoreEvery, begun
 
 
 def command(
@@ -53,6 +53,7 @@ def command(
     pearl learn shop --data photos.csv --task july
     pearl learn shop --data sketches --alias "apple drawings=apple"
     """
+    begun(f"learn {model}", quiet)
     from pearl.errors import ConfigError, DataError, printable
     from pearl.lifecycle.learning import learn
     from pearl.lifecycle.model import Model

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import Log, StoreEvery
+from pearl.cli.options import Log, StoreEvery, begun
 from pearl.errors import ConfigError
 from pearl.training.launch import place, start
 
@@ -30,6 +30,8 @@ def command(
     here = place(devices)
     if devices > 1 and here is None:
         raise typer.Exit(start(devices, sys.argv[1:]))
+    if here is None:
+        begun(f"resume {directory}", quiet)
     from pearl.lifecycle.learning import resume
     from pearl.lifecycle.runs import execute
     from pearl.lifecycle.saved import check_method, read_config

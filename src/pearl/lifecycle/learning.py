@@ -243,13 +243,10 @@ def _config(
                 f"pearl learn NEW --from {path} --data FOLDER"
             )
         if finished(before):
-            same = _makes(config, recipe, backbone, overrides)
             if (named := overrides.get("method", {})).keys() <= {"name"}:  # which one it is, not another one
                 check_method(before, config, named.get("name"))
                 overrides = {key: value for key, value in overrides.items() if key != "method"}
-            fixed = sorted(overrides.keys() - {"train"})
-            fixed += [f"--{word}" for word, given in (("recipe", recipe), ("backbone", backbone)) if given]
-            if fixed and not same:
+            if fixed := _changed(config, recipe, backbone, overrides):
                 raise ConfigError(
                     f"{', '.join(fixed)}: fixed since {before} was made; only train.* may change from task to task"
                 )
@@ -260,13 +257,18 @@ def _config(
     return _new_config(recipe, backbone, overrides)
 
 
-def _makes(config: ModelConfig, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> bool:
-    """Whether these are the words that a model was made with: the command that made it is given again."""
-    with suppress(ConfigError):
-        return _new_config(recipe, backbone, overrides).model_dump() == config.model_dump(
-            include=set(ModelConfig.model_fields)
-        )
-    return False
+def _changed(config: ModelConfig, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> list[str]:
+    """Which of these words would make another model: to repeat those that it was made with is no mistake."""
+    own = set(ModelConfig.model_fields) - {"train"}
+    before = config.model_dump(mode="json", include=own)
+    raw = {key: value for key, value in raw_config(recipe).items() if key in own} if recipe else {}
+    raw = merge(merge(before, raw), {"backbone": backbone} if backbone else {})
+    raw = merge(raw, {key: value for key, value in overrides.items() if key != "train"})
+    after = check_config({"train": config.train, **raw}, ModelConfig).model_dump(mode="json", include=own)
+    other = {key for key in own if after[key] != before[key]}
+    words = sorted(other & overrides.keys())
+    words += ["--backbone"] * bool(backbone and "backbone" in other - overrides.keys())
+    return words + ["--recipe"] * bool(recipe and other and not words)
 
 
 def _new_config(recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> ModelConfig:

@@ -37,12 +37,12 @@ _FAMILIES = {
 }
 _MEAN_RANK = "mean rank, weighted by (in + out)"
 HEADLINES = {
-    "class_il.final": "class-IL after the last task",
-    "class_il.average": "class-IL, average over stages",
+    "class_il.final": "class-IL after the last task, mean over tasks",
+    "class_il.average": "class-IL, mean over tasks, average over stages",
     "class_il.forgetting": "class-IL forgetting",
     "class_il.stability": "class-IL stability",
     "class_il.plasticity": "class-IL plasticity",
-    "task_il.final": "task-IL after the last task",
+    "task_il.final": "task-IL after the last task, mean over tasks",
     "task_identification": "task identified",
     "parameters_million": "parameters (million)",
     "growth": "parameters, share of isolation",
@@ -198,9 +198,9 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
     }
     lines = [
         f"{path}: {facts['method']} on {facts['backbone']} at {facts['image_size']} pixels, {len(manifests)} tasks",
-        f"reference: {facts['reference_bytes']:,} bytes",
+        f"reference: {reference.get('parameters', 0):,} parameters, {facts['reference_bytes']:,} bytes",
     ]
-    before = 0
+    before = reference.get("parameters", 0)
     for task in facts["tasks"]:
         lines.append("")
         if None in (task["name"], task["classes"], task["parameters"], task["bytes"]):
@@ -256,7 +256,7 @@ def _run_state(path: Path) -> str:
     except (RunError, ZeroDivisionError):
         return "results.json is damaged"
     state = "done" if results.get("complete") else "unfinished"
-    return f"{state}, {len(results['stages'])} tasks, class-IL {accuracy:.2f} %"
+    return f"{state}, {len(results['stages'])} tasks, class-IL {accuracy:.2f} % pooled over images"
 
 
 def _first_line(registry: Registry, name: str) -> str:
@@ -281,6 +281,14 @@ def _part_page(registry: Registry, name: str) -> str:
 
 def _default(field: Any) -> str:
     return "(needed)" if field.is_required() else json.dumps(field.default)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
