@@ -520,7 +520,7 @@ def test_wrong_input(place, cli, monkeypatch, verb, arguments, message):
     assert not Path(os.environ["PEARL_RUNS"]).exists()
     lines = err.splitlines()
     if lines[0].startswith("Usage: "):  # typer's own
-        assert len(lines) <= 9
+        assert len(lines) <= 11
     elif "cannot be read: remove" in err:
         assert len(lines) == 2, "how many there are, and each of them"
     else:

@@ -339,7 +339,7 @@ def test_a_generator_is_not_read_ahead(model):
 @pytest.mark.parametrize(
     "picture",
     [
-        np.zeros((8, 8, 3)),
+        np.full((8, 8, 3), 2.0),
         np.zeros((8, 8, 2), np.uint8),
         np.zeros((0, 0, 3), np.uint8),
         np.zeros(8, np.uint8),
@@ -347,7 +347,7 @@ def test_a_generator_is_not_read_ahead(model):
         [None],
         [b"bytes"],
         [3],
-        [torch.zeros(3, 8, 8)],
+        [torch.zeros(8, 8, 3)],
         Image.new("F", (8, 8)),
         "nowhere.png",
         Path(),
