@@ -40,7 +40,7 @@ ROOMS = {
         Room("evaluation", apart=("training",), base_only=True),
         Room("lifecycle"),
         Room("export"),
-        Room("reports", light=True, but=("plan", "progress", "doctor"), apart=("export",)),
+        Room("reports", light=True, but=("plan", "progress", "logs", "doctor"), apart=("export",)),
         Room("sweeps", light=True, apart=("export",)),
         Room("tables", light=True, apart=("export",)),
         Room("cli", light=True),

@@ -9,7 +9,7 @@ model = model.learn("photos/vegetables")
 print(model.predict("photo.jpg")[0].name)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +28,30 @@ moved.install()
 
 
 def run(
-    recipe: str | Path, *, smoke: bool = False, device: str = "auto", quiet: bool = False, **overrides: Any
+    recipe: str | Path,
+    *,
+    smoke: bool = False,
+    device: str = "auto",
+    quiet: bool = False,
+    log: str | Sequence[str] = (),
+    **overrides: Any,
 ) -> "Run":
     """Run a recipe, or go on with it, or find it already done.
 
     `overrides` are settings as in the recipe, nested as dictionaries: `run("digits", seed=1, train={"lr": 0.01})`.
+    `log` names loggers that are told while it runs: "tensorboard", "csv", "wandb"; they write into the run's logs/.
 
     Raises:
         PearlError: anything a user can mend, in one line.
     """
     from pearl.lifecycle.runs import execute
+    from pearl.reports.logs import logged
     from pearl.reports.progress import display
-    from pearl.settings.config import change, check_config, raw_config
+    from pearl.settings.config import RunConfig, change, check_config, raw_config
+    from pearl.storage.paths import runs_root
 
-    return execute(check_config(change(raw_config(recipe, smoke=smoke), overrides)), device=device, show=display(quiet))
+    config: RunConfig = check_config(change(raw_config(recipe, smoke=smoke), overrides))
+    return execute(config, device=device, show=logged(display(quiet), log, runs_root() / config.id))
 
 
 def show(directory: str | Path) -> "Run":
@@ -57,7 +67,7 @@ def show(directory: str | Path) -> "Run":
 
 def learn(
     model: str | Path,
-    data: str | Path,
+    data: Any,
     *,
     task: str | None = None,
     recipe: str | None = None,
@@ -65,16 +75,23 @@ def learn(
     start: str | Path | None = None,
     aliases: Mapping[str, str] | None = None,
     fast: bool = False,
+    nested: bool = False,
     device: str = "auto",
     quiet: bool = False,
+    log: str | Sequence[str] = (),
     **overrides: Any,
 ) -> "Model":
-    """Learn the classes of an image folder as a new task of the model at a path; made if it is not there.
+    """Learn the classes of images as a new task of the model at a path; made if it is not there.
+
+    `data` are images where they are: a folder with a folder per class (the innermost ones, if `nested`), a .csv of
+    paths and labels, `torchvision/NAME` or `hf/NAME`, `(images, labels)` or `(images, labels, names)`, a
+    `datasets.Dataset`, or any data set of (image, label) pairs, as torchvision's. Images are files, Pillow images,
+    arrays (height, width, 3) or tensors (3, height, width) of uint8, or of floats from 0 to 1.
 
     `recipe`, `backbone` (a name, or a dictionary with its options) and `start` (a run or model to go on from) are for
     the first task. A class may be shown again, more images or another kind of them: it gets one more prototype.
     `aliases` maps folders to the classes that they show; `fast` adds classes in seconds, by their statistics alone.
-    `overrides` are settings, nested as dictionaries:
+    `log` is as of `run`. `overrides` are settings, nested as dictionaries:
     `learn("shop", "fruit", backbone="resnet18", train={"epochs": 5})`.
 
     Raises:
@@ -82,6 +99,7 @@ def learn(
     """
     from pearl.lifecycle.learning import learn
     from pearl.lifecycle.model import Model
+    from pearl.reports.logs import logged
     from pearl.reports.progress import display
 
     learn(
@@ -94,8 +112,9 @@ def learn(
         overrides=overrides,
         aliases=aliases,
         fast=fast,
+        nested=nested,
         device=device,
-        show=display(quiet),
+        show=logged(display(quiet), log, Path(model)),
     )
     return Model.open(model, device=device)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import pearl
 import zygote
 from layouts import cifar100_npz, image_folder
 from pearl.lifecycle.saved import config_bytes
@@ -52,8 +53,12 @@ def test_progress_is_plain_lines_without_a_terminal(tmp_path):
 
 def test_dry_run_tells_and_trains_nothing(cli):
     out = cli("run", "digits", "--dry-run")
-    for part in ("stream:", "5 tasks", "20 targets", "layer4.1.conv2.weight: 128x128x3x3", "estimated memory"):
+    assert len(out.splitlines()) <= 25
+    for part in ("5 tasks", "20 targets", "and 15 more (--long shows all)", "estimated memory", "time: about"):
         assert part in out
+    assert "  reference: 180 steps in 1 tasks" in out
+    long = cli("run", "digits", "--dry-run", "--long")
+    assert "stream:" in long and "layer4.1.conv2.weight: 128x128x3x3" in long
     assert not Path(os.environ["PEARL_RUNS"]).exists()
 
 
@@ -62,8 +67,10 @@ def test_dry_run_tells_and_trains_nothing(cli):
     [
         ("methods", set(METHODS.names())),
         ("backbones", {"resnet18", "bsc", "timm/*"}),
-        ("data", {"digits", "cifar100", "tinyimagenet", "imagenet_r", "folder", "npz"}),
+        ("data", {"digits", "cifar100", "tinyimagenet", "imagenet_r", "folder", "npz", "torchvision/*", "hf/*"}),
+        ("ranks", {"paper", "fixed", "energy", "random", "even"}),
         ("recipes", set(recipe_names())),
+        ("tables", {file.stem for file in Path(pearl.__file__).parent.glob("tables/*.yaml")}),
     ],
 )
 def test_list(cli, kind, names):
@@ -77,19 +84,13 @@ def test_show(cli, name):
     assert len(cli("show", name).splitlines()) > 3
 
 
-def test_doctor(cli):
+def test_doctor(cli, tmp_path):
+    for name in ("photos/cat/a.png", "cifar100.npz", "vit.safetensors", "cache/x", ".hidden"):
+        write_file(tmp_path / "data" / name, b"")
     out = cli("doctor")
     assert "torch" in out
+    assert "data here: cifar100.npz (cifar100), photos (a folder)\nweights here: vit.safetensors" in out
     assert out.rstrip().endswith("all well")
-
-
-def test_help_does_not_import_torch():
-    code = (
-        "import sys, pearl.cli; sys.argv = ['pearl', '--help']\n"
-        "try: pearl.cli.main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "Usage: pearl" in done.stdout
 
 
 WRONG = {
@@ -251,3 +252,42 @@ def test_a_dry_run_refuses_what_the_run_refuses(cli, monkeypatch, tmp_path, dire
     real = cli(*command, "-q", code=2).splitlines()
     assert dry[-1] == real[-1]
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_version_and_help_come_without_torch(cli):
+    assert cli("--version") == f"pearl {pearl.__version__}\n"
+    for word in ("--version", "--help"):
+        code = f"import sys; sys.argv = ['pearl', '{word}']; import pearl.cli\n"
+        code += "try: pearl.cli.main()\nfinally: print(*sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert "typer" in done.stdout.split() and not {"torch", "numpy"} & {*done.stdout.split()}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_verbs_and_recipes(shell):
+    def offered(words: str) -> str:
+        asked = {
+            "_PEARL_COMPLETE": f"complete_{shell}",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+            "_TYPER_COMPLETE_ARGS": words,
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        }
+        command = [sys.executable, "-c", "import sys; sys.argv = ['pearl']; import pearl.cli; pearl.cli.main()"]
+        return subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, check=True).stdout
+
+    assert "refit" in offered("pearl re") and "show" not in offered("pearl re")
+    assert "digits" in offered("pearl run di")
+
+
+def test_something_is_said_before_torch_is_imported(monkeypatch, capsys):
+    """To who waits before a terminal, and to nobody else: one line of an error stays one line."""
+    from pearl.cli import options
+
+    options.begun("run digits", quiet=False)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    options.begun("run digits", quiet=True)
+    assert capsys.readouterr().err == ""
+    options.begun("run digits", quiet=False)
+    assert capsys.readouterr().err == "pearl run digits: one moment ...\n"

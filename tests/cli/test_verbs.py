@@ -17,7 +17,7 @@ import pearl
 import pearl.cli
 import zygote
 from pearl.errors import printable
-from pearl.lifecycle.saved import load_method, read_config
+from pearl.lifecycle.saved import build_method, load_method, read_config
 from photos import files_of, folders, weights_of, write_class, write_photos
 
 TINY = ["backbone.width=8", "images.size=8", "images.pad=1", "images.flip=false", "train.batch_size=8"]
@@ -269,7 +269,7 @@ def test_inspect(shop, cli):
     assert "all checksums hold" in text
     assert facts["damaged"] == []
     assert facts["reference_bytes"] == (path / "reference" / "weights.safetensors").stat().st_size
-    before = 0
+    before = sum(p.numel() for p in build_method(read_config(path)).parameters())
     for t, (task, folder) in enumerate(zip(facts["tasks"], sorted((path / "tasks").iterdir()), strict=True)):
         method = load_method(path, read_config(path), t + 1)
         size = sum(parameter.numel() for parameter in method.parameters())
@@ -371,12 +371,13 @@ WRONG = {
         ("M --data second --task=", "a task needs a name"),
         ("M --data second --backbone bsc", "--backbone: fixed since M was made"),
         ("M --data second images.size=9", "images: fixed since M was made"),
+        ("M --data second --backbone resnet18 backbone.width=9", "backbone: fixed since M was made"),
         ("M --data second train.lrr=1", "train.lrr: unknown key; did you mean 'lr'?"),
         ("M --data second train.epochs=0", "train.epochs: input should be greater than or equal to 1"),
         ("M --data second epochs", "'epochs' is not of the form key=value"),
         ("M --data second --device warp", "device 'warp' cannot be used here"),
         ("M --data second --from one", "M: is there already; leave out --from"),
-        ("new --data second --from nowhere", "nowhere: not a run directory"),
+        ("new --data second --from nowhere", "nowhere: neither a model nor a run"),
         ("new --data first --from one", "task 'first' is there already"),
         ("new --data second --backbone resnet19", "unknown backbone 'resnet19'; did you mean 'resnet18'?"),
         ("new --data second --backbone resnet18 trian.epochs=2", "trian: unknown key; did you mean 'train'?"),
@@ -393,8 +394,8 @@ WRONG = {
         ("--data second", "Missing argument 'MODEL'"),
     ],
     "predict": [
-        ("nowhere first", "nowhere: not a run directory"),
-        ("first first", "first: not a run directory"),
+        ("nowhere first", "nowhere: neither a model nor a run"),
+        ("first first", "first: neither a model nor a run"),
         ("M empty", "empty: no image in this folder"),
         ("M -", "no image was named"),
         ("M first --task scond", "M: no task 'scond'"),
@@ -410,7 +411,7 @@ WRONG = {
         ("site first", "site/config.yaml: cannot be read"),
     ],
     "evaluate": [
-        ("nowhere --data first", "nowhere: not a run directory"),
+        ("nowhere --data first", "nowhere: neither a model nor a run"),
         ("M --data nowhere", "nowhere is not a folder"),
         ("M --data empty", "empty has no class folders"),
         ("M --data hollow", "no image in hollow/cat"),
@@ -424,11 +425,11 @@ WRONG = {
         ("site --data first", "site/config.yaml: cannot be read"),
     ],
     "inspect": [
-        ("nowhere", "nowhere: not a run directory"),
-        ("first", "first: not a run directory"),
-        ("note.txt", "note.txt: not a run directory"),
-        ("M/tasks", "M/tasks: not a run directory"),
-        ("M/config.yaml", "M/config.yaml: not a run directory"),
+        ("nowhere", "nowhere: neither a model nor a run"),
+        ("first", "first: neither a model nor a run"),
+        ("note.txt", "note.txt: neither a model nor a run"),
+        ("M/tasks", "M/tasks: neither a model nor a run"),
+        ("M/config.yaml", "M/config.yaml: neither a model nor a run"),
         ("site", "site/config.yaml: cannot be read"),
         (LONG, "File name too long"),
         ("", "Missing argument 'MODEL'"),
@@ -436,9 +437,9 @@ WRONG = {
         ("M --josn", "No such option: --josn"),
     ],
     "resume": [
-        ("nowhere", "nowhere: not a run directory"),
-        ("first", "first: not a run directory"),
-        ("note.txt", "note.txt: not a run directory"),
+        ("nowhere", "nowhere: neither a model nor a run"),
+        ("first", "first: neither a model nor a run"),
+        ("note.txt", "note.txt: neither a model nor a run"),
         ("M", "M: no task is half learnt; add one with: pearl learn M --data FOLDER"),
         ("site", "site/config.yaml: cannot be read"),
         ("halfway", "halfway/resume/task.json: damaged"),
@@ -519,7 +520,7 @@ def test_wrong_input(place, cli, monkeypatch, verb, arguments, message):
     assert not Path(os.environ["PEARL_RUNS"]).exists()
     lines = err.splitlines()
     if lines[0].startswith("Usage: "):  # typer's own
-        assert len(lines) <= 9
+        assert len(lines) <= 11
     elif "cannot be read: remove" in err:
         assert len(lines) == 2, "how many there are, and each of them"
     else:

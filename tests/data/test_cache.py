@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import layouts
-from pearl.data import cache
+from pearl.data import cache, pictures
 from pearl.data.cache import decode, decode_rows, read_image
 from pearl.data.sources import Split
 from pearl.errors import DataError
@@ -97,7 +97,7 @@ def test_content_is_that_of_resize_and_centre_crop(photos: Split, root: Path, si
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 40))
 def test_resize_and_crop_at_any_size(width: int, height: int, size: int) -> None:
     image = Image.fromarray(pixels(height, width, 3))
-    assert np.array_equal(np.asarray(cache._square(image, size)), resize_and_crop(image, size))
+    assert np.array_equal(np.asarray(pictures._square(image, size)), resize_and_crop(image, size))
 
 
 def test_same_size_is_exact(tmp_path: Path, root: Path) -> None:
@@ -426,10 +426,10 @@ def test_long_lists_are_not_cut(tmp_path: Path, root: Path) -> None:
 
 def test_too_many_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "big.png", pixels(20, 11, 3))
-    monkeypatch.setattr(cache, "MAX_PIXELS", 219)
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 219)
     with pytest.raises(DataError, match=r"big\.png: 11 x 20 pixels are more than 219"):
         read_image(path, 8)
-    monkeypatch.setattr(cache, "MAX_PIXELS", 220)
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 220)
     read_image(path, 8)
 
 

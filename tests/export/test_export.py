@@ -461,7 +461,10 @@ def _without(*packages):
 
 
 WRONG = {
-    "no run": (lambda run, _: ["nowhere", "--to", "torch"], "nowhere: not a run directory, it has no config.yaml"),
+    "no run": (
+        lambda run, _: ["nowhere", "--to", "torch"],
+        "nowhere: neither a model nor a run, it has no config.yaml",
+    ),
     "no task": (_no_tasks, "begun: no task is finished; go on with: pearl resume"),
     "format": (lambda run, _: [run.path, "--to", "onx"], "--to: unknown format 'onx'; did you mean 'onnx'?"),
     "file there": (_there("file"), "file: is there already; choose another -o, or replace it with --force"),

@@ -1,10 +1,8 @@
 """A model in Python: learns task by task, survives failures and interruptions, and says what is in an image."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import struct
 import tracemalloc
 import zlib
@@ -28,8 +26,8 @@ from pearl.nn.weights import read_weights
 from pearl.reports.records import read
 from pearl.reports.text import evaluation_page
 from pearl.settings.config import load_config
-from pearl.training.engine import Observer
 from photos import SETTINGS, digit, files_of, folders, weights_of, write_class, write_photos
+from stops import StopAt
 
 DIVERGES = {"train": {"phases": {"adapt": {"lr": 1e30, "optimizer": "sgd"}}}}
 
@@ -51,21 +49,6 @@ def shop(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(shop):
     return pearl.load(shop / "model", device="cpu")
-
-
-class StopAt(Observer):
-    """Asks to stop after a step of a phase."""
-
-    def __init__(self, phase, step):
-        self.at, self.phase = (phase, step), ""
-
-    def event(self, kind, **facts):
-        if kind == "phase":
-            self.phase = facts["phase"]
-
-    def step(self, done, total):
-        if (self.phase, done) == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 # ------------------------------------------------------------------------------------------------ learning
@@ -356,7 +339,7 @@ def test_a_generator_is_not_read_ahead(model):
 @pytest.mark.parametrize(
     "picture",
     [
-        np.zeros((8, 8, 3)),
+        np.full((8, 8, 3), 2.0),
         np.zeros((8, 8, 2), np.uint8),
         np.zeros((0, 0, 3), np.uint8),
         np.zeros(8, np.uint8),
@@ -364,7 +347,7 @@ def test_a_generator_is_not_read_ahead(model):
         [None],
         [b"bytes"],
         [3],
-        [torch.zeros(3, 8, 8)],
+        [torch.zeros(8, 8, 3)],
         Image.new("F", (8, 8)),
         "nowhere.png",
         Path(),
@@ -554,7 +537,7 @@ def test_a_method_of_other_classes_than_the_manifests_name_does_not_answer(two):
 
 
 def test_what_cannot_be_opened(shop, tmp_path):
-    with pytest.raises(RunError, match="not a run directory"):
+    with pytest.raises(RunError, match="neither a model nor a run"):
         Model.open(tmp_path)
     for tasks in (0, -1, 3):
         with pytest.raises(RunError, match="ask for 1 to 2"):

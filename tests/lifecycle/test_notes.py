@@ -10,7 +10,7 @@ from PIL import Image
 
 from pearl.data.augment import View
 from pearl.data.batches import Task
-from pearl.data.sources import class_folders, left_out
+from pearl.data.sources import left_out, tree
 from pearl.lifecycle.notes import notes
 from pearl.lifecycle.small import SIZE, config, learn, make_task, small_vit
 from pearl.methods.pearl import Pearl
@@ -101,7 +101,7 @@ def test_files_that_are_not_read_are_counted(photos):
     (photos / "b" / "0.png").rename(photos / "b" / "more" / "0.png")
     assert left_out(photos) == [
         f"{photos}: files that are no image known here (2 .xyz, 1 .txt) are left out",
-        f"{photos}: 1 images lie deeper than class folders, and are left out",
+        f"{photos}: 1 images lie deeper than class folders, and are left out; --nested makes classes of their folders",
     ]
 
 
@@ -124,5 +124,5 @@ def test_what_phones_write_is_read(photos, suffix):
     if suffix == ".heic":
         pytest.importorskip("pillow_heif").register_heif_opener()
     image.save(photos / "a" / f"photo{suffix}")
-    assert photos / "a" / f"photo{suffix}" in class_folders(photos)[1]
+    assert photos / "a" / f"photo{suffix}" in tree(photos)["a"]
     assert left_out(photos) == []

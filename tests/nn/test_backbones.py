@@ -309,7 +309,7 @@ def test_a_run_directory_gives_its_reference(tmp_path: Path) -> None:
     write_part(tmp_path / "run" / "tasks" / "000-task1", {}, {})
     load_weights(net := build("resnet"), str(tmp_path / "run"))
     same(net.eval()(images()), method.backbone.eval()(images()))
-    with pytest.raises(PearlError, match="not a run directory"):
+    with pytest.raises(PearlError, match="neither a model nor a run"):
         load_weights(net, str(tmp_path))
 
 

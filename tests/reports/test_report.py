@@ -333,7 +333,7 @@ def test_runs_and_models_side_by_side(made, model):
     runs, shop = tables["Runs and models"], tables["Runs and models"].rows[1]
     row = dict(zip(runs.columns, shop, strict=True))
     assert row["state"] == "model, 2 tasks" and row["group"] == "2. shop pearl"
-    assert row["class-IL after the last task"] is None
+    assert row["class-IL after the last task, mean over tasks"] is None
     assert row["parameters, share of isolation"] == records[1].summary["growth"]
     assert not any("shop" in column for column in tables["Mean and standard deviation over seeds"].columns)
     assert not any("shop" in column for column in tables["class-IL, mean over seeds (%)"].columns)
@@ -493,7 +493,7 @@ def test_tensorboard(made, model, cli, tmp_path):
     losses = [event.value for event in board.Scalars("loss/probe")]
     np.testing.assert_allclose(losses, [e["loss"] for e in read(run.path).epochs if e["phase"] == "probe"], rtol=1e-6)
     assert [event.step for event in board.Scalars("loss/probe")] == list(range(1, len(losses) + 1))
-    final = board.Scalars("accuracy_percent/class_il")[-1].value
+    final = board.Scalars("mean_accuracy_percent/class_il")[-1].value
     assert final == pytest.approx(run.summary["class_il.final"])
     assert "ranks" in board.Tags()["histograms"]
     cli("report", model, "--tensorboard", tmp_path / "boards", "-o", tmp_path / "b.html")

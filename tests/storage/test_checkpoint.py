@@ -229,7 +229,7 @@ def test_a_run_without_tasks(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     for tasks in (None, 3):
-        with fails(tmp_path, match="not a run directory"):
+        with fails(tmp_path, match="neither a model nor a run"):
             load_state(tmp_path, tasks)
 
 

@@ -5,6 +5,7 @@ import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from io import TextIOWrapper
+from typing import Annotated
 
 import typer
 
@@ -28,22 +29,41 @@ from pearl.cli import (  # noqa: E402
 )
 from pearl.errors import Busy, Interrupted, Lost, PearlError, Printable, short_of_memory, shortened  # noqa: E402
 from pearl.training import launch  # noqa: E402
+from pearl.version import __version__  # noqa: E402
 
 app = typer.Typer(
     name="pearl",
     help="Continual learning with low-rank adapters whose rank each layer and each task chooses for itself.",
     epilog="Start with: pearl run digits",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"pearl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which pearl this is.", is_eager=True, callback=_say_version)
+    ] = False,
+) -> None:
+    """What stands before a verb."""
+
+
 for verb in (run, resume, refit, sweep, learn, predict, evaluate, inspect, export, report, table, list, show, doctor):
     app.command(name=verb.__name__.rpartition(".")[2])(verb.command)
 
 
 def main() -> None:
     """Run the command line; what a user can mend is one line and exit code 2."""
+    if "_PEARL_COMPLETE" in os.environ:  # a shell asks, and reads what it is told as it is
+        app()
     watched = launch.enter()
     if isinstance(sys.stdout, TextIOWrapper):  # names of files and classes need not fit the terminal, nor be text
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,11 +1,11 @@
-"""pearl learn MODEL --data DIR"""
+"""pearl learn MODEL --data DATA"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pearl.cli.options import StoreEvery
+from pearl.cli.options import Log, Nested, StoreEvery, begun
 
 
 def command(
@@ -14,7 +14,12 @@ def command(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as train.epochs=5.")
     ] = None,
     data: Annotated[
-        Path, typer.Option(help="Images in a folder per class: DIR/CLASS/*, or DIR/train/CLASS/* and DIR/test/.")
+        Path,
+        typer.Option(
+            metavar="DATA",
+            help="Images in a folder per class: DIR/CLASS/*, or DIR/train/CLASS/* and DIR/test/; a .csv of paths and "
+            "labels; torchvision/NAME or hf/NAME.",
+        ),
     ] = ...,  # type: ignore[assignment]
     task: Annotated[str | None, typer.Option(help="Name of the task; the folder's name if not given.")] = None,
     backbone: Annotated[
@@ -31,23 +36,28 @@ def command(
     fast: Annotated[
         bool, typer.Option("--fast", help="Add classes in seconds, by their statistics alone, without training.")
     ] = False,
+    nested: Nested = False,
     start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to go on from.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     store_every: StoreEvery = 10.0,
+    log: Log = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Learn new classes from a folder of images; what was learnt before stays as it is, and needs no old image.
+    """Learn new classes from images; what was learnt before stays as it is, and needs no old image.
 
     \b
     pearl learn shop --data fruit --backbone timm/deit_tiny_patch16_224
     pearl learn shop --data vegetables
     pearl learn shop --data packages --task october train.epochs=20
     pearl learn shop --data one_more_class --fast
+    pearl learn shop --data photos.csv --task july
     pearl learn shop --data sketches --alias "apple drawings=apple"
     """
+    begun(f"learn {model}", quiet)
     from pearl.errors import ConfigError, DataError, printable
     from pearl.lifecycle.learning import learn
     from pearl.lifecycle.model import Model
+    from pearl.reports.logs import logged
     from pearl.reports.progress import display
     from pearl.reports.text import evaluation_page
     from pearl.settings.config import merge, parse_overrides
@@ -67,7 +77,8 @@ def command(
         device=device,
         aliases=aliases,
         fast=fast,
-        show=display(quiet),
+        nested=nested,
+        show=logged(display(quiet), log or [], model),
         minutes=store_every,
     )
     grown = Model.open(model, device=device, method=method)
@@ -76,7 +87,7 @@ def command(
     typer.echo(f"learnt task {printable(new.name)}: {counts}; stored in {model}")
     if (data / "test").is_dir():
         try:
-            typer.echo(evaluation_page(grown.evaluate(data)))
+            typer.echo(evaluation_page(grown.evaluate(data, nested=nested)))
         except DataError as error:
             for line in f"the task is learnt, but not evaluated: {error}".split("\n"):
                 typer.echo(f"pearl: {printable(line)}", err=True)

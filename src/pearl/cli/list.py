@@ -1,4 +1,4 @@
-"""pearl list methods|backbones|data|recipes|runs"""
+"""pearl list methods|backbones|data|ranks|recipes|runs|tables"""
 
 from enum import StrEnum
 from typing import Annotated
@@ -12,8 +12,10 @@ class Kind(StrEnum):
     methods = "methods"
     backbones = "backbones"
     data = "data"
+    ranks = "ranks"
     recipes = "recipes"
     runs = "runs"
+    tables = "tables"
 
 
 def command(
@@ -27,6 +29,11 @@ def command(
     pearl list methods --long
     pearl list runs
     """
-    from pearl.reports.text import listing
+    from pearl.reports.text import aligned, listing
 
+    if what is Kind.tables:
+        from pearl.tables.spec import names, read
+
+        typer.echo(aligned([[name, read(name).title] for name in names()]))
+        return
     typer.echo(listing(what.value, long=long))

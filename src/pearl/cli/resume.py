@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import StoreEvery
+from pearl.cli.options import Log, StoreEvery, begun
 from pearl.errors import ConfigError
 from pearl.training.launch import place, start
 
@@ -19,6 +19,7 @@ def command(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     devices: Annotated[int, typer.Option(help="Train a run on so many at once, a process each.")] = 1,
     store_every: StoreEvery = 10.0,
+    log: Log = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Go on where a run, or the learning of a task, was cut off: the result is the same as if it never was.
@@ -29,9 +30,12 @@ def command(
     here = place(devices)
     if devices > 1 and here is None:
         raise typer.Exit(start(devices, sys.argv[1:]))
+    if here is None:
+        begun(f"resume {directory}", quiet)
     from pearl.lifecycle.learning import resume
     from pearl.lifecycle.runs import execute
     from pearl.lifecycle.saved import check_method, read_config
+    from pearl.reports.logs import logged
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
     from pearl.settings.config import RunConfig
@@ -40,13 +44,13 @@ def command(
     named = METHODS.admit(method) if method else None
     config = read_config(directory)
     check_method(directory, config, named)
+    show = logged(display(quiet), log or [], directory)
     if isinstance(config, RunConfig):
-        show = display(quiet)
         run = execute(config, path=directory, device=device, devices=devices, show=show, minutes=store_every)
         if here is None or here.rank == 0:
             typer.echo(run_page(run))
     else:
         if devices > 1:
             raise ConfigError(f"--devices {devices}: a model learns on one device; leave it out")
-        resume(directory, device=device, show=display(quiet), minutes=store_every)
+        resume(directory, device=device, show=show, minutes=store_every)
         typer.echo(f"learnt; the model is {directory}")

@@ -6,13 +6,18 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import StoreEvery
+from pearl.cli.options import Log, StoreEvery, begun, recipes
 from pearl.training.launch import place, start
 
 
 def command(
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="Name of a recipe (`pearl list recipes`) or path of a YAML file.")
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help="Name of a recipe (`pearl list recipes`) or path of a YAML file.",
+            autocompletion=recipes,
+        ),
     ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as method=isolation.")
@@ -25,11 +30,14 @@ def command(
         bool, typer.Option("--smoke", help="One step per phase on a few images, through everything.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print settings, tasks, targets and estimated memory; train nothing.")
+        bool,
+        typer.Option("--dry-run", help="Print tasks, steps, and about how long and large it is; train nothing."),
     ] = False,
+    long: Annotated[bool, typer.Option("--long", help="With --dry-run: every setting, task and target.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     devices: Annotated[int, typer.Option(help="Train on so many at once, a process each.")] = 1,
     store_every: StoreEvery = 10.0,
+    log: Log = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Learn a stream of tasks, or go on where an earlier run of the same configuration ended.
@@ -44,22 +52,27 @@ def command(
     pearl run digits --method path/to/file.py:MyMethod method.my_option=2
     pearl run my_recipe.yaml train.phases.probe.epochs=5 --dry-run
     """
+    here = place(devices)
+    if here is None:
+        begun(f"run {recipe}", quiet)
     from pearl.settings.config import load_config
 
     chosen = [f"method={json.dumps(method)}"] if method else []
     config = load_config(recipe, chosen + (overrides or []), smoke=smoke)
-    here = place(devices)
     if dry_run:
         from pearl.reports.plan import plan
 
-        typer.echo(plan(config, device=device, devices=devices))
+        typer.echo(plan(config, device=device, devices=devices, long=long))
         return
     if devices > 1 and here is None:
         raise typer.Exit(start(devices, sys.argv[1:]))
     from pearl.lifecycle.runs import execute
+    from pearl.reports.logs import logged
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
+    from pearl.storage.paths import runs_root
 
-    run = execute(config, device=device, devices=devices, show=display(quiet), minutes=store_every)
+    show = logged(display(quiet), log or [], runs_root() / config.id)
+    run = execute(config, device=device, devices=devices, show=show, minutes=store_every)
     if here is None or here.rank == 0:
         typer.echo(run_page(run))

@@ -23,15 +23,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
 
-from pearl.data.sources import Split, image_formats, reason
+from pearl.data.pictures import pixels_of, read_image
+from pearl.data.sources import Split, reason
 from pearl.errors import DataError
-from pearl.storage.files import open_regular, sync_folder
+from pearl.storage.files import sync_folder
 from pearl.storage.paths import data_root
 
 FORMAT = 1  # of the folder and of the pixels in it: raise it when either changes
-MAX_PIXELS = 100_000_000
 _STALE_SECONDS = 24 * 3600
 _BATCH = 512  # images decoded ahead of the writer, so that memory stays bounded
 
@@ -62,13 +61,16 @@ def decode_rows(
 ) -> Images:
     """The images of some rows of a split (rising, each once): of files, no other is opened.
 
-    Arrays are in memory already, so they come whole and are not copied.
+    Arrays are in memory already, so they come whole and are not copied. What another library reads comes into memory:
+    it has no file whose time would say that a cache is out of date.
 
     Raises:
         DataError: see `decode`.
     """
     if isinstance(split.images, np.ndarray):
         return Images(np.arange(len(split.labels)), split.images)
+    if not isinstance(split.images, tuple):
+        return Images(rows, pixels_of(split.images, rows, size, on_progress=on_progress))
     files = tuple(split.images[row] for row in rows)
     return Images(rows, decode(Split(files, split.labels[rows]), size, on_progress=on_progress))
 
@@ -115,78 +117,6 @@ def decode(
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def read_image(path: Path, size: int) -> np.ndarray:
-    """One image file, upright, in RGB, its shorter side resized to `size`, its centre cropped: uint8 (size, size, 3).
-
-    What is transparent is laid on white; of 16 bits the upper 8 are kept. The resizing is bicubic with antialiasing:
-    torchvision's Resize and CenterCrop, as the protocols of vision transformers have them.
-
-    Raises:
-        DataError: "PATH: reason", whatever the reason is that it cannot be read.
-    """
-    try:
-        with open_regular(path) as file, Image.open(file, formats=image_formats()) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
-            return np.asarray(upright_square(image, size))
-    except UnidentifiedImageError:
-        raise DataError(f"{path}: not an image, or of a kind that Pillow cannot read") from None
-    except Exception as error:  # of a damaged file a decoder raises nearly anything
-        raise DataError(f"{path}: {reason(error)}") from error
-
-
-def read_all(files: Sequence[Path], size: int) -> tuple[list[Path], np.ndarray, list[str]]:
-    """Decode files side by side, into memory alone.
-
-    Those that can be read, their pixels uint8 (N, size, size, 3), and a line for each of the others.
-    """
-
-    def attempt(file: Path) -> np.ndarray | DataError:
-        try:
-            return read_image(file, size)
-        except DataError as error:
-            return error
-
-    with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = [*zip(files, pool.map(attempt, files), strict=True)]
-    good = [(file, image) for file, image in found if isinstance(image, np.ndarray)]
-    pixels = np.stack([image for _, image in good]) if good else np.empty((0, size, size, 3), np.uint8)
-    return [file for file, _ in good], pixels, [str(image) for _, image in found if isinstance(image, DataError)]
-
-
-def upright_square(image: Image.Image, size: int) -> Image.Image:
-    """An opened image as `read_image` gives it.
-
-    Raises:
-        ValueError: pixels of a kind or number that cannot be used.
-        OSError: damaged.
-    """
-    return _square(_rgb(ImageOps.exif_transpose(image)), size)
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "F":
-        raise ValueError("floating-point pixels have no fixed range; save it with 8 or 16 bits")
-    if image.mode.startswith("I"):  # Pillow's own conversion would cut off at 255
-        grey = np.asarray(image)
-        if grey.min() < 0 or grey.max() > 65535:
-            raise ValueError("32-bit pixels lie outside 0 to 65535; save it with 8 or 16 bits")
-        image = Image.fromarray((grey >> 8).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert("RGB")
-
-
-def _square(image: Image.Image, size: int) -> Image.Image:
-    shorter = min(image.size)
-    width, height = (size * side // shorter for side in image.size)
-    if width * height > MAX_PIXELS:
-        raise ValueError(f"{image.width} x {image.height} pixels are too long and narrow")
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + size, top + size))
 
 
 def _key(files: Sequence[Path], size: int) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pearl.data.cache import read_image
+from pearl.data.pictures import Picture, pixels_of
 from pearl.data.sources import image_files
 from pearl.errors import DataError, ExportError, PearlError
 from pearl.export.adapters import write_peft
@@ -105,11 +105,11 @@ def check_images(config: ModelConfig, given: Sequence[Path] | None = None) -> tu
         return raw.to(torch.uint8), f"{_CHECKED} random images, as no others are here (--images gives some)"
 
 
-def _read(images: np.ndarray | Sequence[Path], size: int) -> Tensor:
+def _read(images: np.ndarray | Sequence[Picture], size: int) -> Tensor:
     rows = np.unique(np.linspace(0, len(images) - 1, _CHECKED).round().astype(int))
     if isinstance(images, np.ndarray):
         return torch.from_numpy(images[rows].copy())
-    return torch.from_numpy(np.stack([read_image(images[row], size) for row in rows]))
+    return torch.from_numpy(pixels_of(images, rows, size))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A new task for a model, out of a folder of images; on its first task the model is made.
+"""A new task for a model, out of images with classes; on its first task the model is made.
 
 MODEL has the files of a run (see `runs`) without its stream and results. Decoded images stay in memory: nothing of
 them is left on disk, since who learns so may not keep them. MODEL/resume/task.json says of the task that is being
@@ -6,8 +6,9 @@ learnt what it is made of, so that `resume` needs nothing else.
 """
 
 import hashlib
+import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,8 @@ import numpy as np
 
 from pearl.data.augment import View
 from pearl.data.batches import Task
-from pearl.data.cache import read_all
-from pearl.data.sources import class_folders, left_out
-from pearl.errors import ConfigError, DataError, RunError
+from pearl.data.given import Given, given, name_of
+from pearl.errors import ConfigError, DataError, RunError, printable
 from pearl.lifecycle.copying import check_place, copy_model, is_copy
 from pearl.lifecycle.saved import (
     build_method,
@@ -40,7 +40,7 @@ Backbone = str | dict[str, Any] | None  # a name, or a name with options
 
 def learn(
     path: str | Path,
-    data: str | Path,
+    data: Any,
     *,
     task: str | None = None,
     recipe: str | None = None,
@@ -52,8 +52,12 @@ def learn(
     minutes: float = 10.0,
     aliases: Mapping[str, str] | None = None,
     fast: bool = False,
+    nested: bool = False,
 ) -> None:
-    """Let the model at `path` learn the classes of `data` (DATA/CLASS/*, or DATA/train/CLASS/*) as task `task`.
+    """Let the model at `path` learn the classes of `data` as task `task`.
+
+    `data` are folders of images, DATA/CLASS/* or DATA/train/CLASS/*, at any depth if `nested`, or anything else that
+    `given` takes. A task without a name is called as the folder or file, or after the classes of images in memory.
 
     A model that is not there yet is made: by a recipe, by the name of a backbone, or with what the run or model
     `start` has learnt. An attempt that was cut off is gone on with if data and settings are the same; if they are those
@@ -66,13 +70,14 @@ def learn(
     Raises:
         PearlError: anything a user can mend. The model is then as it was.
     """
-    path, root, overrides = Path(path), Path(data), admit(overrides or {})
-    name = root.resolve().name if task is None else task
+    path, overrides = Path(path), admit(overrides or {})
+    name = name_of(data) if task is None else task
     source = None if start is None or is_copy(path, Path(start), name) else Path(start)
     check_place(path, source)
     config = _config(path, source, recipe, backbone, overrides)
     how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
-    _learn(path, root, name, config, source=source, aliases=dict(aliases or {}), fast=fast, **how)
+    how |= {"aliases": dict(aliases or {}), "fast": fast, "nested": nested}
+    _learn(path, data, task, config, source=source, **how)
 
 
 def resume(path: Path, *, device: str = "auto", show: Observer | None = None, minutes: float = 10.0) -> None:
@@ -88,35 +93,40 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
     if not known:
         raise RunError(f"{path}: no task is half learnt; add one with: pearl learn {path} --data FOLDER")
     try:
-        root, name, config = Path(known["data"]), known["name"], check_config(known["config"], ModelConfig)
+        data, name, config = known["data"], known["name"], check_config(known["config"], ModelConfig)
     except ConfigError as error:
         raise RunError(f"{path / PENDING}: damaged ({error}); begin the task anew with `pearl learn`") from None
-    how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
-    aliases, fast = known["aliases"], known["fast"]
-    _learn(path, root, name, config, resumed=True, aliases=aliases, fast=fast, **how)
+    if not data:
+        raise RunError(
+            f"{path}: task {name!r} was of images in memory; give them again: pearl.learn({str(path)!r}, ...)"
+        )
+    how: dict[str, Any] = {key: known[key] for key in ("aliases", "fast", "nested")}
+    _learn(path, data, name, config, resumed=True, device=device, show=show, minutes=minutes, **how)
 
 
 def _learn(
     path: Path,
-    root: Path,
-    name: str,
+    data: Any,
+    name: str | None,
     config: ModelConfig,
     *,
     source: Path | None = None,
     resumed: bool = False,
     aliases: dict[str, str],
     fast: bool,
+    nested: bool,
     device: str,
     show: Observer | None,
     minutes: float,
 ) -> None:
     show = show or Observer()
-    folder = root / "train" if (root / "train").is_dir() else root
-    names, files, own_labels = _classes(folder, aliases)
-    before = source or path
+    size, before = config.images.stored, source or path
     known, settings = _half_learnt(path), config.model_dump(mode="json")
     try:
-        if source is None and _is_learnt(path, name, names, files, own_labels, config, show):
+        found = given(data, size, part="train", nested=nested, on_progress=_progress(show))
+        found = _renamed(found, aliases)
+        name, names = found.name if name is None else name, found.classes
+        if source is None and _is_learnt(path, name, found, config, show):
             with session(path, config, again="", device=device, show=show):
                 return
         new, again_shown = _new_and_known(before, name, names, config)
@@ -132,8 +142,8 @@ def _learn(
         if method.oracle:
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         Engine(config, device=device)
-        pixels = _decode(files, config, show)
-        images = _facts(pixels, own_labels)
+        pixels = _decode(found, size, show)
+        images = _facts(pixels, found.labels)
         facts = {
             "index": done,
             "name": name,
@@ -146,8 +156,8 @@ def _learn(
         same = all(known.get(key) == value for key, value in facts.items())
         if resumed and not same:
             raise RunError(
-                f"{root}: not the images that the half-learnt task {name!r} began with; bring those back, or begin it "
-                f"anew with `pearl learn`"
+                f"{found.place}: not the images that the half-learnt task {name!r} began with; bring those back, "
+                f"or begin it anew with `pearl learn`"
             )
         # what a first task that was cut off began with is there already, whatever became of a file of weights
         begun = written and (done > 0 or same)
@@ -155,13 +165,13 @@ def _learn(
         if source:
             copy_model(source, path)
 
-        again = resume_command(path, config)
+        again = resume_command(path, config) if found.place else "the same pearl.learn, with the same images"
         with session(path, config, again=again, device=device, precision=precision, show=show, minutes=minutes) as work:
             if len(finished(path)) != done:
                 raise RunError(f"{path}: another process has learnt a task meanwhile; run the same command again")
             if not same:
                 shutil.rmtree(path / "resume", ignore_errors=True)
-                place = {"data": str(root.absolute()), "precision": work.engine.precision}
+                place = {"data": found.place or "", "nested": nested, "precision": work.engine.precision}
                 write_json(path / PENDING, {"format": 1, **facts, **place})
             if begun:
                 method = load_method(path, config, done, place=work.engine.place)
@@ -170,9 +180,9 @@ def _learn(
             every = [label for info in task_infos(path) for label in info.classes]
             view = View(config.images, channels_last=config.engine.channels_last)
             index_of = {label: index for index, label in enumerate([*every, *new])}
-            labels = np.array([index_of[label] for label in names])[own_labels]
+            labels = np.array([index_of[label] for label in names])[found.labels]
             task = Task(done, name, new, len(every), pixels, labels, view, work.engine.fabric.device, train=not fast)
-            for line in left_out(folder):
+            for line in (*found.notes, *_much_alike(new, every)):
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
             work.learn(method, task, also=again_shown, train=settings["train"], seed=config.seed, **images)
@@ -183,21 +193,19 @@ def _learn(
 def _is_learnt(
     path: Path,
     name: str,
-    names: tuple[str, ...],
-    files: list[Path],
-    labels: np.ndarray,
+    found: Given,
     config: ModelConfig,
     show: Observer,
 ) -> bool:
     """Whether the model's last task is this one, of these images and settings: a process was killed after it."""
     last = task_infos(path)[-1:]
-    if not last or last[0].name != name or sorted(last[0].names) != list(names):
+    if not last or last[0].name != name or sorted(last[0].names) != list(found.classes):
         return False
     wanted = {"train": config.model_dump(mode="json")["train"], "seed": config.seed}
     manifest = read_json(last[0].folder / MANIFEST)
     if any(manifest.get(key) != value for key, value in wanted.items()):
         return False
-    wanted = _facts(_decode(files, config, show), labels)
+    wanted = _facts(_decode(found, config.images.stored, show), found.labels)
     return all(manifest.get(key) == value for key, value in wanted.items())
 
 
@@ -213,7 +221,7 @@ def _half_learnt(path: Path) -> dict[str, Any]:
     """What is noted of the task that is being learnt; nothing if none is."""
     known = half_learnt(path)
     if known:
-        known = {"fast": False, "aliases": {}, **known}
+        known = {"fast": False, "aliases": {}, "nested": False, **known}
         with suppress(ConfigError):  # a damaged one equals no other, so that the task begins anew
             known["config"] = as_stored(known["config"], ModelConfig)
     return known
@@ -235,13 +243,10 @@ def _config(
                 f"pearl learn NEW --from {path} --data FOLDER"
             )
         if finished(before):
-            same = _makes(config, recipe, backbone, overrides)
             if (named := overrides.get("method", {})).keys() <= {"name"}:  # which one it is, not another one
                 check_method(before, config, named.get("name"))
                 overrides = {key: value for key, value in overrides.items() if key != "method"}
-            fixed = sorted(overrides.keys() - {"train"})
-            fixed += [f"--{word}" for word, given in (("recipe", recipe), ("backbone", backbone)) if given]
-            if fixed and not same:
+            if fixed := _changed(config, recipe, backbone, overrides):
                 raise ConfigError(
                     f"{', '.join(fixed)}: fixed since {before} was made; only train.* may change from task to task"
                 )
@@ -252,13 +257,18 @@ def _config(
     return _new_config(recipe, backbone, overrides)
 
 
-def _makes(config: ModelConfig, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> bool:
-    """Whether these are the words that a model was made with: the command that made it is given again."""
-    with suppress(ConfigError):
-        return _new_config(recipe, backbone, overrides).model_dump() == config.model_dump(
-            include=set(ModelConfig.model_fields)
-        )
-    return False
+def _changed(config: ModelConfig, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> list[str]:
+    """Which of these words would make another model: to repeat those that it was made with is no mistake."""
+    own = set(ModelConfig.model_fields) - {"train"}
+    before = config.model_dump(mode="json", include=own)
+    raw = {key: value for key, value in raw_config(recipe).items() if key in own} if recipe else {}
+    raw = merge(merge(before, raw), {"backbone": backbone} if backbone else {})
+    raw = merge(raw, {key: value for key, value in overrides.items() if key != "train"})
+    after = check_config({"train": config.train, **raw}, ModelConfig).model_dump(mode="json", include=own)
+    other = {key for key in own if after[key] != before[key]}
+    words = sorted(other & overrides.keys())
+    words += ["--backbone"] * bool(backbone and "backbone" in other - overrides.keys())
+    return words + ["--recipe"] * bool(recipe and other and not words)
 
 
 def _new_config(recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> ModelConfig:
@@ -288,14 +298,27 @@ def _has_statistics(config: ModelConfig) -> bool:
     return bool(config.method.get("classifier", {}).get("name") == "chain")
 
 
-def _classes(folder: Path, aliases: dict[str, str]) -> tuple[tuple[str, ...], list[Path], np.ndarray]:
-    """As `class_folders`, by the names that folders stand for."""
-    names, files, labels = class_folders(folder)
-    if strange := sorted(aliases.keys() - {*names}):
-        raise DataError(f"{folder}: no folder {strange[0]!r} that could be an alias; {nearest(strange[0], names)}")
-    named = [aliases.get(name, name) for name in names]
-    merged = sorted({*named})
-    return tuple(merged), files, np.array([merged.index(name) for name in named])[labels]
+def _renamed(found: Given, aliases: dict[str, str]) -> Given:
+    """By the names that folders stand for."""
+    if strange := sorted(aliases.keys() - {*found.classes}):
+        hint = nearest(strange[0], found.classes)
+        raise DataError(f"{found.place or found.name}: no folder {strange[0]!r} that could be an alias; {hint}")
+    return found.renamed(aliases)
+
+
+def _much_alike(new: Sequence[str], known: Sequence[str]) -> Iterator[str]:
+    """A line for each new class that is called as a known one but for capitals and spaces."""
+
+    def plain(name: str) -> str:
+        return "".join(c for c in name.casefold() if c.isalnum())
+
+    place = {plain(name): name for name in known}
+    for name in new:
+        if plain(name) and (other := place.get(plain(name))):
+            yield (
+                f"{printable(name)!r} is a new class beside the known {printable(other)!r}; if they are the same, "
+                f"learn it with --alias {shlex.quote(f'{name}={other}')}"
+            )
 
 
 def _new_and_known(
@@ -323,17 +346,32 @@ def _new_and_known(
     return tuple(known for known in names if known not in where), tuple(known for known in where if known in names)
 
 
-def _decode(files: list[Path], config: ModelConfig, show: Observer) -> np.ndarray:
-    show.event("decode", split="train", images=len(files))
-    size = config.images.stored
-    pixels = np.empty((len(files), size, size, 3), np.uint8)
+def _decode(found: Given, size: int, show: Observer) -> np.ndarray:
+    if isinstance(found.images, np.ndarray):
+        return found.pixels(0, len(found), size)[0]
+    tell = _progress(show)
+    pixels = np.empty((len(found), size, size, 3), np.uint8)
     problems: list[str] = []
-    for begin in range(0, len(files), 256):
-        good, part, wrong = read_all(files[begin : begin + 256], size)
-        pixels[begin : begin + len(good)] = part  # of no use if one is missing, and then not used
+    for begin in range(0, len(found), 256):
+        part, wrong = found.pixels(begin, begin + 256, size)
+        pixels[begin : begin + len(part)] = part  # of no use if one is missing, and then not used
         problems += wrong
-        show.step(min(begin + 256, len(files)), len(files))
+        tell(min(begin + 256, len(found)), len(found))
     if problems:
-        count = f"{len(problems)} of {len(files)} images cannot be read: remove or replace them"
+        count = f"{len(problems)} of {len(found)} images cannot be read: remove or replace them"
         raise DataError("\n".join([count, *problems]))
     return pixels
+
+
+def _progress(show: Observer) -> Callable[[int, int], None]:
+    """Tells how many images are read, and first that they are."""
+    begun = False
+
+    def tell(done: int, total: int) -> None:
+        nonlocal begun
+        if not begun:
+            show.event("decode", split="train", images=total)
+            begun = True
+        show.step(done, total)
+
+    return tell

@@ -6,18 +6,16 @@ A run directory is one too: `pearl run` and `pearl learn` write the same files.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from pearl.data.augment import View
-from pearl.data.cache import read_all, read_image, upright_square
-from pearl.data.sources import class_folders, left_out
+from pearl.data.given import given
+from pearl.data.pictures import Picture, in_batches, is_one
 from pearl.errors import ConfigError, DataError, RunError, short_of_memory
 from pearl.evaluation import metrics
 from pearl.evaluation.evaluate import Ensemble
@@ -29,8 +27,6 @@ from pearl.settings.registry import nearest
 from pearl.storage.files import check_no_gap, finished
 
 BATCH = 64  # images decoded and asked about at a time
-
-Picture = str | Path | Image.Image | np.ndarray  # a file, an image of Pillow, or pixels uint8 (H, W, 3) or (H, W)
 
 
 @dataclass(frozen=True)
@@ -167,19 +163,21 @@ class Model:
     ) -> list[Prediction]:
         """The best `top` classes of each image, among all classes (class-IL), or among those of `task` (task-IL).
 
-        Images go through the transforms of training's test images; of any size. One image, or any number of them. With
+        Images go through the transforms of training's test images; of any size: files, Pillow images, arrays (H, W, 3)
+        and tensors (3, H, W), uint8 or floats from 0 to 1. One image, or any number of them, of any kinds. With
         `unknown_rate` each prediction says whether its image is `known`, so strictly that about this share of images of
         known classes is not.
 
         Raises:
-            DataError: naming an image that cannot be read.
+            DataError: naming an image that cannot be read or used.
             ConfigError: no such task, `top` is below 1, or the model cannot say what is unknown.
         """
-        if isinstance(images, str | Path | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4):
-            images = [images]
-        waiting, found = iter(images), []
-        while batch := [to_pixels(image, self.config.images.stored) for image in islice(waiting, BATCH)]:
-            found += self.predict_pixels(np.stack(batch), task=task, top=top, unknown_rate=unknown_rate)
+        pictures: Any = [images] if is_one(images) else images
+        if not isinstance(pictures, Iterable):
+            raise DataError(f"a {type(images).__name__} is no image; give files, Pillow images, arrays or tensors")
+        found = []
+        for pixels in in_batches(pictures, self.config.images.stored, BATCH):
+            found += self.predict_pixels(pixels, task=task, top=top, unknown_rate=unknown_rate)
         return found
 
     def predict_pixels(
@@ -266,21 +264,21 @@ class Model:
             raise RunError(f"{self.path}: its tensors give no numbers for {width} classes; restore a copy")
         return logits
 
-    def evaluate(self, data: str | Path) -> "Evaluation":
-        """Accuracy on an image folder: DATA/CLASS/*, or DATA/test/CLASS/*; any of the model's classes.
+    def evaluate(self, data: Any, *, nested: bool = False) -> "Evaluation":
+        """Accuracy on images of any of the model's classes: DATA/CLASS/*, or DATA/test/CLASS/*, or see `given`.
 
         Raises:
             DataError: classes that the model does not know, or images that cannot be read, all of which are named.
         """
-        root = Path(data)
-        images = root / "test" if (root / "test").is_dir() else root
-        names, files, known = class_folders(images)
+        found = given(data, self.config.images.stored, part="test", nested=nested)
+        names, known = found.classes, found.labels
         place = {name: index for index, name in enumerate(self.classes)}
         if strange := [name for name in names if name not in place]:
             first = f"{strange[0]!r} ({nearest(strange[0], self.classes)})"
             more = [*map(repr, strange[1:5]), *([f"{len(strange) - 5} more"] if len(strange) > 5 else [])]
             raise DataError(
-                f"{root}: classes that the model does not know: {', '.join([first, *more])}; give a folder without them"
+                f"{found.place or found.name}: classes that the model does not know: {', '.join([first, *more])}; "
+                f"give a folder without them"
             )
         labels = np.array([place[names[label]] for label in known])
         confusion = np.zeros((len(place), len(place)), dtype=np.int64)
@@ -288,12 +286,12 @@ class Model:
         task_il = np.zeros(len(place), dtype=np.int64)
         reliability = np.zeros((metrics.BINS, 3))
         problems: list[str] = []
-        for start in range(0, len(files), BATCH):
-            good, pixels, wrong = read_all(files[start : start + BATCH], self.config.images.stored)
+        for start in range(0, len(found), BATCH):
+            pixels, wrong = found.pixels(start, start + BATCH, self.config.images.stored)
             problems += wrong
             if problems:
                 continue  # all of them are named, no more is computed
-            truth, scores = labels[start : start + len(good)], self.logits(pixels).numpy()
+            truth, scores = labels[start : start + len(pixels)], self.logits(pixels).numpy()
             np.add.at(confusion, (truth, scores.argmax(1)), 1)
             confidence = torch.from_numpy(scores).double().softmax(1).numpy().max(1)
             reliability += metrics.reliability(confidence, scores.argmax(1) == truth)
@@ -302,12 +300,12 @@ class Model:
                 task_il[label] += row[own].argmax() + own.start == label
         if problems:
             raise DataError("\n".join([f"{len(problems)} images cannot be read: remove or replace them", *problems]))
-        return Evaluation(tuple(self.tasks), confusion, task_il, reliability, tuple(left_out(images)))
+        return Evaluation(tuple(self.tasks), confusion, task_il, reliability, found.notes)
 
     # ----------------------------------------------------------------------------------------------------- learning
 
-    def learn(self, data: str | Path, *, task: str | None = None, **overrides: Any) -> "Model":
-        """Learn the classes of an image folder as a new task, and store it: `pearl learn` in Python.
+    def learn(self, data: Any, *, task: str | None = None, nested: bool = False, **overrides: Any) -> "Model":
+        """Learn the classes of images as a new task, and store it: `pearl.learn`, which says what `data` may be.
 
         Returns the grown model. `overrides` are settings of training: `learn(data, train={"epochs": 5})`.
 
@@ -316,26 +314,5 @@ class Model:
         """
         from pearl.lifecycle.learning import learn
 
-        learn(self.path, data, task=task, overrides=overrides, device=self.device.type)
+        learn(self.path, data, task=task, nested=nested, overrides=overrides, device=self.device.type)
         return Model.open(self.path, device=self.device.type)
-
-
-def to_pixels(image: Picture, size: int) -> np.ndarray:
-    """Any picture as training saw it: upright, RGB, shorter side `size`, centre crop; uint8 (size, size, 3).
-
-    Raises:
-        DataError: it cannot be read, or is no picture.
-    """
-    if isinstance(image, str | Path):
-        return read_image(Path(image), size)
-    if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or not (image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (3, 4))):
-            raise DataError(
-                f"pixels must be uint8 of shape (height, width, 3), not {image.dtype} of {image.shape}; "
-                f"convert them, or give a file"
-            )
-        image = Image.fromarray(image)
-    try:
-        return np.asarray(upright_square(image, size))
-    except Exception as error:  # of a damaged image a decoder raises nearly anything
-        raise DataError(f"an image cannot be used ({error}); give a file, a Pillow image or a uint8 array") from None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from pearl.data.cache import read_all
+from pearl.data.pictures import read_all
 from pearl.data.sources import image_files, no_images
 from pearl.errors import DataError, printable
 from pearl.storage.sheets import rows_as_csv

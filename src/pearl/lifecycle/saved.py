@@ -60,7 +60,9 @@ def read_config(path: Path) -> ModelConfig:
     if not file.is_file():
         if (path / "tasks").is_dir():
             raise RunError(f"{file}: missing, though tasks are there; restore it from a copy")
-        raise RunError(f"{path}: not a run directory, it has no config.yaml; `pearl list runs` shows those there are")
+        raise RunError(
+            f"{path}: neither a model nor a run, it has no config.yaml; `pearl list runs` shows the runs there are"
+        )
     try:
         raw = parse_yaml(read_regular(file).decode())
         number = int(raw.pop("format"))

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import timm
@@ -12,6 +12,7 @@ from torch import nn
 from pearl.errors import ConfigError, WeightsError
 from pearl.nn.weights import load_weights
 from pearl.settings.registry import nearest
+from pearl.storage.network import hub
 
 
 def timm_backbone(model: str, image_size: int, *, pretrained: bool = False, weights: str | None = None) -> nn.Module:
@@ -43,7 +44,7 @@ def timm_backbone(model: str, image_size: int, *, pretrained: bool = False, weig
 
 def _create(model: str, image_size: int, pretrained: bool) -> Any:
     try:
-        with _quiet_hub():
+        with _quiet_hub(), hub() if pretrained else nullcontext():
             try:
                 return timm.create_model(model, pretrained=pretrained, num_classes=0, img_size=image_size)
             except TypeError:  # a CNN: takes any image size, and no such argument

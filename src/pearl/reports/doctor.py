@@ -8,12 +8,15 @@ from pathlib import Path
 
 import torch
 
+from pearl.data.sources import some
 from pearl.storage.paths import data_root, runs_root
 from pearl.training.engine import has_fast_bf16
 from pearl.training.world import kind_of
 from pearl.version import __version__
 
 _PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "safetensors", "pydantic", "scikit-learn")
+_WEIGHTS = {".safetensors", ".pth", ".pt", ".bin"}
+_LISTS = {".npz", ".csv", ".tsv", ".parquet", ".arrow"}
 _DATA = {
     "cifar100.npz": "cifar100",
     "cifar-100-python": "cifar100",
@@ -36,10 +39,34 @@ def report() -> tuple[str, bool]:
         free = shutil.disk_usage(_existing(root)).free / 1e9
         state = f"{free:.1f} GB free" if problem is None else f"PROBLEM: {problem}; set PEARL_{what.upper()} to another"
         lines.append(f"{what} folder {root}: {state}")
-    here = [f"{name} ({source})" for name, source in _DATA.items() if (data_root() / name).exists()]
-    lines.append(f"data here: {', '.join(here) or 'none, besides the embedded digits'}")
+    data, weights = _found(data_root())
+    lines.append(f"data here: {some(data) or 'none, besides the embedded digits'}")
+    lines.append(f"weights here: {some([*weights, *_hub()]) or 'none'}")
     lines.append("all well" if healthy else "not fit to run: see PROBLEM above")
     return "\n".join(lines), healthy
+
+
+def _found(root: Path) -> tuple[list[str], list[str]]:
+    """Data sets and files of weights in the data folder."""
+    data, weights = [], []
+    for place in sorted(root.iterdir()) if root.is_dir() else ():
+        if place.name in _DATA:
+            data.append(f"{place.name} ({_DATA[place.name]})")
+        elif place.name.startswith(".") or place.name == "cache":
+            continue
+        elif place.suffix.lower() in _WEIGHTS:
+            weights.append(place.name)
+        elif place.is_dir() or place.suffix.lower() in _LISTS:
+            data.append(f"{place.name} ({'a folder' if place.is_dir() else place.suffix[1:].lower()})")
+    return data, weights
+
+
+def _hub() -> list[str]:
+    """Networks of timm in the cache of the Hugging Face hub."""
+    from huggingface_hub import constants
+
+    cached = Path(constants.HF_HUB_CACHE).glob("models--timm--*/snapshots/*/*")
+    return sorted({f"timm/{file.parents[2].name.removeprefix('models--timm--')}" for file in cached})
 
 
 def _existing(path: Path) -> Path:

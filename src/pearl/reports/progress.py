@@ -60,7 +60,7 @@ class Lines(Observer):
         if kind == "phase":
             return f"  {facts['phase']}: {facts['steps']} steps, {facts['trained']:,} parameters"
         if kind == "stage":
-            accuracy = f"class-IL {facts['class_il']:.2f} %, task-IL {facts['task_il']:.2f} %"
+            accuracy = f"class-IL {facts['class_il']:.2f} %, task-IL {facts['task_il']:.2f} % (pooled over images)"
             return f"  after task {facts['task'] + 1}: {accuracy}"
         return None
 

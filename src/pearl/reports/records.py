@@ -5,7 +5,7 @@ A model of `pearl learn` has the files of a run less its results, so its record 
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,8 @@ from pearl.storage.files import (
     read_regular,
 )
 from pearl.storage.paths import runs_root
-from pearl.storage.shapes import Environment, Epoch, Reference, Results
+from pearl.storage.shapes import EVENTS, Environment, Reference, Results
+from pearl.storage.shapes import Record as Shape
 
 SCENARIOS: dict[metrics.Scenario, str] = {"class_il": "class-IL", "task_il": "task-IL"}
 
@@ -179,7 +180,7 @@ def read(run: str | Path) -> Record:
         path=path,
         config=config,
         start=read_json(reference, Reference)["parameters"],
-        epochs=_epochs(path / "events.jsonl"),
+        epochs=[*Epochs(events(path / "events.jsonl")).found.values()],
         environment=read_json(path / "environment.json", Environment) if (path / "environment.json").exists() else {},
         **measured,
     )
@@ -275,30 +276,41 @@ def _of_task(manifest: Mapping[str, Any]) -> Learnt:
     )
 
 
-def _epochs(file: Path) -> list[dict[str, Any]]:
-    """The epochs in order; of what was trained twice, since it was cut off, only the second time.
+class Epochs:
+    """The epochs among events, in order; of what was trained twice, since it was cut off, only the second time."""
+
+    def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.found: dict[tuple[int, int, int], dict[str, Any]] = {}  # by task, position of the phase in it, and number
+        self._position = 0
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Take in the next event."""
+        if event["event"] == "task":
+            self._position = 0
+        elif event["event"] == "phase":
+            self._position += 1
+            if not event.get("done"):  # from its first step; phases before it may have been gone on with
+                task, position = event["task"], self._position
+                self.found = {at: epoch for at, epoch in self.found.items() if at[0] != task or at[1] < position}
+        elif event["event"] == "epoch":
+            self.found[event["task"], self._position, event["epoch"]] = dict(event)
+
+
+def events(file: Path) -> Iterator[dict[str, Any]]:
+    """The events of a run or model.
 
     A line that is not whole is passed over: a run that was killed may have left one.
     """
-    epochs: dict[tuple[int, int, int], dict[str, Any]] = {}  # by task, position of the phase in it, and number
-    position = 0
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
     for line in lines:
         try:
             event = json.loads(line)
-            if event["event"] == "task":
-                position = 0
-            elif event["event"] == "phase":
-                position += 1
-                if not event.get("done"):  # from its first step; phases before it may have been gone on with
-                    task = event["task"]
-                    epochs = {at: epoch for at, epoch in epochs.items() if at[0] != task or at[1] < position}
-            elif event["event"] == "epoch":
-                epoch = Epoch.model_validate(event)
-                epochs[epoch.task, position, epoch.epoch] = epoch.model_dump()
+            EVENTS.get(event["event"], Shape).model_validate(event)
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-    return [*epochs.values()]
+        yield event
 
 
 def _reason(error: Exception) -> str:

@@ -49,7 +49,7 @@ def _scalars(record: Record, writer: Any) -> None:
         for scenario in SCENARIOS:
             accuracy = metrics.stage_accuracy(metrics.accuracy_matrix(record.counts, scenario))
             for stage, value in enumerate(accuracy.tolist(), start=1):
-                writer.add_scalar(f"accuracy_percent/{scenario}", value, stage)
+                writer.add_scalar(f"mean_accuracy_percent/{scenario}", value, stage)
     for stage, size in enumerate(record.parameters, start=1):
         writer.add_scalar("parameters", size, stage)
     for task, layers in enumerate(record.layers, start=1):

@@ -23,14 +23,19 @@ if TYPE_CHECKING:
     from pearl.lifecycle.model import Evaluation
     from pearl.lifecycle.runs import Run
 
+_FAMILIES = {
+    "timm/*": "any network of timm by its name, such as timm/deit_tiny_patch16_224",
+    "torchvision/*": "a data set of torchvision by its name, such as torchvision/CIFAR10",
+    "hf/*": "a data set of Hugging Face, as hf/USER/NAME on the hub or hf/PATH of local files",
+}
 _MEAN_RANK = "mean rank, weighted by (in + out)"
 HEADLINES = {
-    "class_il.final": "class-IL after the last task",
-    "class_il.average": "class-IL, average over stages",
+    "class_il.final": "class-IL after the last task, mean over tasks",
+    "class_il.average": "class-IL, mean over tasks, average over stages",
     "class_il.forgetting": "class-IL forgetting",
     "class_il.stability": "class-IL stability",
     "class_il.plasticity": "class-IL plasticity",
-    "task_il.final": "task-IL after the last task",
+    "task_il.final": "task-IL after the last task, mean over tasks",
     "domain_il.final": "domain-IL, mean over domains",
     "domain_il.worst": "domain-IL, the worst domain",
     "task_identification": "task identified",
@@ -192,9 +197,9 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
     }
     lines = [
         f"{path}: {facts['method']} on {facts['backbone']} at {facts['image_size']} pixels, {len(manifests)} tasks",
-        f"reference: {facts['reference_bytes']:,} bytes",
+        f"reference: {reference.get('parameters', 0):,} parameters, {facts['reference_bytes']:,} bytes",
     ]
-    before = 0
+    before = reference.get("parameters", 0)
     for task in facts["tasks"]:
         lines.append("")
         if None in (task["name"], task["classes"], task["parameters"], task["bytes"]):
@@ -250,17 +255,25 @@ def _run_state(path: Path) -> str:
     except (RunError, ZeroDivisionError):
         return "results.json is damaged"
     state = "done" if results.get("complete") else "unfinished"
-    return f"{state}, {len(results['stages'])} tasks, class-IL {accuracy:.2f} %"
+    return f"{state}, {len(results['stages'])} tasks, class-IL {accuracy:.2f} % pooled over images"
 
 
 def _first_line(registry: Registry, name: str) -> str:
-    if name.endswith("/*"):
-        return "any network of timm by its name, such as timm/deit_tiny_patch16_224"
+    if name in _FAMILIES:
+        return _FAMILIES[name]
     try:
         part = registry.load(name)
     except ConfigError as error:  # an installed package's
         return str(error)
     return (inspect.getdoc(part) or "-").splitlines()[0]
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -48,6 +48,8 @@ SOURCES = Registry(
         "imagenet_r": "pearl.data.sources:imagenet_r",
         "folder": "pearl.data.sources:folder",
         "npz": "pearl.data.sources:npz",
+        "torchvision/*": "pearl.data.sources:vision",
+        "hf/*": "pearl.data.sources:hugging_face",
     },
 )
 

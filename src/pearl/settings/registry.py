@@ -31,6 +31,7 @@ from pearl.settings.born import Born, as_written, without_born
 from pearl.settings.code import Code, in_words, run_file
 from pearl.settings.follow import followed
 
+_EXAMPLES = {"timm": "deit_tiny_patch16_224", "torchvision": "CIFAR10", "hf": "USER/NAME"}  # of families
 Spec = dict[str, Any]  # {"name": ..., option: value, ...}
 
 
@@ -177,7 +178,9 @@ class Registry:
             )
         family, _, member = name.partition("/")
         if member == "*":
-            raise ConfigError(f"{name} stands for a family; name a member, such as timm/deit_tiny_patch16_224")
+            example = _EXAMPLES.get(family)
+            such = f", such as {family}/{example}" if example else ""
+            raise ConfigError(f"{name} stands for a family; name a member{such}")
         target = self.own.get(f"{family}/*" if member else name)
         if target is None and name in self.installed:
             return self._from_package(self.installed[name])

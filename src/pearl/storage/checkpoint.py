@@ -98,7 +98,9 @@ def load_state(run: Path, tasks: int | None = None) -> dict[str, Tensor]:
         RunError: not a run directory, fewer tasks are finished, or a file is missing or damaged.
     """
     if not (run / "reference" / MANIFEST).is_file():
-        raise RunError(f"{run}: not a run directory, it has no reference/{MANIFEST}; give a folder made by `pearl run`")
+        raise RunError(
+            f"{run}: neither a model nor a run, it has no reference/{MANIFEST}; give a folder made by `pearl run`"
+        )
     folders = finished(run)
     if tasks is not None and tasks > len(folders):
         raise RunError(f"{run}: {len(folders)} tasks are finished, {tasks} were asked for; run it further first")

@@ -124,11 +124,12 @@ class Pending(Record):
     """resume/task.json, of the task that a model is learning."""
 
     index: Whole | None = None
-    data: Text
+    data: Text  # where its images are; empty if they were in memory
     name: Text
     config: Names
     aliases: dict[Text, Text] = {}
     fast: Annotated[bool, Field(strict=True)] = False
+    nested: Annotated[bool, Field(strict=True)] = False
 
 
 class Epoch(Record):
@@ -141,3 +142,25 @@ class Epoch(Record):
     loss: Number
     lr: Number
     seconds: Number
+
+
+class OfTask(Record):
+    """A line of events.jsonl about a task: that it, or one of its phases, begins."""
+
+    task: Whole
+
+
+class Grown(OfTask):
+    """A line of events.jsonl about a task that is learnt."""
+
+    parameters: Whole
+
+
+class Seen(OfTask):
+    """A line of events.jsonl about a task that is evaluated."""
+
+    class_il: Number
+    task_il: Number
+
+
+EVENTS: dict[str, type[Record]] = {"task": OfTask, "phase": OfTask, "epoch": Epoch, "learnt": Grown, "stage": Seen}

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pearl.errors import drawn_on, printable
+from pearl.reports.text import duration
 
 
 class Position:
@@ -102,14 +103,6 @@ class Status:
         if self.left and (self.running or waiting):
             parts.append(f"about {duration(self.left)} left")
         return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
 class Board:

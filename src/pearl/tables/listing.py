@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pearl.reports.text import aligned
+from pearl.reports.text import aligned, duration
 from pearl.settings.config import RunConfig
-from pearl.sweeps.board import duration
 from pearl.tables import spec
 from pearl.tables.objects import CPU_CORE, GPU, seconds
 from pearl.tables.spec import Size

@@ -7,9 +7,9 @@ from contextlib import suppress
 
 from pearl.errors import RunError
 from pearl.reports.parts import shown
+from pearl.reports.text import duration
 from pearl.storage.files import read_json
 from pearl.storage.files import seconds as seconds_of
-from pearl.sweeps.board import duration
 from pearl.tables.spec import Column, Row
 from pearl.tables.values import Cell, Filled
 

@@ -3,24 +3,36 @@
 from pearl.data.sources.arrays import npz
 from pearl.data.sources.cifar import cifar100
 from pearl.data.sources.folders import folder
+from pearl.data.sources.hub import columns, hugging_face, is_from_hub
 from pearl.data.sources.imagenets import imagenet_r, tinyimagenet
+from pearl.data.sources.rows import class_names
 from pearl.data.sources.scikit import digits
-from pearl.data.sources.source import Source, Split, reason
-from pearl.data.sources.trees import class_folders, image_files, image_formats, left_out, no_images
+from pearl.data.sources.source import Rows, Source, Split, reason, some
+from pearl.data.sources.trees import Files, image_files, image_formats, labelled, left_out, no_images, tree
+from pearl.data.sources.vision import vision
 
 __all__ = [
+    "Files",
+    "Rows",
     "Source",
     "Split",
     "cifar100",
-    "class_folders",
+    "class_names",
+    "columns",
     "digits",
     "folder",
+    "hugging_face",
     "image_files",
     "image_formats",
     "imagenet_r",
+    "is_from_hub",
+    "labelled",
     "left_out",
     "no_images",
     "npz",
     "reason",
+    "some",
     "tinyimagenet",
+    "tree",
+    "vision",
 ]

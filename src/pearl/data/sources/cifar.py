@@ -9,6 +9,7 @@ import numpy as np
 from pearl.data.sources.arrays import npz
 from pearl.data.sources.source import Source, Split, checked, reason
 from pearl.errors import DataError
+from pearl.storage.network import short_waits
 from pearl.storage.paths import data_root, find
 
 
@@ -34,7 +35,7 @@ def cifar100(*, path: str | None = None, download: bool = True) -> Source:
     try:
         # The official files are pickles: torchvision opens them only once their checksums hold.
         # numpy 2.4.0 to 2.4.4 warns of how they spell a dtype.
-        with warnings.catch_warnings(action="ignore", category=np.exceptions.VisibleDeprecationWarning):
+        with short_waits(), warnings.catch_warnings(action="ignore", category=np.exceptions.VisibleDeprecationWarning):
             train = CIFAR100(place, train=True, download=download and path is None)
             test = CIFAR100(place, train=False)
     except (OSError, RuntimeError, HTTPException) as error:

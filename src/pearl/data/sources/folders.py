@@ -1,21 +1,31 @@
 """Any images in a folder per class."""
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
 from pearl.data.sources.source import Source, checked, some
 from pearl.data.sources.trees import Files, draw, labelled, left_out, split_hash, tree
 from pearl.errors import DataError
+from pearl.settings.born import Born
 from pearl.storage.paths import find
 
 
-def folder(*, path: str, seed: int = 0, test_share: float = 0.2, validation_share: float = 0.0) -> Source:
+def folder(
+    *,
+    path: str,
+    seed: int = 0,
+    test_share: float = 0.2,
+    validation_share: float = 0.0,
+    nested: Annotated[bool, Born(False)] = False,
+) -> Source:
     """Images in a folder per class: PATH/train/CLASS/* and test/ and val/ (or valid/, validation/), or PATH/CLASS/*.
 
     A tree with train/ but no test/ is tested on val/; without that too, or without train/, a share of each class is
     drawn for the test. `validation_share` is the share of the training images then left to set apart for validation.
-    The notes hold the sha256 of the test images' paths.
+    If `nested` classes are the innermost folders, at any depth, named by their path. The notes hold the sha256 of the
+    test images' paths.
 
     Raises:
         DataError: a class without images, a class that training does not know, or too few images to split.
@@ -23,15 +33,15 @@ def folder(*, path: str, seed: int = 0, test_share: float = 0.2, validation_shar
     root = find(path, what="image folder", error=DataError)
     rng = np.random.default_rng(seed)
     notes = {}
-    nested = (root / "train").is_dir()
-    images = root / "train" if nested else root
-    train = tree(images)
-    if unread := left_out(images):
+    divided = (root / "train").is_dir()
+    images = root / "train" if divided else root
+    train = tree(images, nested=nested)
+    if unread := left_out(images, nested=nested):
         notes["left_out"] = "; ".join(unread)
-    present = [name for name in ("test", "val", "valid", "validation") if nested and (root / name).is_dir()]
+    present = [name for name in ("test", "val", "valid", "validation") if divided and (root / name).is_dir()]
     if len(set(present) - {"test"}) > 1:
         raise DataError(f"{root} holds {some(present)}: keep one of val/, valid/ and validation/")
-    held_out = [_known(tree(root / name), train, root / name) for name in present]
+    held_out = [_known(tree(root / name, nested=nested), train, root / name) for name in present]
     if present and present[0] != "test":
         notes["test"] = f"the folder {present[0]}/, as there is no test/"
     if not held_out:

@@ -3,7 +3,6 @@
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
@@ -12,10 +11,11 @@ from typing import Literal
 import numpy as np
 import yaml
 
-from pearl.data.sources.source import Source, checked, reason, some
+from pearl.data.sources.source import Source, checked, reason, some, unique
 from pearl.data.sources.trees import Files, class_images, draw, images_in, labelled, read_text, split_hash, tree
 from pearl.errors import DataError
 from pearl.settings.documents import parse_yaml
+from pearl.storage.network import short_waits
 from pearl.storage.paths import data_root, find
 
 
@@ -76,7 +76,7 @@ def tinyimagenet(
 
     words = root / "words.txt"
     named = (line.partition("\t") for line in read_text(words).splitlines()) if words.exists() else ()
-    names = _unique(wnids, {wnid: entry.split(",")[0].strip() for wnid, _, entry in named})
+    names = unique(wnids, {wnid: entry.split(",")[0].strip() for wnid, _, entry in named})
     return checked(Source("tinyimagenet", names, labelled(train, wnids), labelled(test, wnids)))
 
 
@@ -111,7 +111,7 @@ def imagenet_r(
 
     readme = root / "README.txt"
     named = (line.strip().partition(" ") for line in read_text(readme).splitlines()) if readme.exists() else ()
-    names = _unique(list(files), {wnid: name.strip() for wnid, _, name in named if name})
+    names = unique(list(files), {wnid: name.strip() for wnid, _, name in named if name})
     notes = {"split_sha256": split_hash(root, test)}
     return checked(Source("imagenet_r", names, labelled(train, files), labelled(test, files), notes=notes))
 
@@ -130,7 +130,7 @@ def _official(path: str, archive: _Archive, download: bool) -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
         # Unpacked aside, so that an interrupted run leaves no half of a data set that looks whole.
-        with tempfile.TemporaryDirectory(prefix=f".{archive.folder}-", dir=root) as aside:
+        with short_waits(), tempfile.TemporaryDirectory(prefix=f".{archive.folder}-", dir=root) as aside:
             download_and_extract_archive(archive.url, root, aside, md5=archive.md5)
             return (Path(aside) / archive.folder).rename(root / archive.folder)
     except (OSError, RuntimeError, HTTPException) as error:
@@ -174,10 +174,3 @@ def _entries(place: Path) -> list[str]:
     if not isinstance(paths, list) or not all(isinstance(entry, str) for entry in paths):
         raise DataError(f"{place} has no list of paths under the key data: write `data: [WNID/FILE, ...]`")
     return paths
-
-
-def _unique(wnids: Sequence[str], words: dict[str, str]) -> tuple[str, ...]:
-    """A name for each class: its word; its id where it has none; both where another class has the same word."""
-    names = [words.get(wnid) or wnid for wnid in wnids]
-    count = Counter(names)
-    return tuple(name if count[name] == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids, strict=True))

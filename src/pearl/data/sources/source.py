@@ -1,8 +1,10 @@
 """What a data set is to pearl, and what all functions that make one share."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,10 +13,29 @@ from pearl.errors import DataError
 
 @dataclass(frozen=True)
 class Split:
-    """Images and their labels: `images` uint8 (N, H, W, 3), or N files still to be decoded; `labels` int64 (N,)."""
+    """Images and their labels: `images` uint8 (N, H, W, 3), or still to be read: N files, or N pictures (`Rows`).
 
-    images: np.ndarray | tuple[Path, ...]
+    `labels` are int64 (N,).
+    """
+
+    images: "np.ndarray | tuple[Path, ...] | Rows"
     labels: np.ndarray
+
+
+class Rows(Sequence[Any]):
+    """Pictures of a data set that another library reads, each when it is asked for; `rows` (N,) are its rows there."""
+
+    def __init__(self, read: Callable[[int], Any], rows: np.ndarray) -> None:
+        self.read, self.rows = read, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self.read(int(self.rows[index]))
+        except Exception as error:  # of a damaged file a library raises nearly anything
+            raise DataError(f"row {self.rows[index]} cannot be read ({reason(error)}); remove or replace it") from error
 
 
 @dataclass(frozen=True)
@@ -54,3 +75,10 @@ def some(names: Iterable[str], limit: int = 20) -> str:
 def reason(error: Exception) -> str:
     """What an exception says, on one line."""
     return getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+
+
+def unique(ids: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]:
+    """A name for each class: its word; its id where it has none; both where another class has the same word."""
+    names = [words.get(one) or one for one in ids]
+    count = Counter(names)
+    return tuple(name if count[name] == 1 else f"{name} ({one})" for name, one in zip(names, ids, strict=True))

@@ -3,10 +3,11 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,17 +16,7 @@ from pearl.errors import DataError
 from pearl.storage.files import read_regular
 
 Files = dict[str, list[Path]]  # class -> its images; both in order
-
-
-def class_folders(root: Path) -> tuple[tuple[str, ...], list[Path], np.ndarray]:
-    """The images of ROOT/CLASS/*: class names in order of the alphabet, the files, and their labels (N,) int64.
-
-    Raises:
-        DataError: no folder, or a class without an image.
-    """
-    files = tree(root)
-    images = [(image, label) for label, name in enumerate(files) for image in files[name]]
-    return tuple(files), [image for image, _ in images], np.array([label for _, label in images])
+Image = TypeVar("Image")
 
 
 def image_files(place: Path) -> list[Path]:
@@ -37,14 +28,44 @@ def image_files(place: Path) -> list[Path]:
     )
 
 
-def tree(root: Path) -> Files:
-    """The images of ROOT/CLASS/* by class, sorted."""
+def tree(root: Path, *, nested: bool = False) -> Files:
+    """The images of ROOT/CLASS/* by class, sorted; `nested`: see `class_places`.
+
+    Raises:
+        DataError: no folder, no class in it, or a class without images.
+    """
+    return class_images(class_places(root, nested=nested))
+
+
+def class_places(root: Path, *, nested: bool = False) -> dict[str, Path]:
+    """The folder of each class, in order of their names.
+
+    Classes are the folders in ROOT. If `nested` they are the innermost ones, at any depth, named by their path: a/b.
+
+    Raises:
+        DataError: no folder, no class in it, or, if `nested`, images beside folders.
+    """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: give one that holds a folder of images per class")
-    classes = {place.name: place for place in root.iterdir() if place.is_dir() and not place.name.startswith(".")}
-    if not classes:
+    classes: dict[str, Path] = {}
+    waiting: list[tuple[Path, tuple[Path, ...]]] = [
+        (place, (root.resolve(), place.resolve())) for place in _folders(root)
+    ]
+    if not waiting:
         raise DataError(f"{root} has no class folders: put the images of each class into a folder of its own")
-    return class_images(dict(sorted(classes.items())))
+    while waiting:
+        place, above = waiting.pop()
+        inner = [folder for folder in _folders(place) if folder.resolve() not in above] if nested else []
+        if inner and images_in(place):
+            raise DataError(f"{place} has images beside folders of classes: move them into a folder of their own")
+        if not inner:
+            classes[place.relative_to(root).as_posix()] = place
+        waiting += [(folder, (*above, folder.resolve())) for folder in inner]
+    return dict(sorted(classes.items()))
+
+
+def _folders(place: Path) -> list[Path]:
+    return [folder for folder in place.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
 
 
 def class_images(places: dict[str, Path]) -> Files:
@@ -68,13 +89,15 @@ def images_in(place: Path) -> list[Path]:
     return sorted(images, key=lambda file: file.name)
 
 
-def left_out(root: Path) -> list[str]:
-    """What lies in ROOT/CLASS/ beside the images that are read, counted, in words."""
-    folders = [place for place in sorted(root.iterdir()) if place.is_dir() and not place.name.startswith(".")]
-    inside = [file for place in folders for file in place.iterdir()]
+def left_out(root: Path, *, nested: bool = False) -> list[str]:
+    """What lies in the folders of classes beside the images that are read, counted, in words."""
+    inside = [file for place in class_places(root, nested=nested).values() for file in place.iterdir()]
     below = sum(len(image_files(file)) for file in inside if file.is_dir())
     lines = no_images(root, inside)
-    return lines + ([f"{root}: {below} images lie deeper than class folders, and are left out"] if below else [])
+    if below and not nested:
+        mend = "--nested makes classes of their folders"
+        lines.append(f"{root}: {below} images lie deeper than class folders, and are left out; {mend}")
+    return lines
 
 
 def no_images(root: Path, files: Iterable[Path]) -> list[str]:
@@ -115,7 +138,9 @@ def image_formats() -> tuple[str, ...]:
     return tuple(kind for kind in Image.OPEN if kind not in {"EPS", "WMF"})
 
 
-def draw(files: Files, share: float, rng: np.random.Generator, what: str) -> tuple[Files, Files]:
+def draw(
+    files: Mapping[str, Sequence[Image]], share: float, rng: np.random.Generator, what: str
+) -> tuple[dict[str, list[Image]], dict[str, list[Image]]]:
     """Draw a share of each class at random, at least one image and never all: (what stays, what is drawn)."""
     if not 0 < share < 1:
         raise DataError(f"data.{what}={share} must lie between 0 and 1")
@@ -124,8 +149,8 @@ def draw(files: Files, share: float, rng: np.random.Generator, what: str) -> tup
         raise DataError(
             f"data.{what} needs two images or more in every class, but {some(single)} has fewer: add images"
         )
-    stay: Files = {}
-    drawn: Files = {}
+    stay: dict[str, list[Image]] = {}
+    drawn: dict[str, list[Image]] = {}
     for name, images in files.items():
         count = min(max(round(share * len(images)), 1), len(images) - 1)
         chosen = set(rng.permutation(len(images))[:count].tolist())

@@ -1,0 +1,209 @@
+"""What people give to be learnt or evaluated, from wherever it is: as images with the names of their classes."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from pearl.data.listed import SUFFIXES, read_list
+from pearl.data.pictures import Picture, is_one, one_of, pixels_of, read_all
+from pearl.data.sources import Files, class_names, columns, is_from_hub, labelled, left_out, some, tree
+from pearl.errors import DataError
+from pearl.settings.parts import SOURCES
+
+WHAT = (
+    "give a folder with a folder per class, a .csv of paths and labels, (images, labels), or a data set of (image, "
+    "label) pairs"
+)
+_LIBRARIES = ("torchvision/", "hf/")
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Given:
+    """Images with their classes: files still to be read, pictures that a library reads, or pixels.
+
+    `labels` (N,) int64 are places in `classes`, which are in order of the alphabet. `place` is where they can be found
+    again, None if that is nowhere. `notes` say what was left out.
+    """
+
+    place: str | None
+    name: str  # of a task of them, if nobody gives it another
+    classes: tuple[str, ...]
+    images: Any  # as Split.images; arrays are (N, size, size, 3) uint8
+    labels: np.ndarray
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pixels(self, start: int, stop: int, size: int) -> tuple[np.ndarray, list[str]]:
+        """The images from `start` to `stop` that can be read, (n, size, size, 3) uint8, and a line for each other."""
+        if isinstance(self.images, tuple):
+            _, pixels, problems = read_all(self.images[start:stop], size)
+            return pixels, problems
+        if isinstance(self.images, np.ndarray) and self.images.shape[1:3] == (size, size):
+            return self.images[start:stop], []
+        return pixels_of(self.images, np.arange(start, min(stop, len(self))), size), []
+
+    def renamed(self, names: Mapping[str, str]) -> "Given":
+        """With other names of some classes; those that get one name become one class."""
+        named = [names.get(name, name) for name in self.classes]
+        merged = sorted({*named})
+        return replace(
+            self, classes=tuple(merged), labels=np.array([merged.index(name) for name in named])[self.labels]
+        )
+
+
+def given(
+    data: Any, size: int, *, part: Literal["train", "test"], nested: bool = False, on_progress: Progress | None = None
+) -> Given:
+    """What is to be learnt or evaluated.
+
+    A folder has a folder of images per class, or a folder `part` that has them; if `nested`, classes are the innermost
+    folders. A .csv file has a line PATH,LABEL for each image. `torchvision/NAME` and `hf/NAME`, if no file is called
+    so, are data sets of these libraries. In memory it is a `datasets.Dataset`, `(images, labels)` or `(images, labels,
+    names)`, or anything that gives pairs of an image and its label, such as a data set of torch; those images are read
+    here and now, once, to `size` pixels. A label is a name or a whole number that counts in the names there are.
+
+    Raises:
+        DataError: naming what cannot be used.
+    """
+    if not isinstance(data, str | Path):
+        if nested:
+            raise DataError("nested is for folders; leave it out")
+        return _in_memory(data, size, on_progress)
+    root = Path(data)
+    if str(data).startswith(_LIBRARIES) and not root.exists():
+        source = SOURCES.build(SOURCES.resolve(str(data), "data"))
+        split = source.train if part == "train" else source.test
+        return _sorted(Given(str(data), source.name, source.classes, split.images, split.labels))
+    if root.is_file() and root.suffix.lower() in SUFFIXES:
+        return _of_files(root, read_list(root), [])
+    folder = root / part if (root / part).is_dir() else root
+    return _of_files(root, tree(folder, nested=nested), left_out(folder, nested=nested))
+
+
+def name_of(data: Any) -> str:
+    """What a task of a folder or file is called; of images in memory that takes their classes."""
+    place = Path(data) if isinstance(data, str | Path) else None
+    if place is None:
+        return ""
+    return place.stem if place.is_file() else place.resolve().name
+
+
+def _of_files(place: Path, files: Files, notes: Iterable[str]) -> Given:
+    split = labelled(files, files)
+    return Given(str(place.absolute()), name_of(place), tuple(files), split.images, split.labels, tuple(notes))
+
+
+def _sorted(found: Given) -> Given:
+    """With the classes that have images, in order of the alphabet."""
+    present = {found.classes[label]: label for label in np.unique(found.labels)}
+    names = sorted(present)
+    place = np.zeros(len(found.classes), dtype=np.int64)
+    place[[present[name] for name in names]] = np.arange(len(names))
+    return replace(found, classes=tuple(names), labels=place[found.labels])
+
+
+def _in_memory(data: Any, size: int, on_progress: Progress | None) -> Given:
+    pairs, names = _pairs(data)
+    count = len(data) if isinstance(data, Sized) and not isinstance(data, tuple) else 0
+    pixels, labels = bytearray(), []
+    for index, (picture, label) in enumerate(pairs):
+        labels.append(_class_of(label, names, index))
+        pixels += one_of(index, picture, size).tobytes()
+        if on_progress and count:
+            on_progress(index + 1, count)
+    if not labels:
+        raise DataError("no image to be learnt from: the data set is empty; give one that has some")
+    if len({type(label) for label in labels}) > 1:
+        raise DataError("some labels are whole numbers, others names; give all of them as one or the other")
+    classes = tuple(sorted({str(label) for label in labels}))
+    images = np.frombuffer(pixels, np.uint8).reshape(len(labels), size, size, 3)
+    rows = {name: row for row, name in enumerate(classes)}
+    return Given(None, some(classes, 3), classes, images, np.array([rows[str(label)] for label in labels]))
+
+
+def _pairs(data: Any) -> tuple[Iterable[tuple[Picture, Any]], tuple[str, ...]]:
+    """The images with their labels, and the names that labels count in, if there are any."""
+    what = type(data).__name__
+    if isinstance(data, tuple) and len(data) in (2, 3):
+        return _of_arrays(*data)
+    if is_from_hub(data):
+        if isinstance(data, Mapping):
+            raise DataError(f"a {what} of several splits; give one of them, as data[{next(iter(data), 'train')!r}]")
+        image, label, names = columns(data, f"this {what}")
+        plain = data.with_format(None)  # without transforms: pictures are augmented in training
+        return ((row[image], row[label]) for row in plain), names
+    if what == "DataLoader":
+        raise DataError("a DataLoader gives batches; give its data set, as loader.dataset")
+    mapped = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if is_one(data) or isinstance(data, Mapping | bytes) or not (mapped or hasattr(data, "__iter__")):
+        raise DataError(f"a {what} is nothing to learn from; {WHAT}")
+    return _items(data, mapped), class_names(data)
+
+
+def _of_arrays(images: Any, labels: Any, names: Any = ()) -> tuple[Iterable[tuple[Picture, Any]], tuple[str, ...]]:
+    if isinstance(images, str | Path | Mapping) or isinstance(labels, str | Mapping):
+        raise DataError(f"(images, labels) are two arrays, tensors or lists of one length; {WHAT}")
+    try:
+        counts = len(images), len(labels)
+    except TypeError:  # of a generator, a number, a tensor without dimensions
+        raise DataError("(images, labels) need a length; give arrays, tensors or lists") from None
+    if counts[0] != counts[1]:
+        raise DataError(f"{counts[0]} images, but {counts[1]} labels; give one label for each image")
+    names = tuple(names)
+    if not all(isinstance(name, str) for name in names) or len({*names}) != len(names):
+        raise DataError("the names in (images, labels, names) must be texts, each once; mend them")
+    return zip(images, labels, strict=True), names
+
+
+def _items(data: Any, mapped: bool) -> Iterator[tuple[Picture, Any]]:
+    """The pairs that a data set gives, one after the other."""
+
+    def pair(index: int, item: Any) -> tuple[Picture, Any]:
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            form = f"{type(item).__name__} of {len(item)}" if isinstance(item, Sized) else type(item).__name__
+            raise DataError(f"item {index} of the data set is no pair of an image and its label, but a {form}; {WHAT}")
+        return item[0], item[1]
+
+    if not mapped:
+        for index, item in enumerate(data):
+            yield pair(index, item)
+        return
+    for index in range(len(data)):
+        try:
+            item = data[index]
+        except Exception as error:  # of a damaged file a data set raises nearly anything
+            raise DataError(f"item {index} of the data set cannot be read ({error!r}); mend or remove it") from error
+        if index == 0 and not np.array_equal(_numbers(pair(0, item)[0]), _numbers(pair(0, data[0])[0])):
+            raise DataError(
+                "the data set gives another image each time it is asked for the first; take random transforms out of "
+                "it, as pearl augments by itself (images.augment)"
+            )
+        yield pair(index, item)
+
+
+def _numbers(picture: Any) -> Any:
+    return picture if isinstance(picture, str | Path) else np.asarray(picture)
+
+
+def _class_of(label: Any, names: tuple[str, ...], index: int) -> str | int:
+    """A label as the name of a class; a number if there are no names to count in."""
+    value = label
+    if getattr(value, "shape", None) in ((), (1,)) and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, str) and value.strip() and (not names or value in names):
+        return str(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0 and (not names or value < len(names)):
+        return names[value] if names else value
+    shape = f" of shape {tuple(value.shape)}" if getattr(value, "shape", None) else f" {value!r}"[:80]
+    known = (
+        f"one of the {len(names)} classes that there are, by name or counted from 0"
+        if names
+        else ("a name, or a whole number from 0")
+    )
+    raise DataError(f"image {index}: its label, a {type(label).__name__}{shape}, must be {known}")

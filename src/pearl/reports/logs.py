@@ -1,0 +1,148 @@
+"""Curves while a run or model learns, by Fabric's loggers: `--log tensorboard`, `csv`, `wandb`.
+
+They lie in DIRECTORY/logs/. They are told what events.jsonl is told, so that a log that is begun late, or gone on with,
+has what came before.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lightning_fabric.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from pearl.errors import ReportError
+from pearl.reports.records import Epochs, events
+from pearl.settings.registry import nearest
+from pearl.training.engine import Observer
+
+KINDS = ("tensorboard", "csv", "wandb")
+_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}  # which each needs, and pearl's extra of that name
+
+
+def logged(show: Observer, kinds: str | Iterable[str], directory: Path) -> Observer:
+    """The display itself, and beside it a log of each of these kinds in `directory`/logs.
+
+    Raises:
+        ReportError: there is no such kind, or its package is missing.
+    """
+    chosen = [*dict.fromkeys([kinds] if isinstance(kinds, str) else kinds)]
+    for kind in chosen:
+        if kind not in KINDS:
+            raise ReportError(f"log {kind!r}: no kind of log; {nearest(kind, KINDS)}")
+        if kind in _PACKAGES and find_spec(_PACKAGES[kind]) is None:
+            raise ReportError(f"log {kind}: needs the package {kind}; install it with: pip install 'pearl[{kind}]'")
+    return Logs(show, chosen, directory) if chosen else show
+
+
+class Logs(Observer):
+    """Passes everything on to a display, and what is measured to loggers."""
+
+    def __init__(self, show: Observer, kinds: list[str], directory: Path) -> None:
+        self.show, self.kinds, self.directory = show, kinds, directory
+        self.loggers: dict[str, Logger] = {}
+        self.epochs = Epochs()
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Show an event, and log what it measures: from `run` on, when the directory is this process's alone."""
+        self.show.event(kind, **facts)
+        if kind == "run":
+            self._guarded(self._open)
+        elif self.loggers:
+            self._guarded(self._log, {"event": kind, **facts}, [*self.loggers.values()])
+
+    def step(self, done: int, total: int) -> None:
+        """Pass on."""
+        self.show.step(done, total)
+
+    def close(self) -> None:
+        """End the logs, and the display."""
+        self.show.close()
+        for logger in self.loggers.values():
+            self._guarded(logger.finalize, "success")
+
+    def _guarded(self, act: Any, *args: Any) -> None:
+        try:
+            act(*args)
+        except Exception as error:  # each logger fails in its own way
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+            raise ReportError(
+                f"{self.directory / 'logs'}: a log cannot be written ({reason}); mend it, or leave out --log"
+            ) from error
+
+    def _open(self) -> None:
+        folder = self.directory / "logs"
+        new = [kind for kind in self.kinds if kind == "csv" or not (folder / kind).is_dir()]
+        if "csv" in self.kinds:  # Fabric's begins it anew, with a warning
+            (folder / "csv" / "metrics.csv").unlink(missing_ok=True)
+        self.loggers = {kind: _logger(kind, folder, self.directory.resolve().name) for kind in self.kinds}
+        for event in events(self.directory / "events.jsonl"):
+            self._log(event, [self.loggers[kind] for kind in new])
+
+    def _log(self, event: Mapping[str, Any], loggers: list[Logger]) -> None:
+        """What an event measures, with its number in its curve: that of the epoch in its kind of phase, or the task."""
+        self.epochs.add(event)
+        if event["event"] == "epoch":
+            phase = event["phase"]
+            values = {f"loss/{phase}": event["loss"], f"lr/{phase}": event["lr"]}
+            number = sum(epoch["phase"] == phase for epoch in self.epochs.found.values())
+        elif event["event"] == "stage":
+            values = {f"pooled_accuracy_percent/{name}": event[name] for name in ("class_il", "task_il")}
+            number = event["task"] + 1
+        elif event["event"] == "learnt":
+            values, number = {"parameters": event["parameters"]}, event["task"] + 1
+        else:
+            return
+        for logger in loggers:
+            logger.log_metrics(values, number)
+            logger.save()
+
+
+def _logger(kind: str, folder: Path, name: str) -> Logger:
+    if kind == "wandb":
+        return Wandb(folder / kind, name)
+    return {"csv": CSVLogger, "tensorboard": TensorBoardLogger}[kind](folder, name=kind, version="")
+
+
+class Wandb(Logger):
+    """Weights & Biases as one of Fabric's loggers. wandb's own needs all of Lightning.
+
+    The directory's name is the run's, so that what goes on in the directory goes on there.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        import wandb
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "pearl"),
+            dir=folder,
+            name=name,
+            id=name,
+            resume="allow",
+            settings=wandb.Settings(console="off"),
+        )
+        self.run.define_metric("*", step_metric="number")
+
+    @property
+    def name(self) -> str | None:
+        """Of the run."""
+        return self.run.name
+
+    @property
+    def version(self) -> str:
+        """What wandb knows the run by."""
+        return self.run.id
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Values at one place of their curves."""
+        self.run.log({**metrics, "number": step})
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Settings of the run."""
+        self.run.config.update(params)
+
+    def finalize(self, status: str) -> None:
+        """End the run there."""
+        self.run.finish()
