@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pearl import moved
-from pearl.errors import PearlError
+from pearl.errors import PearlError, typed
 from pearl.version import __version__
 
 if TYPE_CHECKING:
-    from pearl.lifecycle.model import Model
     from pearl.lifecycle.runs import Run
+    from pearl.objects import Model
     from pearl.tables.values import Filled
 
-__all__ = ["PearlError", "__version__", "learn", "load", "run", "show", "table"]
+__all__ = ["PearlError", "__version__", "learn", "load", "methods", "recipes", "run", "show", "table"]
 
 moved.install()
 
 
+@typed
 def run(
     recipe: str | Path, *, smoke: bool = False, device: str = "auto", quiet: bool = False, **overrides: Any
 ) -> "Run":
@@ -44,6 +45,7 @@ def run(
     return execute(check_config(change(raw_config(recipe, smoke=smoke), overrides)), device=device, show=display(quiet))
 
 
+@typed
 def show(directory: str | Path) -> "Run":
     """A finished or unfinished run as it stands on disk.
 
@@ -55,6 +57,7 @@ def show(directory: str | Path) -> "Run":
     return Run.open(Path(directory))
 
 
+@typed
 def learn(
     model: str | Path,
     data: str | Path,
@@ -65,6 +68,7 @@ def learn(
     start: str | Path | None = None,
     aliases: Mapping[str, str] | None = None,
     fast: bool = False,
+    holdout: float = 0.0,
     device: str = "auto",
     quiet: bool = False,
     **overrides: Any,
@@ -74,6 +78,7 @@ def learn(
     `recipe`, `backbone` (a name, or a dictionary with its options) and `start` (a run or model to go on from) are for
     the first task. A class may be shown again, more images or another kind of them: it gets one more prototype.
     `aliases` maps folders to the classes that they show; `fast` adds classes in seconds, by their statistics alone.
+    `holdout` keeps this share of each class's images out of training, for the model's `outcome` to be measured on.
     `overrides` are settings, nested as dictionaries:
     `learn("shop", "fruit", backbone="resnet18", train={"epochs": 5})`.
 
@@ -81,7 +86,7 @@ def learn(
         PearlError: anything a user can mend, in one line; the model is then as it was.
     """
     from pearl.lifecycle.learning import learn
-    from pearl.lifecycle.model import Model
+    from pearl.objects import Model
     from pearl.reports.progress import display
 
     learn(
@@ -94,12 +99,14 @@ def learn(
         overrides=overrides,
         aliases=aliases,
         fast=fast,
+        holdout=holdout,
         device=device,
         show=display(quiet),
     )
     return Model.open(model, device=device)
 
 
+@typed
 def load(model: str | Path, *, tasks: int | None = None, device: str = "auto", method: str | None = None) -> "Model":
     """The model in the directory of a model or run, as it was after its first `tasks` tasks (all if not given).
 
@@ -108,11 +115,29 @@ def load(model: str | Path, *, tasks: int | None = None, device: str = "auto", m
     Raises:
         PearlError: no such model, or files missing or damaged.
     """
-    from pearl.lifecycle.model import Model
+    from pearl.objects import Model
 
     return Model.open(model, tasks=tasks, device=device, method=method)
 
 
+def methods() -> dict[str, str]:
+    """The methods there are, by name: pearl's own and those of installed packages, with a line about each.
+
+    The package `pearl.methods` takes this function's place when it is imported, and can be called as well.
+    """
+    from pearl.settings.parts import METHODS
+
+    return METHODS.lines()
+
+
+def recipes() -> dict[str, str]:
+    """The recipes that `run` and `learn` know by name, with a line about each."""
+    from pearl.reports.text import names_of
+
+    return names_of("recipes")
+
+
+@typed
 def table(
     name: str,
     *,

@@ -1,10 +1,8 @@
 """A model in Python: learns task by task, survives failures and interruptions, and says what is in an image."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import struct
 import tracemalloc
 import zlib
@@ -28,8 +26,7 @@ from pearl.nn.weights import read_weights
 from pearl.reports.records import read
 from pearl.reports.text import evaluation_page
 from pearl.settings.config import load_config
-from pearl.training.engine import Observer
-from photos import SETTINGS, digit, files_of, folders, weights_of, write_class, write_photos
+from photos import SETTINGS, StopAt, digit, files_of, folders, weights_of, write_class, write_photos
 
 DIVERGES = {"train": {"phases": {"adapt": {"lr": 1e30, "optimizer": "sgd"}}}}
 
@@ -51,21 +48,6 @@ def shop(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(shop):
     return pearl.load(shop / "model", device="cpu")
-
-
-class StopAt(Observer):
-    """Asks to stop after a step of a phase."""
-
-    def __init__(self, phase, step):
-        self.at, self.phase = (phase, step), ""
-
-    def event(self, kind, **facts):
-        if kind == "phase":
-            self.phase = facts["phase"]
-
-    def step(self, done, total):
-        if (self.phase, done) == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 # ------------------------------------------------------------------------------------------------ learning
@@ -439,17 +421,14 @@ def test_evaluation_does_not_list_a_whole_catalogue(model, tmp_path):
     data = write_photos(tmp_path, {f"unknown {i:02d}": 0 for i in range(40)}, 1)
     with pytest.raises(DataError) as error:
         model.evaluate(data)
-    assert str(error.value).count("choose from") == 1
-    assert str(error.value).endswith("'unknown 03', 'unknown 04', 35 more; give a folder without them")
+    assert "'unknown 03', 'unknown 04', 35 more; give a folder with known ones" in str(error.value)
 
 
 def test_evaluation_names_what_it_does_not_know(model, tmp_path):
     data = write_photos(tmp_path / "test", {"zero": 0, "tow": 2}, 2)
-    with pytest.raises(DataError, match=r"does not know: 'tow' \(did you mean 'two'"):
-        model.evaluate(data)
-    with pytest.raises(DataError, match="does not know: 'two'"):
-        (data / "tow").rename(data / "two")
-        pearl.load(model.path, tasks=1).evaluate(data)
+    assert model.evaluate(data).strangers == ("tow",)
+    (data / "tow").rename(data / "two")
+    assert pearl.load(model.path, tasks=1).evaluate(data).strangers == ("two",)
     broken = [data / "zero" / "000.png", data / "two" / "001.png"]
     for file in broken:
         file.write_bytes(b"not an image")

@@ -30,8 +30,10 @@ def command(
     if devices > 1 and here is None:
         raise typer.Exit(start(devices, sys.argv[1:]))
     from pearl.lifecycle.learning import resume
+    from pearl.lifecycle.model import Model
     from pearl.lifecycle.runs import execute
     from pearl.lifecycle.saved import check_method, read_config
+    from pearl.reports.outcome import ending
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
     from pearl.settings.config import RunConfig
@@ -50,3 +52,5 @@ def command(
             raise ConfigError(f"--devices {devices}: a model learns on one device; leave it out")
         resume(directory, device=device, show=display(quiet), minutes=store_every)
         typer.echo(f"learnt; the model is {directory}")
+        if not quiet:
+            typer.echo(ending(Model.open(directory, device=device, method=method)))

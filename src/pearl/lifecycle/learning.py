@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pearl.data.augment import View
-from pearl.data.batches import Task
+from pearl.data.batches import Task, fold
 from pearl.data.cache import read_all
 from pearl.data.sources import class_folders, left_out
 from pearl.errors import ConfigError, DataError, RunError
+from pearl.lifecycle import outcome
 from pearl.lifecycle.copying import check_place, copy_model, is_copy
 from pearl.lifecycle.saved import (
     build_method,
@@ -52,6 +54,7 @@ def learn(
     minutes: float = 10.0,
     aliases: Mapping[str, str] | None = None,
     fast: bool = False,
+    holdout: float = 0.0,
 ) -> None:
     """Let the model at `path` learn the classes of `data` (DATA/CLASS/*, or DATA/train/CLASS/*) as task `task`.
 
@@ -63,16 +66,21 @@ def learn(
     images or another kind of them; `aliases` maps folders to the classes they show, {"beetles": "beetle"}. If `fast`,
     classes are added by their statistics alone, in seconds.
 
+    `holdout` is a share of each class's images that is kept out of training, to measure the model on; one at least of
+    two. See `outcome` for what is known of it without that.
+
     Raises:
         PearlError: anything a user can mend. The model is then as it was.
     """
+    if not 0 <= holdout < 1:
+        raise ConfigError(f"holdout={holdout}: a share of each class's images, from 0 to below 1, as 0.1")
     path, root, overrides = Path(path), Path(data), admit(overrides or {})
     name = root.resolve().name if task is None else task
     source = None if start is None or is_copy(path, Path(start), name) else Path(start)
     check_place(path, source)
     config = _config(path, source, recipe, backbone, overrides)
     how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
-    _learn(path, root, name, config, source=source, aliases=dict(aliases or {}), fast=fast, **how)
+    _learn(path, root, name, config, source=source, aliases=dict(aliases or {}), fast=fast, holdout=holdout, **how)
 
 
 def resume(path: Path, *, device: str = "auto", show: Observer | None = None, minutes: float = 10.0) -> None:
@@ -92,8 +100,8 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
     except ConfigError as error:
         raise RunError(f"{path / PENDING}: damaged ({error}); begin the task anew with `pearl learn`") from None
     how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
-    aliases, fast = known["aliases"], known["fast"]
-    _learn(path, root, name, config, resumed=True, aliases=aliases, fast=fast, **how)
+    how |= {key: known[key] for key in ("aliases", "fast", "holdout")}
+    _learn(path, root, name, config, resumed=True, **how)
 
 
 def _learn(
@@ -106,6 +114,7 @@ def _learn(
     resumed: bool = False,
     aliases: dict[str, str],
     fast: bool,
+    holdout: float,
     device: str,
     show: Observer | None,
     minutes: float,
@@ -114,9 +123,11 @@ def _learn(
     folder = root / "train" if (root / "train").is_dir() else root
     names, files, own_labels = _classes(folder, aliases)
     before = source or path
+    if holdout and np.bincount(own_labels).max() < 2:
+        raise ConfigError(f"{folder}: holdout={holdout:g} needs a class of two images or more; leave it out")
     known, settings = _half_learnt(path), config.model_dump(mode="json")
     try:
-        if source is None and _is_learnt(path, name, names, files, own_labels, config, show):
+        if source is None and _is_learnt(path, name, names, files, own_labels, config, holdout, show):
             with session(path, config, again="", device=device, show=show):
                 return
         new, again_shown = _new_and_known(before, name, names, config)
@@ -142,6 +153,7 @@ def _learn(
             "config": settings,
             "fast": fast,
             "aliases": aliases,
+            "holdout": holdout,
         }
         same = all(known.get(key) == value for key, value in facts.items())
         if resumed and not same:
@@ -172,10 +184,15 @@ def _learn(
             index_of = {label: index for index, label in enumerate([*every, *new])}
             labels = np.array([index_of[label] for label in names])[own_labels]
             task = Task(done, name, new, len(every), pixels, labels, view, work.engine.fabric.device, train=not fast)
+            if holdout:
+                torch.manual_seed(fold(config.seed, done, "holdout"))
+                (task, held), images["holdout"] = task.hold_out(holdout), holdout
+            measure = outcome.held_out(held) if holdout else outcome.left_out
             for line in left_out(folder):
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
-            work.learn(method, task, also=again_shown, train=settings["train"], seed=config.seed, **images)
+            how: dict[str, Any] = {"also": again_shown, "measure": measure}
+            work.learn(method, task, **how, train=settings["train"], seed=config.seed, **images)
     finally:
         show.close()
 
@@ -187,6 +204,7 @@ def _is_learnt(
     files: list[Path],
     labels: np.ndarray,
     config: ModelConfig,
+    holdout: float,
     show: Observer,
 ) -> bool:
     """Whether the model's last task is this one, of these images and settings: a process was killed after it."""
@@ -195,7 +213,7 @@ def _is_learnt(
         return False
     wanted = {"train": config.model_dump(mode="json")["train"], "seed": config.seed}
     manifest = read_json(last[0].folder / MANIFEST)
-    if any(manifest.get(key) != value for key, value in wanted.items()):
+    if any(manifest.get(key) != value for key, value in wanted.items()) or manifest.get("holdout", 0.0) != holdout:
         return False
     wanted = _facts(_decode(files, config, show), labels)
     return all(manifest.get(key) == value for key, value in wanted.items())
@@ -213,7 +231,7 @@ def _half_learnt(path: Path) -> dict[str, Any]:
     """What is noted of the task that is being learnt; nothing if none is."""
     known = half_learnt(path)
     if known:
-        known = {"fast": False, "aliases": {}, **known}
+        known = {"fast": False, "aliases": {}, "holdout": 0.0, **known}
         with suppress(ConfigError):  # a damaged one equals no other, so that the task begins anew
             known["config"] = as_stored(known["config"], ModelConfig)
     return known

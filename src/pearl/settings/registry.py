@@ -31,14 +31,20 @@ from pearl.settings.born import Born, as_written, without_born
 from pearl.settings.code import Code, in_words, run_file
 from pearl.settings.follow import followed
 
+FAMILY = "any network of timm by its name, such as timm/deit_tiny_patch16_224"
 Spec = dict[str, Any]  # {"name": ..., option: value, ...}
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """A hint for a word that is not one of the choices: the nearest one, or all of them if none is near."""
     choices = sorted(choices)
-    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(map(printable, choices))}"
+    return near(word, choices) or f"choose from {', '.join(map(printable, choices))}"
+
+
+def near(word: str, choices: Iterable[str], enough: float = 0.5) -> str:
+    """A hint at the nearest of the choices; nothing if none is near `enough` (1: the same)."""
+    found = difflib.get_close_matches(word, sorted(choices), n=1, cutoff=enough)
+    return f"did you mean {found[0]!r}?" if found else ""
 
 
 def problems_of(
@@ -95,6 +101,18 @@ class Registry:
     def names(self) -> list[str]:
         """All names, families with their star; pearl's own first."""
         return [*self.own, *self.installed]
+
+    def lines(self) -> dict[str, str]:
+        """The first line about each part, by name."""
+        found = {}
+        for name in self.names():
+            try:
+                found[name] = (
+                    FAMILY if name.endswith("/*") else (inspect.getdoc(self.load(name)) or "-").splitlines()[0]
+                )
+            except ConfigError as error:  # an installed package's
+                found[name] = str(error)
+        return found
 
     def admit(self, given: str) -> str:
         """The name of a part that the user has just named: `path/to/file.py:Class` becomes Class@HASH.

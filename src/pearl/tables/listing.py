@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pearl.reports.text import aligned
 from pearl.settings.config import RunConfig
+from pearl.storage.sheets import aligned
 from pearl.sweeps.board import duration
 from pearl.tables import spec
 from pearl.tables.objects import CPU_CORE, GPU, seconds
