@@ -1,6 +1,7 @@
 """Small photos: scikit-learn's digits as image files, a folder per class, and what a test needs to learn them."""
 
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -10,12 +11,29 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from pearl.training.engine import Observer
+
 # a network and images so small that a task is learnt in a second
 SETTINGS: dict[str, Any] = {
     "backbone": {"name": "resnet18", "width": 8},
     "images": {"size": 8, "pad": 1, "flip": False},
     "train": {"epochs": 4, "batch_size": 8, "phases": {"probe": {"epochs": 2}}},
 }
+
+
+class StopAt(Observer):
+    """Asks to stop after a step of a phase."""
+
+    def __init__(self, phase: str, step: int) -> None:
+        self.at, self.phase = (phase, step), ""
+
+    def event(self, kind: str, **facts: Any) -> None:
+        if kind == "phase":
+            self.phase = facts["phase"]
+
+    def step(self, done: int, total: int) -> None:
+        if (self.phase, done) == self.at:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 @cache

@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pearl import moved
-from pearl.errors import PearlError
+from pearl.errors import PearlError, typed
 from pearl.version import __version__
 
 if TYPE_CHECKING:
-    from pearl.lifecycle.model import Model
     from pearl.lifecycle.runs import Run
+    from pearl.objects import Model
     from pearl.tables.values import Filled
 
-__all__ = ["PearlError", "__version__", "learn", "load", "run", "show", "table"]
+__all__ = ["PearlError", "__version__", "learn", "load", "methods", "recipes", "run", "show", "table"]
 
 moved.install()
 
 
+@typed
 def run(
     recipe: str | Path,
     *,
@@ -54,6 +55,7 @@ def run(
     return execute(config, device=device, show=logged(display(quiet), log, runs_root() / config.id))
 
 
+@typed
 def show(directory: str | Path) -> "Run":
     """A finished or unfinished run as it stands on disk.
 
@@ -65,6 +67,7 @@ def show(directory: str | Path) -> "Run":
     return Run.open(Path(directory))
 
 
+@typed
 def learn(
     model: str | Path,
     data: Any,
@@ -76,6 +79,7 @@ def learn(
     aliases: Mapping[str, str] | None = None,
     fast: bool = False,
     nested: bool = False,
+    holdout: float = 0.0,
     device: str = "auto",
     quiet: bool = False,
     log: str | Sequence[str] = (),
@@ -91,6 +95,7 @@ def learn(
     `recipe`, `backbone` (a name, or a dictionary with its options) and `start` (a run or model to go on from) are for
     the first task. A class may be shown again, more images or another kind of them: it gets one more prototype.
     `aliases` maps folders to the classes that they show; `fast` adds classes in seconds, by their statistics alone.
+    `holdout` keeps this share of each class's images out of training, for the model's `outcome` to be measured on.
     `log` is as of `run`. `overrides` are settings, nested as dictionaries:
     `learn("shop", "fruit", backbone="resnet18", train={"epochs": 5})`.
 
@@ -98,7 +103,7 @@ def learn(
         PearlError: anything a user can mend, in one line; the model is then as it was.
     """
     from pearl.lifecycle.learning import learn
-    from pearl.lifecycle.model import Model
+    from pearl.objects import Model
     from pearl.reports.logs import logged
     from pearl.reports.progress import display
 
@@ -113,12 +118,14 @@ def learn(
         aliases=aliases,
         fast=fast,
         nested=nested,
+        holdout=holdout,
         device=device,
         show=logged(display(quiet), log, Path(model)),
     )
     return Model.open(model, device=device)
 
 
+@typed
 def load(model: str | Path, *, tasks: int | None = None, device: str = "auto", method: str | None = None) -> "Model":
     """The model in the directory of a model or run, as it was after its first `tasks` tasks (all if not given).
 
@@ -127,11 +134,29 @@ def load(model: str | Path, *, tasks: int | None = None, device: str = "auto", m
     Raises:
         PearlError: no such model, or files missing or damaged.
     """
-    from pearl.lifecycle.model import Model
+    from pearl.objects import Model
 
     return Model.open(model, tasks=tasks, device=device, method=method)
 
 
+def methods() -> dict[str, str]:
+    """The methods there are, by name: pearl's own and those of installed packages, with a line about each.
+
+    The package `pearl.methods` takes this function's place when it is imported, and can be called as well.
+    """
+    from pearl.settings.parts import METHODS
+
+    return METHODS.lines()
+
+
+def recipes() -> dict[str, str]:
+    """The recipes that `run` and `learn` know by name, with a line about each."""
+    from pearl.reports.text import names_of
+
+    return names_of("recipes")
+
+
+@typed
 def table(
     name: str,
     *,

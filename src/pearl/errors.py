@@ -1,7 +1,15 @@
 """What can go wrong by a user's hand. Each message is one line: what is wrong, where, and the mend."""
 
+import functools
+import inspect
 import io
-from typing import TextIO
+from collections.abc import Callable
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, ParamSpec, TextIO, TypeVar, Union, get_args, get_origin
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def printable(text: str) -> str:
@@ -102,3 +110,51 @@ class Interrupted(BaseException):
 
     No KeyboardInterrupt either, which the command line's library answers by itself.
     """
+
+
+def typed(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose arguments have to be of the types that it is annotated with; of containers, the outer one.
+
+    Raises:
+        ConfigError: naming the argument, and what it may be.
+    """
+    signature = inspect.signature(function)
+    kinds = {
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD and parameter.annotation is not parameter.empty
+    }
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = signature.bind(*args, **kwargs).arguments
+        problems = [
+            f"{function.__name__}: {name} must be {_words(kind)}, not {type(given[name]).__name__}; see help"
+            for name, kind in kinds.items()
+            if name in given and not _fits(given[name], kind)
+        ]
+        if problems:
+            raise ConfigError(*problems)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _members(kind: Any) -> list[Any]:
+    """The types of which a value may have any, without what is in them."""
+    if get_origin(kind) in (Union, UnionType):
+        return [member for part in get_args(kind) for member in _members(part)]
+    return [get_origin(kind) or kind]
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a value has one of an annotation's types; NumPy's numbers are numbers, True is none."""
+    wider = {int: Integral, float: Real}
+    plain = [member for member in _members(kind) if not (isinstance(value, bool) and member in wider)]
+    return Any in plain or isinstance(value, tuple(wider.get(member, member) for member in plain))
+
+
+def _words(kind: Any) -> str:
+    names = dict.fromkeys("None" if member is type(None) else member.__name__ for member in _members(kind))
+    *rest, last = names
+    return f"{', '.join(rest)} or {last}" if rest else last

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
 
 from pearl.errors import RunError
 from pearl.evaluation import metrics
@@ -506,3 +507,33 @@ def test_honest_answers_have_no_calibration_error():
     confidence = rng.uniform(0.5, 1, 200_000)
     diagram = metrics.reliability(confidence, rng.uniform(size=len(confidence)) < confidence)
     assert metrics.calibration_error(diagram) < 0.5
+
+
+# ---------------------------------------------------------------------------------------------- what it does not know
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 9999))
+def test_auroc_is_that_of_scikit_learn(known, strange, seed):
+    rng = np.random.default_rng(seed)
+    scores = [rng.integers(0, 8, size).astype(float) for size in (known, strange)]  # with ties
+    expected = roc_auc_score(np.repeat([1, 0], [known, strange]), np.concatenate(scores))
+    assert metrics.auroc(*scores) == pytest.approx(100 * expected)
+
+
+def test_auroc_of_nothing():
+    assert math.isnan(metrics.auroc(np.ones(3), np.ones(0))) and math.isnan(metrics.auroc(np.ones(0), np.ones(3)))
+    assert metrics.auroc(np.array([1.0, -np.inf]), np.array([-np.inf])) == 75
+
+
+@given(st.integers(1, 50), st.integers(0, 9999))
+def test_coverage_accuracy_by_hand(images, seed):
+    rng = np.random.default_rng(seed)
+    familiar, right = rng.permutation(images).astype(float), rng.random(images) < 0.6
+    found = metrics.coverage_accuracy(familiar, right, [100, 50, 1])
+    for value, count in zip(found, (images, -(-images // 2), 1), strict=True):
+        answered = [bool(r) for f, r in zip(familiar, right, strict=True) if f >= images - count]
+        assert value == pytest.approx(100 * sum(answered) / count)
+
+
+def test_coverage_of_nothing_is_no_number():
+    assert np.isnan(metrics.coverage_accuracy(np.ones(0), np.ones(0, dtype=bool))).all()

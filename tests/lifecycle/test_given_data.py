@@ -114,7 +114,7 @@ def test_pictures_of_all_kinds_are_named_together(shop):
     assert len(model.predict(tensor.repeat(3, 1, 1)[None])) == len(model.predict(rgb[None])) == 1
     with pytest.raises(DataError, match="image 2: floating-point pixels must lie between 0 and 1"):
         model.predict([file, image, image.astype(np.float32)])
-    with pytest.raises(DataError, match="a int is no image"):
+    with pytest.raises(ConfigError, match="predict: images must be"):
         model.predict(3)  # type: ignore[arg-type]
 
 

@@ -422,17 +422,14 @@ def test_evaluation_does_not_list_a_whole_catalogue(model, tmp_path):
     data = write_photos(tmp_path, {f"unknown {i:02d}": 0 for i in range(40)}, 1)
     with pytest.raises(DataError) as error:
         model.evaluate(data)
-    assert str(error.value).count("choose from") == 1
-    assert str(error.value).endswith("'unknown 03', 'unknown 04', 35 more; give a folder without them")
+    assert "'unknown 03', 'unknown 04', 35 more; give images of known ones" in str(error.value)
 
 
 def test_evaluation_names_what_it_does_not_know(model, tmp_path):
     data = write_photos(tmp_path / "test", {"zero": 0, "tow": 2}, 2)
-    with pytest.raises(DataError, match=r"does not know: 'tow' \(did you mean 'two'"):
-        model.evaluate(data)
-    with pytest.raises(DataError, match="does not know: 'two'"):
-        (data / "tow").rename(data / "two")
-        pearl.load(model.path, tasks=1).evaluate(data)
+    assert model.evaluate(data).strangers == ("tow",)
+    (data / "tow").rename(data / "two")
+    assert pearl.load(model.path, tasks=1).evaluate(data).strangers == ("two",)
     broken = [data / "zero" / "000.png", data / "two" / "001.png"]
     for file in broken:
         file.write_bytes(b"not an image")

@@ -336,3 +336,64 @@ def test_the_threshold_is_a_percentile_of_images_left_out():
     # these images are in the statistics now, so fewer than half are below; most of the rest are above the twentieth
     assert (found < chain.threshold(0.5)).float().mean() < 0.5
     assert (found < chain.threshold(0.05)).float().mean() < 0.05
+
+
+# --------------------------------------------------------------------------------------- what it knows of itself
+
+
+def test_left_out_answers_are_those_of_statistics_without_them():
+    """Of the last task, when both spaces are older than it: as a chain answers that has seen the other quarters."""
+    tasks, _ = stream(per_class=13)
+    chain = taught(Chain(spaces=2), tasks)
+    labels, raws = tasks[-1]
+    fold = np.zeros(len(labels), int)
+    for c in set(labels):
+        fold[labels == c] = np.arange((labels == c).sum()) % FOLDS
+    expected = []
+    for k in range(FOLDS):
+        part = taught(Chain(spaces=2), [*tasks[:-1], (labels[fold != k], [raw[fold != k] for raw in raws])])
+        part.tensors["temperature"].fill_(chain.temperature)
+        logp = part.head()([torch.tensor(raw[fold == k]).float() for raw in raws]).double()
+        own = logp[:, 5:].argmax(1) + 5  # classes of the last task
+        expected.append((labels[fold == k], logp.argmax(1), own, logp.exp().max(1).values))
+    found = chain.left_out
+    for name, parts in zip(("true", "best", "best_own", "sure"), zip(*expected, strict=True), strict=True):
+        np.testing.assert_allclose(getattr(found, name), np.concatenate(parts), atol=1e-5)
+
+
+def test_one_image_a_class_leaves_nothing_to_say():
+    chain = ChainStatistics(Chain())
+    raw = torch.randn(3, 8)
+    chain.add_space(0, raw)
+    chain.observe([space(raw) for space in chain.spaces()], torch.arange(3))
+    assert chain.left_out is None
+
+
+def gaussian(centres, count, rng, spread=1.0):
+    """Raw features in one sub-network around class centres, and labels."""
+    labels = np.repeat(np.arange(len(centres)), count)
+    return labels, centres[labels] + spread * rng.normal(size=(len(labels), centres.shape[1]))
+
+
+@pytest.mark.parametrize(("distance", "lowest"), [(8.0, 0.9), (2.0, 0.0)])
+def test_what_remains_of_old_classes_is_near_what_fresh_images_show(distance, lowest):
+    """Classes that come near old ones take images from them; those that stay away take none."""
+    rng = np.random.default_rng(0)
+    old = 2.5 * rng.normal(size=(4, 10))
+    away = rng.normal(size=(4, 10))
+    centres = np.concatenate([old, old + distance * away / np.linalg.norm(away, axis=1, keepdims=True)])
+    labels, raw = gaussian(centres, 40, rng)
+    tasks = [(labels[labels // 4 == t], [raw[labels // 4 == t]]) for t in range(2)]
+    chain = ChainStatistics(Chain(spaces=1, projection=None))
+    then = None
+    truth, fresh = gaussian(old, 500, rng)
+    for t, (own, (rows,)) in enumerate(tasks):
+        if t == 0:
+            chain.add_space(0, torch.tensor(rows).float())
+        (space,) = chain.spaces()
+        chain.observe([space(torch.tensor(rows).float())], torch.tensor(own))
+        right = (chain.head()([torch.tensor(fresh).float()]).argmax(1).numpy() == truth).mean()
+        then = right if then is None else then
+    assert then * chain.remaining(0, round(160 * then), 160) == pytest.approx(right, abs=0.08)
+    assert lowest <= right < 0.995
+    assert distance > 5 or right < then - 0.1

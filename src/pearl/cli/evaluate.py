@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import Nested
+from pearl.cli.options import Alias, Nested, aliases_of
 
 
 def command(
@@ -18,6 +18,14 @@ def command(
             "torchvision/NAME or hf/NAME.",
         ),
     ],
+    unknown_rate: Annotated[
+        float,
+        typer.Option(metavar="SHARE", help="What is unknown: so strictly that this share of known images is, too."),
+    ] = 0.05,
+    alias: Alias = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Also write a page of figures, with the worst mistakes.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Counts and the whole confusion matrix as JSON.")] = False,
     nested: Nested = False,
     tasks: Annotated[int | None, typer.Option(min=1, help="Use the first so many tasks only.")] = None,
@@ -26,13 +34,23 @@ def command(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Accuracy per class and task on a folder of images, and what is taken for what.
+    """Accuracy per class and task on a folder of images, what is taken for what, how sure it is, what it does not know.
+
+    Folders of classes that the model does not know are strangers, which it should find unknown.
 
     \b
     pearl evaluate shop --data test_photos
+    pearl evaluate shop --data test_photos -o test.html
     """
     from pearl.lifecycle.model import Model
+    from pearl.reports.evaluated import write
+    from pearl.reports.page import check_output
     from pearl.reports.text import evaluation_json, evaluation_page
 
-    evaluation = Model.open(model, tasks=tasks, device=device, method=method).evaluate(data, nested=nested)
+    if output is not None:
+        check_output(output)
+    opened = Model.open(model, tasks=tasks, device=device, method=method)
+    evaluation = opened.evaluate(data, unknown_rate=unknown_rate, aliases=aliases_of(alias), nested=nested)
+    if output is not None:
+        write(evaluation, output, f"{model.resolve().name} on {data}")
     typer.echo(evaluation_json(evaluation) if as_json else evaluation_page(evaluation))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import Log, Nested, StoreEvery, begun
+from pearl.cli.options import Alias, Log, Nested, StoreEvery, aliases_of, begun
 
 
 def command(
@@ -30,13 +30,19 @@ def command(
         str | None,
         typer.Option(metavar="NAME|FILE.py:CLASS", help="First task: the method; later: its file, if it has one."),
     ] = None,
-    alias: Annotated[
-        list[str] | None, typer.Option(metavar="FOLDER=CLASS", help="A folder that shows a class of another name.")
-    ] = None,
+    alias: Alias = None,
     fast: Annotated[
         bool, typer.Option("--fast", help="Add classes in seconds, by their statistics alone, without training.")
     ] = False,
     nested: Nested = False,
+    holdout: Annotated[
+        float,
+        typer.Option(metavar="SHARE", help="Keep this share of each class out of training, to measure on."),
+    ] = 0.0,
+    evaluate: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="At the end, measure on these images too, of old classes or new; repeatable."),
+    ] = None,
     start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to go on from.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     store_every: StoreEvery = 10.0,
@@ -45,27 +51,29 @@ def command(
 ) -> None:
     """Learn new classes from images; what was learnt before stays as it is, and needs no old image.
 
+    It ends with how good the model is by now: measured on DIR/test, --holdout and --evaluate, else estimated.
+
     \b
     pearl learn shop --data fruit --backbone timm/deit_tiny_patch16_224
     pearl learn shop --data vegetables
     pearl learn shop --data packages --task october train.epochs=20
     pearl learn shop --data one_more_class --fast
     pearl learn shop --data photos.csv --task july
+    pearl learn shop --data herbs --holdout 0.1 --evaluate test_photos
     pearl learn shop --data sketches --alias "apple drawings=apple"
     """
     begun(f"learn {model}", quiet)
-    from pearl.errors import ConfigError, DataError, printable
+    from pearl.errors import DataError, printable
     from pearl.lifecycle.learning import learn
     from pearl.lifecycle.model import Model
+    from pearl.lifecycle.outcome import measured
     from pearl.reports.logs import logged
+    from pearl.reports.outcome import ending
     from pearl.reports.progress import display
-    from pearl.reports.text import evaluation_page
     from pearl.settings.config import merge, parse_overrides
 
     settings = merge({"method": method} if method else {}, parse_overrides(overrides or []))
-    aliases = {folder: name for folder, _, name in (one.partition("=") for one in alias or [])}
-    if not all(folder and name for folder, name in aliases.items()):
-        raise ConfigError(f"--alias {' '.join(alias or [])}: give each as FOLDER=CLASS")
+    aliases = aliases_of(alias)
     learn(
         model,
         data,
@@ -78,6 +86,7 @@ def command(
         aliases=aliases,
         fast=fast,
         nested=nested,
+        holdout=holdout,
         show=logged(display(quiet), log or [], model),
         minutes=store_every,
     )
@@ -85,10 +94,12 @@ def command(
     new = grown.tasks[-1]
     counts = f"{len(new.classes)} classes, {len(grown.classes)} in all"
     typer.echo(f"learnt task {printable(new.name)}: {counts}; stored in {model}")
-    if (data / "test").is_dir():
-        try:
-            typer.echo(evaluation_page(grown.evaluate(data, nested=nested)))
-        except DataError as error:
-            for line in f"the task is learnt, but not evaluated: {error}".split("\n"):
-                typer.echo(f"pearl: {printable(line)}", err=True)
-            raise typer.Exit(1) from None
+    measured_on = [*([data] if (data / "test").is_dir() else []), *(evaluate or [])]
+    try:
+        found = measured(grown.evaluate(measured_on, aliases=aliases, nested=nested)) if measured_on else None
+    except DataError as error:
+        for line in f"the task is learnt, but not evaluated: {error}".split("\n"):
+            typer.echo(f"pearl: {printable(line)}", err=True)
+        raise typer.Exit(1) from None
+    if found or not quiet:
+        typer.echo(ending(grown, found))

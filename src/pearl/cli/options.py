@@ -35,3 +35,14 @@ def begun(what: str, quiet: bool) -> None:
 
 
 StoreEvery = Annotated[float, typer.Option(callback=_minutes, help="Minutes between two stored moments of training.")]
+Alias = Annotated[
+    list[str] | None, typer.Option(metavar="FOLDER=CLASS", help="A folder that shows a class of another name.")
+]
+
+
+def aliases_of(alias: list[str] | None) -> dict[str, str]:
+    """Classes by the folders that show them."""
+    aliases = {folder: name for folder, _, name in (one.partition("=") for one in alias or [])}
+    if not all(folder and name for folder, name in aliases.items()):
+        raise ConfigError(f"--alias {' '.join(alias or [])}: give each as FOLDER=CLASS")
+    return aliases

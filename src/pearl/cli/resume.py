@@ -33,9 +33,11 @@ def command(
     if here is None:
         begun(f"resume {directory}", quiet)
     from pearl.lifecycle.learning import resume
+    from pearl.lifecycle.model import Model
     from pearl.lifecycle.runs import execute
     from pearl.lifecycle.saved import check_method, read_config
     from pearl.reports.logs import logged
+    from pearl.reports.outcome import ending
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
     from pearl.settings.config import RunConfig
@@ -54,3 +56,5 @@ def command(
             raise ConfigError(f"--devices {devices}: a model learns on one device; leave it out")
         resume(directory, device=device, show=show, minutes=store_every)
         typer.echo(f"learnt; the model is {directory}")
+        if not quiet:
+            typer.echo(ending(Model.open(directory, device=device, method=method)))

@@ -103,7 +103,7 @@ class Task:
         rows = rows.cpu()
         images, labels = self.images.cpu()[rows], self.labels.cpu()[rows]
         place = self.id, self.name, self.classes, self.first_class
-        part = Task(*place, images.numpy(), labels.numpy(), view or self.view, self.device)
+        part = Task(*place, images.numpy(), labels.numpy(), view or self.view, self.device, train=self.train)
         self._parts.append(part)
         return part
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from pearl.data.augment import View
-from pearl.data.batches import Task
+from pearl.data.batches import Task, fold
 from pearl.data.given import Given, given, name_of
 from pearl.errors import ConfigError, DataError, RunError, printable
+from pearl.lifecycle import outcome
 from pearl.lifecycle.copying import check_place, copy_model, is_copy
 from pearl.lifecycle.saved import (
     build_method,
@@ -53,6 +55,7 @@ def learn(
     aliases: Mapping[str, str] | None = None,
     fast: bool = False,
     nested: bool = False,
+    holdout: float = 0.0,
 ) -> None:
     """Let the model at `path` learn the classes of `data` as task `task`.
 
@@ -67,16 +70,21 @@ def learn(
     images or another kind of them; `aliases` maps folders to the classes they show, {"beetles": "beetle"}. If `fast`,
     classes are added by their statistics alone, in seconds.
 
+    `holdout` is a share of each class's images that is kept out of training, to measure the model on; one at least of
+    two. See `outcome` for what is known of it without that.
+
     Raises:
         PearlError: anything a user can mend. The model is then as it was.
     """
+    if not 0 <= holdout < 1:
+        raise ConfigError(f"holdout={holdout}: a share of each class's images, from 0 to below 1, as 0.1")
     path, overrides = Path(path), admit(overrides or {})
     name = name_of(data) if task is None else task
     source = None if start is None or is_copy(path, Path(start), name) else Path(start)
     check_place(path, source)
     config = _config(path, source, recipe, backbone, overrides)
     how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
-    how |= {"aliases": dict(aliases or {}), "fast": fast, "nested": nested}
+    how |= {"aliases": dict(aliases or {}), "fast": fast, "nested": nested, "holdout": holdout}
     _learn(path, data, task, config, source=source, **how)
 
 
@@ -100,8 +108,9 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
         raise RunError(
             f"{path}: task {name!r} was of images in memory; give them again: pearl.learn({str(path)!r}, ...)"
         )
-    how: dict[str, Any] = {key: known[key] for key in ("aliases", "fast", "nested")}
-    _learn(path, data, name, config, resumed=True, device=device, show=show, minutes=minutes, **how)
+    how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
+    how |= {key: known[key] for key in ("aliases", "fast", "nested", "holdout")}
+    _learn(path, data, name, config, resumed=True, **how)
 
 
 def _learn(
@@ -115,6 +124,7 @@ def _learn(
     aliases: dict[str, str],
     fast: bool,
     nested: bool,
+    holdout: float,
     device: str,
     show: Observer | None,
     minutes: float,
@@ -126,7 +136,11 @@ def _learn(
         found = given(data, size, part="train", nested=nested, on_progress=_progress(show))
         found = _renamed(found, aliases)
         name, names = found.name if name is None else name, found.classes
-        if source is None and _is_learnt(path, name, found, config, show):
+        if holdout and np.bincount(found.labels).max() < 2:
+            raise ConfigError(
+                f"{found.place or found.name}: holdout={holdout:g} needs a class of two images or more; leave it out"
+            )
+        if source is None and _is_learnt(path, name, found, config, holdout, show):
             with session(path, config, again="", device=device, show=show):
                 return
         new, again_shown = _new_and_known(before, name, names, config)
@@ -152,6 +166,7 @@ def _learn(
             "config": settings,
             "fast": fast,
             "aliases": aliases,
+            "holdout": holdout,
         }
         same = all(known.get(key) == value for key, value in facts.items())
         if resumed and not same:
@@ -182,10 +197,15 @@ def _learn(
             index_of = {label: index for index, label in enumerate([*every, *new])}
             labels = np.array([index_of[label] for label in names])[found.labels]
             task = Task(done, name, new, len(every), pixels, labels, view, work.engine.fabric.device, train=not fast)
+            if holdout:
+                torch.manual_seed(fold(config.seed, done, "holdout"))
+                (task, held), images["holdout"] = task.hold_out(holdout), holdout
+            measure = outcome.held_out(held) if holdout else outcome.left_out
             for line in (*found.notes, *_much_alike(new, every)):
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
-            work.learn(method, task, also=again_shown, train=settings["train"], seed=config.seed, **images)
+            how: dict[str, Any] = {"also": again_shown, "measure": measure}
+            work.learn(method, task, **how, train=settings["train"], seed=config.seed, **images)
     finally:
         show.close()
 
@@ -195,6 +215,7 @@ def _is_learnt(
     name: str,
     found: Given,
     config: ModelConfig,
+    holdout: float,
     show: Observer,
 ) -> bool:
     """Whether the model's last task is this one, of these images and settings: a process was killed after it."""
@@ -203,7 +224,7 @@ def _is_learnt(
         return False
     wanted = {"train": config.model_dump(mode="json")["train"], "seed": config.seed}
     manifest = read_json(last[0].folder / MANIFEST)
-    if any(manifest.get(key) != value for key, value in wanted.items()):
+    if any(manifest.get(key) != value for key, value in wanted.items()) or manifest.get("holdout", 0.0) != holdout:
         return False
     wanted = _facts(_decode(found, config.images.stored, show), found.labels)
     return all(manifest.get(key) == value for key, value in wanted.items())
@@ -221,7 +242,7 @@ def _half_learnt(path: Path) -> dict[str, Any]:
     """What is noted of the task that is being learnt; nothing if none is."""
     known = half_learnt(path)
     if known:
-        known = {"fast": False, "aliases": {}, "nested": False, **known}
+        known = {"fast": False, "aliases": {}, "nested": False, "holdout": 0.0, **known}
         with suppress(ConfigError):  # a damaged one equals no other, so that the task begins anew
             known["config"] = as_stored(known["config"], ModelConfig)
     return known

@@ -3,28 +3,30 @@
 A run directory is one too: `pearl run` and `pearl learn` write the same files.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pearl.data.augment import View
-from pearl.data.given import given
 from pearl.data.pictures import Picture, in_batches, is_one
-from pearl.errors import ConfigError, DataError, RunError, short_of_memory
-from pearl.evaluation import metrics
+from pearl.errors import ConfigError, DataError, RunError, printable, short_of_memory, typed
 from pearl.evaluation.evaluate import Ensemble
+from pearl.lifecycle.evaluation import UNKNOWN_RATE, Data, Evaluation, evaluate
+from pearl.lifecycle.outcome import Outcome, estimated
 from pearl.lifecycle.saved import TaskInfo, check_method, load_method, read_config, resume_command, task_infos
 from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
-from pearl.settings.registry import nearest
+from pearl.settings.registry import nearest, readable
 from pearl.storage.files import check_no_gap, finished
+from pearl.storage.sheets import rows_as_html
 
 BATCH = 64  # images decoded and asked about at a time
 
@@ -47,39 +49,6 @@ class Prediction:
         return self.classes[0]
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What a model got right: `confusion` (C, C) counts of true class by predicted class, among all classes;
-    `task_il` (C,) counts of images right among the classes of their own task; `reliability` (bins, 3): see
-    `metrics.reliability`; `notes`: what was not looked at."""
-
-    tasks: tuple[TaskInfo, ...]
-    confusion: np.ndarray
-    task_il: np.ndarray
-    reliability: np.ndarray
-    notes: tuple[str, ...] = ()
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the rows."""
-        return tuple(name for task in self.tasks for name in task.classes)
-
-    @property
-    def total(self) -> np.ndarray:
-        """Images per class (C,)."""
-        return self.confusion.sum(1)
-
-    @property
-    def class_il(self) -> np.ndarray:
-        """Images per class (C,) that are right among all classes."""
-        return self.confusion.diagonal()
-
-    @property
-    def calibration_error(self) -> float:
-        """How far the probability of the best class is from how often it is right, in percent."""
-        return metrics.calibration_error(self.reliability)
-
-
 class Model:
     """A model that goes on learning. Made by `pearl learn` or `pearl run`, opened by `pearl.load`."""
 
@@ -90,7 +59,7 @@ class Model:
     @classmethod
     def open(
         cls, path: str | Path, *, tasks: int | None = None, device: str = "auto", method: str | None = None
-    ) -> "Model":
+    ) -> Self:
         """A model as it was after its first `tasks` tasks; after all of them if not given.
 
         `method` ("path/to/file.py:Class") names the file that its method is in, if it is in one.
@@ -120,6 +89,14 @@ class Model:
             raise ConfigError(f"device {device!r} cannot be used here ({reason}); use auto or cpu") from None
         return cls(path, config, task_infos(path, tasks), place)
 
+    def __repr__(self) -> str:
+        made = f"{readable(self.config.method['name'])} on {self.config.backbone['name']}"
+        return f"Model({printable(str(self.path))}: {made}, {len(self.tasks)} tasks, {len(self.classes)} classes)"
+
+    def _repr_html_(self) -> str:
+        rows = [(task.name, f"{len(task.names)}", ", ".join(task.names)) for task in self.tasks]
+        return f"<p>{escape(repr(self))}</p>{rows_as_html([('task', 'classes', ''), *rows])}"
+
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of all classes; a class's place is its logit index."""
@@ -140,6 +117,15 @@ class Model:
     def _ensemble(self) -> Ensemble:
         return Ensemble(self.method)
 
+    @property
+    def outcome(self) -> Outcome | None:
+        """How good it is after its newest task, as far as was found out when it learnt; None if nothing was.
+
+        Raises:
+            RunError: a manifest is damaged.
+        """
+        return estimated(self.tasks, self.method)
+
     def task_index(self, name: str) -> int:
         """The place of a task by its name.
 
@@ -153,6 +139,7 @@ class Model:
 
     # ------------------------------------------------------------------------------------------------- predictions
 
+    @typed
     def predict(
         self,
         images: Picture | Iterable[Picture],
@@ -193,7 +180,7 @@ class Model:
             logits = self.logits(pixels, index)
         else:
             logits, familiar = self.judge(pixels)
-            known = (familiar >= self._threshold(unknown_rate)).tolist()
+            known = (familiar >= self.threshold(unknown_rate)).tolist()
             if index is not None:
                 logits = logits[:, [c for c, (name, _) in enumerate(names) if name in self.tasks[index].names]]
         if index is not None:
@@ -209,7 +196,17 @@ class Model:
             for row, probability, is_known in zip(order.tolist(), share.tolist(), known, strict=True)
         ]
 
-    def _threshold(self, rate: float) -> float:
+    @property
+    def can_judge(self) -> bool:
+        """Whether it can say how familiar an image is, and so what is unknown to it: by class statistics."""
+        return self._ensemble.judge is not None
+
+    def threshold(self, rate: float) -> float:
+        """The familiarity below which an image is unknown, so that about this share of images of known classes is.
+
+        Raises:
+            ConfigError: not a share, or the model cannot judge.
+        """
         if not 0 <= rate < 1:
             raise ConfigError(f"unknown_rate={rate}: a share of images of known classes, from 0 to below 1, as 0.05")
         return self.method.threshold(rate)
@@ -264,55 +261,50 @@ class Model:
             raise RunError(f"{self.path}: its tensors give no numbers for {width} classes; restore a copy")
         return logits
 
-    def evaluate(self, data: Any, *, nested: bool = False) -> "Evaluation":
-        """Accuracy on images of any of the model's classes: DATA/CLASS/*, or DATA/test/CLASS/*, or see `given`.
+    @typed
+    def evaluate(
+        self,
+        data: Data,
+        *,
+        unknown_rate: float = UNKNOWN_RATE,
+        aliases: Mapping[str, str] | None = None,
+        nested: bool = False,
+    ) -> Evaluation:
+        """Accuracy on images: DATA/CLASS/*, or DATA/test/CLASS/*, or see `given`; several folders come as a list.
+
+        Classes that the model does not know are scored as unknown, at its threshold for `unknown_rate`; one without
+        class statistics leaves them out, and says so. `aliases` maps folders to the classes that they show.
 
         Raises:
-            DataError: classes that the model does not know, or images that cannot be read, all of which are named.
+            DataError: no class that the model knows, or images that cannot be read, all of which are named.
+            ConfigError: `unknown_rate` is no share.
         """
-        found = given(data, self.config.images.stored, part="test", nested=nested)
-        names, known = found.classes, found.labels
-        place = {name: index for index, name in enumerate(self.classes)}
-        if strange := [name for name in names if name not in place]:
-            first = f"{strange[0]!r} ({nearest(strange[0], self.classes)})"
-            more = [*map(repr, strange[1:5]), *([f"{len(strange) - 5} more"] if len(strange) > 5 else [])]
-            raise DataError(
-                f"{found.place or found.name}: classes that the model does not know: {', '.join([first, *more])}; "
-                f"give a folder without them"
-            )
-        labels = np.array([place[names[label]] for label in known])
-        confusion = np.zeros((len(place), len(place)), dtype=np.int64)
-        bounds = np.array([task.first_class for task in self.tasks] + [len(place)])
-        task_il = np.zeros(len(place), dtype=np.int64)
-        reliability = np.zeros((metrics.BINS, 3))
-        problems: list[str] = []
-        for start in range(0, len(found), BATCH):
-            pixels, wrong = found.pixels(start, start + BATCH, self.config.images.stored)
-            problems += wrong
-            if problems:
-                continue  # all of them are named, no more is computed
-            truth, scores = labels[start : start + len(pixels)], self.logits(pixels).numpy()
-            np.add.at(confusion, (truth, scores.argmax(1)), 1)
-            confidence = torch.from_numpy(scores).double().softmax(1).numpy().max(1)
-            reliability += metrics.reliability(confidence, scores.argmax(1) == truth)
-            for label, row in zip(truth, scores, strict=True):
-                own = slice(*bounds[np.searchsorted(bounds, label, side="right") - 1 :][:2])
-                task_il[label] += row[own].argmax() + own.start == label
-        if problems:
-            raise DataError("\n".join([f"{len(problems)} images cannot be read: remove or replace them", *problems]))
-        return Evaluation(tuple(self.tasks), confusion, task_il, reliability, found.notes)
+        return evaluate(self, data, unknown_rate=unknown_rate, aliases=aliases, nested=nested)
 
     # ----------------------------------------------------------------------------------------------------- learning
 
-    def learn(self, data: Any, *, task: str | None = None, nested: bool = False, **overrides: Any) -> "Model":
+    @typed
+    def learn(
+        self,
+        data: Any,
+        *,
+        task: str | None = None,
+        aliases: Mapping[str, str] | None = None,
+        fast: bool = False,
+        nested: bool = False,
+        holdout: float = 0.0,
+        **overrides: Any,
+    ) -> Self:
         """Learn the classes of images as a new task, and store it: `pearl.learn`, which says what `data` may be.
 
-        Returns the grown model. `overrides` are settings of training: `learn(data, train={"epochs": 5})`.
+        Returns the grown model, whose `outcome` says how good it is. `overrides` are settings of training:
+        `learn(data, train={"epochs": 5})`.
 
         Raises:
             PearlError: anything a user can mend; the model is then as it was.
         """
         from pearl.lifecycle.learning import learn
 
-        learn(self.path, data, task=task, nested=nested, overrides=overrides, device=self.device.type)
-        return Model.open(self.path, device=self.device.type)
+        how: dict[str, Any] = {"task": task, "aliases": aliases, "fast": fast, "nested": nested, "holdout": holdout}
+        learn(self.path, data, overrides=overrides, device=self.device.type, **how)
+        return type(self).open(self.path, device=self.device.type)

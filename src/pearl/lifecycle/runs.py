@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from pearl.data.batches import Task
 from pearl.data.cache import Images, decode_rows
 from pearl.data.sources import Source
 from pearl.data.stream import Stream, make_stream
-from pearl.errors import ConfigError, DataError, RunError, TrainingError
+from pearl.errors import ConfigError, DataError, RunError, TrainingError, printable
 from pearl.evaluation import metrics
 from pearl.evaluation.evaluate import Evaluator, TestSet
 from pearl.lifecycle.saved import build_method, isolation_size, load_method, read_config, resume_command
@@ -45,16 +46,30 @@ from pearl.storage.files import (
 )
 from pearl.storage.paths import runs_root
 from pearl.storage.shapes import Data, Environment, Results
+from pearl.storage.sheets import rows_as_html
 from pearl.training.engine import Engine, Observer, is_out_of_memory
 from pearl.training.world import World
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A run directory."""
 
     path: Path
     config: RunConfig
+
+    def __repr__(self) -> str:
+        stages = self.results["stages"]
+        accuracy = f", class-IL {self.summary['class_il.final']:.2f} %" if stages else ""
+        return f"Run({printable(str(self.path))}: {len(stages)} tasks{'' if self.done else ' so far'}{accuracy})"
+
+    def _repr_html_(self) -> str:
+        rows = [["task", "class-IL (%)", "task-IL (%)"]]
+        if self.results["stages"]:
+            last = (metrics.accuracy_matrix(self.counts, scenario)[:, -1] for scenario in metrics.SCENARIOS)
+            named = zip(self.results["tasks"], *last, strict=True)
+            rows += [[task["name"], *(f"{value:.2f}" for value in values)] for task, *values in named]
+        return f"<p>{escape(repr(self))}</p>{rows_as_html(rows)}"
 
     @classmethod
     def open(cls, path: Path) -> "Run":

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from importlib import metadata
@@ -162,10 +162,18 @@ class Session:
         write_part(self.path / "reference", snapshot(method.state_dict()), {"parameters": method.size()})
         return method
 
-    def learn(self, method: Method, task: Task, *, also: Sequence[str] = (), **facts: Any) -> None:
+    def learn(
+        self,
+        method: Method,
+        task: Task,
+        *,
+        also: Sequence[str] = (),
+        measure: Callable[[Method], Mapping[str, Any]] = lambda method: {},
+        **facts: Any,
+    ) -> None:
         """Let a method learn a task and store what it added; until that is whole, the directory is as it was.
 
-        `also` are known classes that it shows again.
+        `also` are known classes that it shows again; `measure` gives facts about the method that has learnt it.
         """
         names = [*also, *task.classes]
         self.log.event("task", task=task.id, name=task.name, classes=names, images=len(task))
@@ -192,6 +200,7 @@ class Session:
             "seconds": {key: round(value, 2) for key, value in seconds.items()},
             **facts,
             **method.facts(task.id),
+            **measure(method),
         }
         write_part(self.path / "tasks" / folder_name(task.id, task.name), added, facts)
         self.list_classes()

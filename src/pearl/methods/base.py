@@ -1,10 +1,11 @@
 """What a method is: a generator that yields stretches of training, and a forward pass over all classes seen."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -83,6 +84,36 @@ class Expert:
     task: int | None = None  # it gives this task's logits, and is all that `forward(x, task)` asks
 
 
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """What was said of N images, for who counts it: arrays (N,).
+
+    `true` are logit indices, `best` those of the answers among all classes, `best_own` among the classes of the image's
+    own task; `sure` is the probability of `best`, from 0 to 1.
+    """
+
+    true: np.ndarray
+    best: np.ndarray
+    best_own: np.ndarray
+    sure: np.ndarray
+
+    @classmethod
+    def of(cls, logits: Tensor, true: Tensor, own: Tensor) -> "Answers":
+        """From logits (N, classes), logit indices (N,), and which classes are of an image's own task (N, classes)."""
+        sure, best = logits.double().softmax(1).max(1)
+        best_own = logits.masked_fill(~own, -torch.inf).argmax(1)
+        return cls(*(part.cpu().numpy() for part in (true, best, best_own, sure)))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Answers"]) -> "Answers":
+        """The answers of several batches."""
+        return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
+
+    def __getitem__(self, rows: np.ndarray) -> "Answers":
+        """Those of some images."""
+        return Answers(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+
 class Method(nn.Module):
     """Base of all methods. What is learnt is in the state_dict, and nowhere else.
 
@@ -133,6 +164,20 @@ class Method(nn.Module):
     def threshold(self, rate: float) -> float:
         """The familiarity below which an image is unknown, so that a share `rate` of known ones is, too."""
         raise NotImplementedError
+
+    def left_out(self) -> Answers | None:
+        """What it said of the images that it learnt last, each while it was left out of what it is compared with.
+
+        None of a method that cannot leave images out, and of one that has only been loaded.
+        """
+        return None
+
+    def remaining(self, task: int, right: int, images: int) -> float | None:
+        """About which share (0 to 1) of a task's images that were right when it was learnt still is, among all classes.
+
+        `right` of so many `images` were. None of a method that cannot say.
+        """
+        return None
 
     def at_once(self) -> tuple[Network, int] | None:
         """The logits of all experts from a single pass, and for how many images at a time this is the faster way.

@@ -28,15 +28,25 @@ def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
         RunError: a directory that cannot be read, or one that has nothing to show yet.
         ReportError: the page cannot be written there, or two runs are the same.
     """
-    if output is not None and output.is_dir():
-        raise ReportError(f"{output}: is a folder; give the page a name in it, as -o {output / 'report.html'}")
-    if output is not None and output.suffix.lower() not in {".html", ".htm"}:  # -o RUN/results.json would replace it
-        raise ReportError(f"{output}: the page is HTML; give it a name that ends in .html")
+    if output is not None:
+        check_output(output)
     records = read_all(runs)
     if output is None:
         output = records[0].path / "report.html" if len(records) == 1 else Path("report.html")
     write_file(output, page(records).encode("utf-8", "replace"), mend="choose another place with -o")
     return output
+
+
+def check_output(output: Path) -> None:
+    """See that a page can be meant by this name.
+
+    Raises:
+        ReportError: a folder, or a name that does not end in .html.
+    """
+    if output.is_dir():
+        raise ReportError(f"{output}: is a folder; give the page a name in it, as -o {output / 'report.html'}")
+    if output.suffix.lower() not in {".html", ".htm"}:  # -o RUN/results.json would replace it
+        raise ReportError(f"{output}: the page is HTML; give it a name that ends in .html")
 
 
 def page(records: Sequence[Record]) -> str:

@@ -66,6 +66,20 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A small image, as JPEG, with words below it."""
+
+    jpeg: bytes
+    alt: str
+    words: Sequence[str]
+
+    @property
+    def link(self) -> str:
+        """The image as an address that holds it whole."""
+        return f"data:image/jpeg;base64,{base64.b64encode(self.jpeg).decode()}"
+
+
+@dataclass(frozen=True)
 class Part:
     """One heading of the page."""
 
@@ -74,6 +88,7 @@ class Part:
     tables: Sequence[Table] = ()
     note: str = ""
     text: str = ""
+    pictures: Sequence[Picture] = ()
 
 
 @dataclass(frozen=True)
@@ -120,6 +135,19 @@ def curve_figure(title: str, curves: Mapping[str, Any], name: str, y: str, x: st
     series = {label: (np.arange(1.0, len(mean) + 1), mean, std) for label, (mean, std) in pairs.items()}
     svg = plots.lines(series, name=name, alt=f"{title}: {ends}.", x=x, y=y)
     return Figure(Markup(svg), Table(title, [*columns], list(itertools.zip_longest(*columns.values()))))
+
+
+def line_figure(
+    title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float]]], name: str, *, x: str, y: str
+) -> Figure:
+    """A line per label over any x; the table has a row per point."""
+    rows: list[list[Cell]] = []
+    for label, (at, values) in series.items():
+        rows += [[label, *point] for point in zip(at, values, strict=True)]
+    spans = "; ".join(f"{label} from {values[0]:.4g} to {values[-1]:.4g}" for label, (_, values) in series.items())
+    drawn = {label: (np.array(at, dtype=float), np.array(values), None) for label, (at, values) in series.items()}
+    svg = plots.lines(drawn, name=name, alt=f"{title}: {spans}.", x=x, y=y)
+    return Figure(Markup(svg), Table(title, ["line", x, y], rows))
 
 
 def bar_figure(

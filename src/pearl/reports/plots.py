@@ -84,7 +84,7 @@ def heat_map(
         highest = float(np.nanmax(values, initial=0)) if top is None else top
         mesh = axes.pcolormesh(values, cmap=colours, vmin=0, vmax=highest or 1, edgecolor=PAPER, linewidth=1)
         axes.invert_yaxis()
-        every = 1 if len(columns) <= 10 else 2
+        every = 1 + (len(columns) - 1) // 10
         axes.set_xticks(np.arange(len(columns))[::every] + 0.5, list(columns)[::every])
         axes.set_yticks(np.arange(len(rows)) + 0.5, labels, fontsize=11 if square > 16 else 9)
         axes.tick_params(length=0)
@@ -140,8 +140,10 @@ def lines(
             if spread is not None:
                 axes.fill_between(at, values - spread, values + spread, color=colour, alpha=0.2, linewidth=0)
         axes.grid(axis="y")
+        axes.update_datalim([(axes.dataLim.x0, 0)])  # room above flat curves, too
+        axes.autoscale_view()
         axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
         axes.set(xlabel=x, ylabel=y)
         if marks:
             _mark(axes, marks)

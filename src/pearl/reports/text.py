@@ -1,12 +1,10 @@
 """What the command line prints about names, recipes and runs, and tables of text. Reads files; trains nothing."""
 
-import inspect
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import yaml
 
 from pearl.errors import ConfigError, RunError, printable
@@ -14,20 +12,16 @@ from pearl.evaluation.metrics import accuracy_matrix
 from pearl.reports.settings import REGISTRIES, SECTIONS, part_page, section_page
 from pearl.settings.config import read_recipe, recipe_names
 from pearl.settings.parts import METHODS
-from pearl.settings.registry import Registry, nearest
+from pearl.settings.registry import nearest
 from pearl.storage.files import MANIFEST, finished, read_json
 from pearl.storage.paths import runs_root
 from pearl.storage.shapes import Reference, Results, Task
+from pearl.storage.sheets import aligned
 
 if TYPE_CHECKING:
     from pearl.lifecycle.model import Evaluation
     from pearl.lifecycle.runs import Run
 
-_FAMILIES = {
-    "timm/*": "any network of timm by its name, such as timm/deit_tiny_patch16_224",
-    "torchvision/*": "a data set of torchvision by its name, such as torchvision/CIFAR10",
-    "hf/*": "a data set of Hugging Face, as hf/USER/NAME on the hub or hf/PATH of local files",
-}
 _MEAN_RANK = "mean rank, weighted by (in + out)"
 HEADLINES = {
     "class_il.final": "class-IL after the last task, mean over tasks",
@@ -44,16 +38,21 @@ HEADLINES = {
 }
 
 
+def names_of(what: str) -> dict[str, str]:
+    """The names of one kind of parts, or of recipes, with a line about each."""
+    if what == "recipes":
+        return {name: read_recipe(name).get("about", "") for name in recipe_names()}
+    return REGISTRIES[what].lines()
+
+
 def listing(what: str, *, long: bool = False) -> str:
     """The names of one kind, a line each; of methods, `long` says what they need."""
-    if what == "recipes":
-        rows = [(name, read_recipe(name).get("about", "")) for name in recipe_names()]
-    elif what == "runs":
+    if what == "runs":
         rows = [(str(path), _run_state(path)) for path in sorted(runs_root().glob("*/")) if _is_run(path)]
         if not rows:
             return f"no runs under {runs_root()} yet; start one with: pearl run digits"
     else:
-        rows = [(name, _first_line(REGISTRIES[what], name)) for name in REGISTRIES[what].names()]
+        rows = [*names_of(what).items()]
         if long and what == "methods":
             rows = [(name, f"{line}\n{'':4}{_needs(name)}") for name, line in rows]
     width = max(len(name) for name, _ in rows)
@@ -118,29 +117,16 @@ def run_page(run: "Run") -> str:
 
 
 def evaluation_page(evaluation: "Evaluation") -> str:
-    """Accuracy per class and task, and the most frequent mistakes."""
-    names, total = [printable(name) for name in evaluation.classes], evaluation.total
-    width = max(map(len, [*names, *(printable(task.name) + 8 * " " for task in evaluation.tasks)]))
-    lines = [f"{'':{width}}  images  class-IL  task-IL"]
-
-    def line(name: str, rows: slice) -> str:
-        count = total[rows].sum()
-        if not count:
-            return f"{name:{width}}       0         -        -"
-        right = [100 * part[rows].sum() / count for part in (evaluation.class_il, evaluation.task_il)]
-        return f"{name:{width}}  {count:6}  {right[0]:7.2f}%  {right[1]:6.2f}%"
-
-    for task in evaluation.tasks:
-        rows = slice(task.first_class, task.first_class + len(task.classes))
-        lines.append(line(f"task {printable(task.name)}", rows))
-        lines += [line(f"  {names[c]}", slice(c, c + 1)) for c in range(rows.start, rows.stop) if total[c]]
-    lines.append(line("all", slice(None)))
-    wrong = evaluation.confusion.copy()
-    np.fill_diagonal(wrong, 0)
-    mistakes = [divmod(int(i), len(names)) for i in wrong.ravel().argsort(kind="stable")[::-1][:10]]
-    told = [f"  {names[a]} taken for {names[b]}: {wrong[a, b]}" for a, b in mistakes if wrong[a, b]]
+    """Accuracy per class and task, the most frequent mistakes, how sure it is, and what it does not know."""
+    told = [f"  {printable(true)} taken for {printable(said)}: {count}" for true, said, count in evaluation.mistakes()]
     return "\n".join(
-        [*lines, *(["", "most frequent mistakes:", *told] if told else []), *_sure(evaluation), *evaluation.notes]
+        [
+            repr(evaluation),
+            *(["", "most frequent mistakes:", *told] if told else []),
+            *_sure(evaluation),
+            *_unknown(evaluation),
+            *map(printable, evaluation.notes),
+        ]
     )
 
 
@@ -156,12 +142,42 @@ def _sure(evaluation: "Evaluation") -> list[str]:
     return lines
 
 
+def _unknown(evaluation: "Evaluation") -> list[str]:
+    """What it is worth to ask it about the most familiar images alone, and whether it finds strangers."""
+    if not evaluation.coverage:
+        return []
+    coverage = {f"{share} %": f"{value:.1f}" for share, value in evaluation.coverage.items()}
+    table = [["  answered, the most familiar first", *coverage], ["  right (%)", *coverage.values()]]
+    lines = ["", "if it answers a part of the images alone:", aligned(table, numbers=True)]
+    strangers, refused = ~evaluation.is_known, evaluation.refused
+    found = [f"refuses {refused[part].sum()} of {part.sum()}" for part in (evaluation.is_known, strangers)]
+    lines += ["", f"unknown, at --unknown-rate {evaluation.unknown_rate:g}: of known classes it {found[0]} images"]
+    if strangers.any():
+        lines[-1] += f", of strangers it {found[1]}"
+        lines.append(f"  strangers told from known classes: AUROC {evaluation.auroc:.1f} % (by chance 50)")
+    return lines
+
+
 def evaluation_json(evaluation: "Evaluation") -> str:
-    """All counts; row of `confusion`: true class, column: predicted class."""
+    """All counts; row of `confusion`: true class, column: predicted class. Accuracies are in percent."""
     counts = {key: getattr(evaluation, key).tolist() for key in ("total", "class_il", "task_il", "confusion")}
     tasks = [{"name": task.name, "classes": list(task.classes)} for task in evaluation.tasks]
     facts = {"tasks": tasks, "classes": list(evaluation.classes), **counts, "notes": evaluation.notes}
     facts |= {"reliability": evaluation.reliability.tolist(), "calibration_error": evaluation.calibration_error}
+    facts |= {"accuracy": evaluation.accuracy, "task_accuracy": evaluation.task_accuracy}
+    if evaluation.coverage:
+        strangers, refused = ~evaluation.is_known, evaluation.refused
+        facts["coverage"] = evaluation.coverage
+        facts["unknown"] = {
+            "rate": evaluation.unknown_rate,
+            "known": {"images": int((~strangers).sum()), "refused": int(refused[~strangers].sum())},
+            "strangers": {
+                "classes": evaluation.strangers,
+                "images": int(strangers.sum()),
+                "refused": int(refused[strangers].sum()),
+            },
+            "auroc": evaluation.auroc if strangers.any() else None,
+        }
     return json.dumps(facts, indent=1)
 
 
@@ -258,29 +274,12 @@ def _run_state(path: Path) -> str:
     return f"{state}, {len(results['stages'])} tasks, class-IL {accuracy:.2f} % pooled over images"
 
 
-def _first_line(registry: Registry, name: str) -> str:
-    if name in _FAMILIES:
-        return _FAMILIES[name]
-    try:
-        part = registry.load(name)
-    except ConfigError as error:  # an installed package's
-        return str(error)
-    return (inspect.getdoc(part) or "-").splitlines()[0]
-
-
 def duration(seconds: float) -> str:
     """Seconds as a person says them."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts for a terminal."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

@@ -31,15 +31,33 @@ from pearl.settings.born import Born, as_written, without_born
 from pearl.settings.code import Code, in_words, run_file
 from pearl.settings.follow import followed
 
-_EXAMPLES = {"timm": "deit_tiny_patch16_224", "torchvision": "CIFAR10", "hf": "USER/NAME"}  # of families
+_FAMILIES = {
+    "timm": ("any network of timm", "deit_tiny_patch16_224"),
+    "torchvision": ("a data set of torchvision", "CIFAR10"),
+    "hf": ("a data set of Hugging Face, on the hub or of local files", "USER/NAME"),
+}
 Spec = dict[str, Any]  # {"name": ..., option: value, ...}
+
+
+def _family(name: str) -> str | None:
+    """A line about a family, NAME/*; None if it is none."""
+    family, _, star = name.partition("/")
+    if star != "*":
+        return None
+    what, example = _FAMILIES.get(family, ("any member of the family", "NAME"))
+    return f"{what} by its name, such as {family}/{example}"
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """A hint for a word that is not one of the choices: the nearest one, or all of them if none is near."""
     choices = sorted(choices)
-    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(map(printable, choices))}"
+    return near(word, choices) or f"choose from {', '.join(map(printable, choices))}"
+
+
+def near(word: str, choices: Iterable[str], enough: float = 0.5) -> str:
+    """A hint at the nearest of the choices; nothing if none is near `enough` (1: the same)."""
+    found = difflib.get_close_matches(word, sorted(choices), n=1, cutoff=enough)
+    return f"did you mean {found[0]!r}?" if found else ""
 
 
 def problems_of(
@@ -96,6 +114,16 @@ class Registry:
     def names(self) -> list[str]:
         """All names, families with their star; pearl's own first."""
         return [*self.own, *self.installed]
+
+    def lines(self) -> dict[str, str]:
+        """The first line about each part, by name."""
+        found = {}
+        for name in self.names():
+            try:
+                found[name] = _family(name) or (inspect.getdoc(self.load(name)) or "-").splitlines()[0]
+            except ConfigError as error:  # an installed package's
+                found[name] = str(error)
+        return found
 
     def admit(self, given: str) -> str:
         """The name of a part that the user has just named: `path/to/file.py:Class` becomes Class@HASH.
@@ -178,8 +206,7 @@ class Registry:
             )
         family, _, member = name.partition("/")
         if member == "*":
-            example = _EXAMPLES.get(family)
-            such = f", such as {family}/{example}" if example else ""
+            such = f", such as {family}/{_FAMILIES[family][1]}" if family in _FAMILIES else ""
             raise ConfigError(f"{name} stands for a family; name a member{such}")
         target = self.own.get(f"{family}/*" if member else name)
         if target is None and name in self.installed:

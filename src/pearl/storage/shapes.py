@@ -4,7 +4,7 @@ Whoever reads such a file names its shape, so that a file that was damaged, or m
 read and not where a number turns out to be a text.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
@@ -59,6 +59,18 @@ class Layer(Record):
     rows_and_columns: Whole
 
 
+class Estimate(Record):
+    """What was said of a task's images that it was not compared with, or not trained on: counts of each class."""
+
+    how: Literal["left out", "held out"]
+    classes: list[Whole]  # logit indices
+    total: list[Whole]
+    class_il: list[Whole]
+    task_il: list[Whole]
+    mistakes: list[tuple[Whole, Whole, Whole]]  # true class, answer, how often
+    reliability: list[tuple[Number, Number, Number]]  # see `metrics.reliability`
+
+
 class Task(Part):
     """tasks/*/manifest.json. The first versions did not write how many images there were, nor isolation's size."""
 
@@ -72,6 +84,7 @@ class Task(Part):
     seconds: dict[Text, Number]
     layers: list[Layer] = []
     train: Names = {}
+    estimate: Estimate | None = None
 
 
 class Listed(Record):
@@ -130,6 +143,7 @@ class Pending(Record):
     aliases: dict[Text, Text] = {}
     fast: Annotated[bool, Field(strict=True)] = False
     nested: Annotated[bool, Field(strict=True)] = False
+    holdout: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
 
 
 class Epoch(Record):

@@ -1,9 +1,10 @@
-"""CSV that spreadsheets, terminals and readers of lines take for what it is: names may be anything."""
+"""Tables as CSV, text and HTML, taken for what they are by spreadsheets, terminals and pages: names may be anything."""
 
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from html import escape
 from typing import Any
 
 from pearl.errors import printable
@@ -22,3 +23,23 @@ def rows_as_csv(rows: Iterable[Iterable[Any]], *, end: str = "\r\n") -> str:
     file = io.StringIO()
     csv.writer(file, lineterminator=end).writerows([cell(value) for value in row] for row in rows)
     return file.getvalue()
+
+
+def aligned(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
+    """A table of texts for a terminal; `numbers` are all columns but the first, and end below each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = ["<", *(">" if numbers else "<" for _ in widths[1:])]
+    lines = (
+        "  ".join(f"{text:{side}{width}}" for text, side, width in zip(row, sides, widths, strict=True)) for row in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def rows_as_html(rows: Sequence[Sequence[str]]) -> str:
+    """A table for a notebook; the first row is its head."""
+
+    def line(row: Sequence[str], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{escape(text)}</{tag}>' for text in row)}</tr>"
+
+    body = "".join(line(row, "td") for row in rows[1:])
+    return f"<table><thead>{line(rows[0], 'th')}</thead><tbody>{body}</tbody></table>"

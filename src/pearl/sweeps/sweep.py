@@ -20,12 +20,13 @@ from typing import Any
 import yaml
 
 from pearl.errors import ConfigError, ReportError, RunError, printable
-from pearl.reports.text import aligned, duration, markdown
+from pearl.reports.text import duration, markdown
 from pearl.settings.config import parse_overrides
 from pearl.settings.documents import parse_yaml
 from pearl.storage import files
 from pearl.storage.files import FORMAT, check_writable, finished, write_file
 from pearl.storage.paths import runs_root
+from pearl.storage.sheets import aligned
 from pearl.sweeps.jobs import Job, Outcome, check
 
 COLUMNS = {

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pearl.reports.text import aligned, duration
+from pearl.reports.text import duration
 from pearl.settings.config import RunConfig
+from pearl.storage.sheets import aligned
 from pearl.tables import spec
 from pearl.tables.objects import CPU_CORE, GPU, seconds
 from pearl.tables.spec import Size

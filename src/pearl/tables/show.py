@@ -11,9 +11,9 @@ from markupsafe import Markup
 from pearl.errors import ConfigError
 from pearl.reports import plots
 from pearl.reports.parts import Chapter, Figure, Link, Part, Table, bar_figure, curve_figure, render
-from pearl.reports.text import aligned, markdown
+from pearl.reports.text import markdown
 from pearl.storage.files import check_writable, write_file
-from pearl.storage.sheets import rows_as_csv
+from pearl.storage.sheets import aligned, rows_as_csv
 from pearl.tables import spec, words
 from pearl.tables.values import Cell, Filled
 

@@ -10,7 +10,7 @@ several, and a chain of decisions over the tasks joins them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -19,6 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pearl.errors import RunError
+from pearl.methods.base import Answers
 from pearl.methods.common.spaces import (
     ByClass,
     ChainHead,
@@ -36,6 +37,7 @@ from pearl.nn.inner import Layers
 UNCALIBRATED = 0.2  # the temperature before there are two tasks to measure it with
 FOLDS = 4
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), 40, dtype=torch.float64)
+DRAWS, WIDTHS = 128, [0.5 * i for i in range(1, 17)]  # images that stand for old ones, and how far they may lie
 HALF = 0.5  # shrinkage a = HALF * p / (n + p): at n = p images a quarter of the covariance is a multiple of 1
 
 
@@ -83,6 +85,7 @@ class ChainStatistics(nn.Module):
         # ".means.v" (k, p); ".familiarity" (101,), percentiles among images left out; "temperature" ()
         self.tensors = TaskTensors(buffers=True)
         self._head: list[ChainHead] = []  # in a list: it is no part of the state
+        self.left_out: Answers | None = None  # of the task observed last, see `observe`; no part of the state either
 
     # ---------------------------------------------------------------------------------------------------- what is there
 
@@ -148,13 +151,14 @@ class ChainStatistics(nn.Module):
     def observe(self, features: Sequence[Tensor], labels: Tensor) -> None:
         """Add a task: features (N, p) in every space there is, and the classes' logit indices (N,).
 
-        The temperature is measured first, with these images left out of the statistics a quarter at a time.
+        The temperature is measured first, with these images left out of the statistics a quarter at a time: what is
+        then said of them is in `left_out`.
         """
         self._head.clear()
         t = len(self)
         # what its own sub-network makes of images that it has learnt is no measure; at first there is no other
         usable = [rows for birth, rows in zip(self.births, features, strict=True) if birth < t or t == 0]
-        temperature, percentiles = self._calibrate(usable, labels)
+        temperature, percentiles, self.left_out = self._calibrate(usable, labels)
         if t:
             value = torch.tensor(temperature, dtype=torch.float64, device=labels.device)
             self.tensors.add("temperature", value)
@@ -174,10 +178,11 @@ class ChainStatistics(nn.Module):
         """Whether task t's images enter the covariance of space v."""
         return self.options.covariance == "updated" or t < 2 or t == self.births[v]
 
-    def _calibrate(self, features: Sequence[Tensor], labels: Tensor) -> tuple[float, Tensor]:
+    def _calibrate(self, features: Sequence[Tensor], labels: Tensor) -> tuple[float, Tensor, Answers | None]:
         """The temperature of the least negative log-likelihood of a new task's images among all classes.
 
-        And the percentiles (101,) of their familiarity. Each image is left out of the statistics that it meets.
+        With it, the percentiles (101,) of their familiarity, and the answers; None if each class has a single image.
+        Each image is left out of the statistics that it meets.
         """
         classes, own = labels.unique(return_inverse=True)
         fold = _folds(own)
@@ -186,7 +191,7 @@ class ChainStatistics(nn.Module):
         begins = begins_of(task_of, births)
         by_class = ByClass(torch.cat([self.class_of, classes.cpu()])).to(labels.device)
         total = torch.zeros(len(GRID), dtype=torch.float64)
-        left_out: list[tuple[list[Tensor], list[Tensor]]] = []
+        left_out: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []
         for k in range(FOLDS):
             out = fold == k
             if not out.any():
@@ -199,17 +204,20 @@ class ChainStatistics(nn.Module):
                 scores.append(made(rows[out].double()))
                 common.append(made.common(rows[out].double()))
                 first.append(made.first)
-            left_out.append((scores, common))
+            left_out.append((labels[out], scores, common))
             for i, temperature in enumerate(GRID):
                 logp = by_class(chain_rule(scores, first, begins, births, float(temperature)))
                 total[i] -= logp.gather(1, labels[out, None]).sum().cpu()
         best = float(GRID[total.argmin()]) if len(self) else UNCALIBRATED
-        seen = [
-            familiarity(by_class(chain_rule(scores, first, begins, births, best)), scores, common, best)
-            for scores, common in left_out
-        ]
+        seen, answers = [], []
+        for true, scores, common in left_out:
+            logp = by_class(chain_rule(scores, first, begins, births, best))
+            seen.append(familiarity(logp, scores, common, best))
+            own = torch.isin(torch.arange(logp.shape[1], device=classes.device), classes)
+            answers.append(Answers.of(logp, true, own.expand_as(logp)))
         every = torch.cat(seen) if seen else torch.full((1,), -torch.inf, dtype=torch.float64)  # nothing is strange
-        return best, every.quantile(torch.linspace(0, 1, 101, dtype=torch.float64, device=every.device))
+        percentiles = every.quantile(torch.linspace(0, 1, 101, dtype=torch.float64, device=every.device))
+        return best, percentiles, Answers.joined(answers) if answers else None
 
     def threshold(self, rate: float) -> float:
         """The familiarity below which a share `rate` of images of known classes lies, as far as is known."""
@@ -262,8 +270,7 @@ class ChainStatistics(nn.Module):
         tasks = range(birth, len(self))
         mu = [self.tensors[f"task.{t}.means.{v}"].double() for t in tasks]
         weights = [self.tensors[f"task.{t}.counts"].double() for t in tasks]
-        within = _unpack(self.tensors[f"space.{v}.scatter"], len(self.tensors[f"space.{v}.projected_mean"]))
-        freedom = int(self.tensors[f"space.{v}.freedom"])
+        within, freedom = self._scatter(v)
         if means is not None and counts is not None:
             mu, weights = [*mu, means], [*weights, counts.double()]
             if scatter is not None:
@@ -272,11 +279,53 @@ class ChainStatistics(nn.Module):
         every, weight = torch.cat(mu), torch.cat(weights)
         centre = weight @ every / weight.sum()
         between = (every - centre).T @ ((every - centre) * weight[:, None]) / weight.sum()
-        pooled = within / max(1, freedom)
-        p = len(centre)
-        share = HALF * p / (freedom + p)
-        inverse, of_all = (_inverse(_shrunk(matrix, share)) for matrix in (pooled, pooled + between))
+        inverse, of_all = (
+            torch.cholesky_inverse(torch.linalg.cholesky(matrix)) for matrix in _covariances(within, freedom, between)
+        )
         return Discriminants(every, inverse, centre, of_all, int((self.task_of < birth).sum()))
+
+    def _scatter(self, v: int) -> tuple[Tensor, int]:
+        """The scatter within classes (p, p) in space v, and its degrees of freedom."""
+        within = _unpack(self.tensors[f"space.{v}.scatter"], len(self.tensors[f"space.{v}.projected_mean"]))
+        return within, int(self.tensors[f"space.{v}.freedom"])
+
+    @torch.no_grad()
+    def remaining(self, t: int, right: int, images: int) -> float:
+        """Of images of task t that were right when it was learnt, which share still is, among all classes now.
+
+        An estimate, since the images are gone: some are drawn around the task's means, in each space by itself, as the
+        covariance says, but wider. How much wider is weighed by how likely it makes it that `right` of the `images`
+        were right among the classes that there were then.
+        """
+        births = [birth for birth in self.births if birth <= t]
+        own = torch.arange(DRAWS) % len(self.tensors[f"task.{t}.classes"])
+        true = self.tensors[f"task.{t}.classes"].cpu()[own]
+        generator = torch.Generator().manual_seed(t)
+        made, means, noise = [], [], []
+        for v in range(len(births)):
+            within, freedom = self._scatter(v)
+            root = torch.linalg.cholesky(next(_covariances(within, freedom))).cpu()
+            noise.append(torch.randn(DRAWS, len(root), generator=generator, dtype=root.dtype) @ root.T)
+            means.append(self.tensors[f"task.{t}.means.{v}"].cpu().double()[own])
+            made.append(self._discriminants(v).cpu())
+        first = [score.first for score in made]
+
+        def accuracy(scores: list[Tensor], tasks: int) -> float:
+            """Among the classes of the first so many tasks."""
+            known = int((self.task_of < tasks).sum())
+            among = [rows[:, : known - start] for rows, start in zip(scores, first, strict=True)]
+            begins = begins_of(self.task_of[:known], births)
+            logp = ByClass(self.class_of[:known])(chain_rule(among, first, begins, births, self.temperature))
+            found = float((logp.argmax(1) == true).double().mean())
+            return min(max(found, 0.5 / DRAWS), 1 - 0.5 / DRAWS)
+
+        likely, left = [], []
+        for wider in WIDTHS:
+            scores = [score(mean + wider * away) for score, mean, away in zip(made, means, noise, strict=True)]
+            then, now = accuracy(scores, t + 1), accuracy(scores, len(self))
+            likely.append(right * math.log(then) + (images - right) * math.log(1 - then))
+            left.append(min(now / then, 1))
+        return float(torch.tensor(likely).softmax(0) @ torch.tensor(left))
 
     def _apply(self, *args: Any, **kwargs: Any) -> "ChainStatistics":
         self._head.clear()  # the tensors go elsewhere
@@ -306,15 +355,20 @@ def _statistics(rows: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor
     return means, centred.T @ centred
 
 
+def _covariances(within: Tensor, freedom: int, between: Tensor | None = None) -> Iterator[Tensor]:
+    """The shrunk covariance within classes (p, p), and with the one between them that of all images."""
+    p = len(within)
+    share, pooled = HALF * p / (freedom + p), within / max(1, freedom)
+    yield _shrunk(pooled, share)
+    if between is not None:
+        yield _shrunk(pooled + between, share)
+
+
 def _shrunk(matrix: Tensor, share: float) -> Tensor:
     """(1 - share) matrix + share (trace / p) I."""
     made = (1 - share) * matrix
     made.diagonal().add_(share * max(float(matrix.trace()) / len(matrix), 1e-12))
     return made
-
-
-def _inverse(matrix: Tensor) -> Tensor:
-    return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
 
 
 def _pack(matrix: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
-from pearl.methods.base import Expert, Method, Phase
+from pearl.methods.base import Answers, Expert, Method, Phase
 from pearl.methods.common.chain import Chain, ChainStatistics, Classifier, Heads
 from pearl.nn.fast.folding import with_weights
 from pearl.nn.inner import WithInner, inner_layers
@@ -134,6 +134,14 @@ class SubNetworks(Method):
     def threshold(self, rate: float) -> float:
         """See `Method.threshold`: as measured on the newest task, with images left out of the statistics."""
         return super().threshold(rate) if self.chain is None else self.chain.threshold(rate)
+
+    def left_out(self) -> Answers | None:
+        """See `Method.left_out`: while the temperature was measured."""
+        return None if self.chain is None else self.chain.left_out
+
+    def remaining(self, task: int, right: int, images: int) -> float | None:
+        """See `Method.remaining`: by images drawn from the statistics."""
+        return None if self.chain is None else self.chain.remaining(task, right, images)
 
     def _chained(self, chain: ChainStatistics, spaces: Spaces, x: Tensor) -> Tensor:
         raw = spaces(x)

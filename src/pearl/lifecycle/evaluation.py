@@ -1,0 +1,248 @@
+"""What a model says of images whose classes are known: counted, and for people and notebooks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pearl.data.given import Given, given
+from pearl.errors import DataError, printable
+from pearl.evaluation import metrics
+from pearl.lifecycle.saved import TaskInfo
+from pearl.methods.base import Answers
+from pearl.settings.registry import near
+from pearl.storage.sheets import aligned, rows_as_html
+
+if TYPE_CHECKING:
+    from pearl.lifecycle.model import Model
+
+UNKNOWN_RATE = 0.05
+Data = Any  # what `given` takes, or a list of folders
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation:
+    """What a model said of some images, N in all; what is counted, is counted from this.
+
+    `files` are the images: paths or, of what lies in no file, pixels (size, size, 3) uint8. They are of the model's
+    classes or, with `true` from their number on, of `strangers`: classes that it does not know. `familiarity` (N,) is
+    None where the model cannot judge; then there are no strangers. Those whose familiarity is below `threshold` are
+    unknown to it. `notes`: what was not looked at. Accuracies are in percent.
+    """
+
+    tasks: tuple[TaskInfo, ...]
+    strangers: tuple[str, ...]
+    files: tuple[Path | np.ndarray, ...]
+    answers: Answers
+    familiarity: np.ndarray | None
+    unknown_rate: float
+    threshold: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the rows."""
+        return tuple(name for task in self.tasks for name in task.classes)
+
+    @cached_property
+    def is_known(self) -> np.ndarray:
+        """Which images (N,) are of the model's classes."""
+        return self.answers.true < len(self.classes)
+
+    @cached_property
+    def known(self) -> Answers:
+        """What was said of these."""
+        return self.answers[self.is_known]
+
+    # ---------------------------------------------------------------------------------------------------- accuracy
+
+    @cached_property
+    def confusion(self) -> np.ndarray:
+        """Images of known classes (C, C), true class by predicted class, among all classes."""
+        counts = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
+        np.add.at(counts, (self.known.true, self.known.best), 1)
+        return counts
+
+    @property
+    def total(self) -> np.ndarray:
+        """Images per class (C,)."""
+        return self.confusion.sum(1)
+
+    @property
+    def class_il(self) -> np.ndarray:
+        """Images per class (C,) that are right among all classes."""
+        return self.confusion.diagonal()
+
+    @cached_property
+    def task_il(self) -> np.ndarray:
+        """Images per class (C,) that are right among the classes of their own task."""
+        right = self.known.true[self.known.best_own == self.known.true]
+        return np.bincount(right, minlength=len(self.classes))
+
+    @property
+    def accuracy(self) -> float:
+        """Percent of images that are right among all classes (class-IL); every image weighs the same."""
+        return percent(self.class_il.sum(), self.total.sum())
+
+    @property
+    def task_accuracy(self) -> float:
+        """Percent of images that are right among the classes of their own task (task-IL)."""
+        return percent(self.task_il.sum(), self.total.sum())
+
+    def mistakes(self, most: int = 10) -> list[tuple[str, str, int]]:
+        """The most frequent ones: true class, predicted class, and how often."""
+        wrong = self.confusion.copy()
+        np.fill_diagonal(wrong, 0)
+        order = wrong.ravel().argsort(kind="stable")[::-1][:most].tolist()
+        pairs = [divmod(place, len(wrong)) for place in order]
+        return [(self.classes[a], self.classes[b], int(wrong[a, b])) for a, b in pairs if wrong[a, b]]
+
+    # ------------------------------------------------------------------------------------------------- how sure it is
+
+    @cached_property
+    def reliability(self) -> np.ndarray:
+        """See `metrics.reliability`, of images of known classes."""
+        return metrics.reliability(self.known.sure, self.known.best == self.known.true)
+
+    @property
+    def calibration_error(self) -> float:
+        """How far the probability of the best class is from how often it is right, in percent."""
+        return metrics.calibration_error(self.reliability)
+
+    @property
+    def coverage(self) -> dict[int, float]:
+        """Accuracy among the most familiar images alone, by the percentage that is answered; {} if it cannot judge."""
+        if self.familiarity is None:
+            return {}
+        right = self.known.best == self.known.true
+        values = metrics.coverage_accuracy(self.familiarity[self.is_known], right)
+        return dict(zip(metrics.COVERAGES, values.tolist(), strict=True))
+
+    @property
+    def auroc(self) -> float:
+        """How well familiarity tells known images from strangers, in percent; NaN where there are none."""
+        if self.familiarity is None:
+            return math.nan
+        return metrics.auroc(self.familiarity[self.is_known], self.familiarity[~self.is_known])
+
+    @property
+    def refused(self) -> np.ndarray:
+        """Which images (N,) are unknown to it, at its threshold for `unknown_rate`."""
+        if self.familiarity is None:
+            return np.zeros(len(self.files), dtype=bool)
+        return self.familiarity < self.threshold
+
+    # ----------------------------------------------------------------------------------------------------- for people
+
+    def rows(self) -> list[list[str]]:
+        """Accuracy of each task and its classes, and of all, as texts; the first row is the head."""
+        total, found = self.total, [["", "images", "class-IL", "task-IL"]]
+
+        def row(name: str, part: slice) -> list[str]:
+            count = total[part].sum()
+            right = [percent(of[part].sum(), count) for of in (self.class_il, self.task_il)]
+            return [printable(name), f"{count}", *(f"{value:.2f}%" if count else "-" for value in right)]
+
+        for task in self.tasks:
+            part = slice(task.first_class, task.first_class + len(task.classes))
+            found.append(row(f"task {task.name}", part))
+            found += [
+                row(f"  {name}", slice(c, c + 1)) for c, name in enumerate(task.classes, task.first_class) if total[c]
+            ]
+        return [*found, row("all", slice(None))]
+
+    def __repr__(self) -> str:
+        return aligned(self.rows(), numbers=True)
+
+    def _repr_html_(self) -> str:
+        return rows_as_html(self.rows())
+
+
+def percent(part: float, whole: float) -> float:
+    """A share; NaN of nothing."""
+    return 100 * float(part) / float(whole) if whole else math.nan
+
+
+def evaluate(
+    model: "Model",
+    data: Data,
+    *,
+    unknown_rate: float = UNKNOWN_RATE,
+    aliases: Mapping[str, str] | None = None,
+    nested: bool = False,
+) -> Evaluation:
+    """See `Model.evaluate`."""
+    from pearl.lifecycle.model import BATCH
+
+    size = model.config.images.stored
+    several = isinstance(data, list | tuple) and bool(data) and all(isinstance(one, str | Path) for one in data)
+    parts = [given(one, size, part="test", nested=nested) for one in (data if several else [data])]
+    parts = [part.renamed(aliases or {}) for part in parts]
+    strange, notes = _strange(model, parts)
+    place = {name: index for index, name in enumerate([*model.classes, *strange])}
+    threshold = model.threshold(unknown_rate) if model.can_judge else math.nan
+    task_of = torch.repeat_interleave(torch.tensor([len(task.classes) for task in model.tasks]))
+    files: list[Path | np.ndarray] = []
+    answers: list[Answers] = []
+    familiarity: list[np.ndarray] = []
+    problems: list[str] = []
+    batches = [(one, start) for one in parts for start in range(0, len(one), BATCH)]
+    for part, start in batches:
+        pixels, wrong = part.pixels(start, start + BATCH, size)
+        problems += wrong
+        if problems:
+            continue  # all of them are named, no more is computed
+        true = np.array([place.get(part.classes[label], -1) for label in part.labels[start : start + len(pixels)]])
+        asked = np.flatnonzero(true >= 0)  # the others are left out
+        if not len(asked):
+            continue
+        pixels, here = pixels[asked], torch.from_numpy(true[asked])
+        logits, familiar = model.judge(pixels) if model.can_judge else (model.logits(pixels), None)
+        own = task_of == task_of[here.clamp(max=len(task_of) - 1)][:, None]
+        answers.append(Answers.of(logits, here, own))
+        familiarity += [] if familiar is None else [familiar.numpy()]
+        files += [part.images[start + row] for row in asked] if isinstance(part.images, tuple) else [*pixels]
+    if problems:
+        raise DataError("\n".join([f"{len(problems)} images cannot be read: remove or replace them", *problems]))
+    return Evaluation(
+        tuple(model.tasks),
+        tuple(strange),
+        tuple(files),
+        Answers.joined(answers),
+        np.concatenate(familiarity) if familiarity else None,
+        unknown_rate,
+        threshold,
+        (*(note for part in parts for note in part.notes), *notes),
+    )
+
+
+def _strange(model: "Model", parts: Sequence[Given]) -> tuple[list[str], list[str]]:
+    """The classes that the model does not know, as far as it can say so, and notes on them.
+
+    Raises:
+        DataError: it knows none of them.
+    """
+    named = {name for part in parts for name in part.classes}
+    strange = sorted(named - {*model.classes})
+    if not strange:
+        return [], []
+    if len(strange) == len(named):
+        raise DataError(
+            f"{', '.join(part.place or part.name for part in parts)}: only classes that the model does not know: "
+            f"{_some(strange, model.classes)}; give images of known ones, which `pearl inspect` lists"
+        )
+    what = "scored as unknown" if model.can_judge else "left out, as without class statistics nothing is unknown"
+    note = f"classes that the model does not know, {what}: {_some(strange, model.classes)}"
+    return strange if model.can_judge else [], [note]
+
+
+def _some(names: Sequence[str], choices: Sequence[str]) -> str:
+    """Names in words, the first of them with a hint at what each may have meant."""
+    hints = [(name, near(name, choices, 0.65)) for name in names[:5]]
+    told = [f"{name!r} ({hint})" if hint else repr(name) for name, hint in hints]
+    return ", ".join([*told, *([f"{len(names) - 5} more"] if len(names) > 5 else [])])

@@ -1,0 +1,55 @@
+"""What Python gets to hold: a model, with all that can be done with one, whatever room does it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pearl.errors import typed
+from pearl.lifecycle.model import Model as Learnt
+
+
+class Model(Learnt):
+    """A model that goes on learning. Made by `pearl.learn`, opened by `pearl.load`."""
+
+    @typed
+    def export(
+        self,
+        to: str,
+        out: str | Path | None = None,
+        *,
+        images: Sequence[str | Path] | None = None,
+        force: bool = False,
+    ) -> str:
+        """Write it for use without pearl, `to` torch, onnx or peft; a line that says where, and how it was checked.
+
+        `out` is named as the model, in the current folder, if not given; `images` are files or folders to check with;
+        `force` replaces what an earlier export left there.
+
+        Raises:
+            ExportError: a format that cannot hold it, or a place that cannot be written.
+        """
+        from pearl.export import export_directory
+
+        place, checked = None if out is None else Path(out), None if images is None else [*map(Path, images)]
+        return export_directory(str(self.path), to=to, out=place, images=checked, upto=len(self.tasks), force=force)
+
+    @typed
+    def report(self, output: str | Path | None = None) -> Path:
+        """Write a page of figures and tables about it, by default report.html in its directory; the path it is at.
+
+        Raises:
+            ReportError: it cannot be written there.
+        """
+        from pearl.reports.page import write
+
+        return write([self.path], None if output is None else Path(output))
+
+    def inspect(self) -> dict[str, Any]:
+        """What its files hold: tasks, classes, ranks per layer, parameters, bytes; and `damaged`, a line for each file.
+
+        Raises:
+            RunError: its configuration or reference cannot be read.
+        """
+        from pearl.reports.text import inspection
+
+        return inspection(self.path)[0]

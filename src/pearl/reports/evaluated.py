@@ -1,0 +1,189 @@
+"""One HTML page about an evaluation: what is taken for what, how sure the model is, what it does not know."""
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pearl.reports.page import check_output
+from pearl.reports.parts import (
+    Chapter,
+    Figure,
+    Part,
+    Picture,
+    Table,
+    bar_figure,
+    heat_map,
+    line_figure,
+    render,
+)
+from pearl.reports.records import counted
+from pearl.storage.files import write_file
+
+if TYPE_CHECKING:
+    from pearl.lifecycle.evaluation import Evaluation
+
+SHOWN = 24  # classes in a figure, and mistakes as pictures: more cannot be read
+PIXELS = 96  # of a picture
+FEW = 5  # images of a bin of which a share says nothing
+
+
+def write(evaluation: "Evaluation", output: Path, title: str) -> Path:
+    """Write the page, whole or not at all; the path it is at.
+
+    Raises:
+        ReportError: see `page.check_output`.
+        DataError: an image of the page cannot be read any more.
+    """
+    check_output(output)
+    write_file(output, page(evaluation, title).encode("utf-8", "replace"), mend="choose another place with -o")
+    return output
+
+
+def page(evaluation: "Evaluation", title: str) -> str:
+    """The page as HTML."""
+    known = int(evaluation.is_known.sum())
+    parts = [
+        Part("Results", tables=[_results(evaluation)], note="Accuracies are in percent; every image weighs the same."),
+        Part("Confusion between classes", *_confusion(evaluation)),
+        Part("Accuracy by class and task", *_accuracy(evaluation)),
+        Part("How sure it is", figures=[_reliability(evaluation)], note=SURE_NOTE),
+        *([Part("What it does not know", *_unknown(evaluation))] if evaluation.coverage else []),
+        *([Part("The worst mistakes", pictures=worst, note=WORST_NOTE)] if (worst := _worst(evaluation)) else []),
+        *([Part("Notes", text="\n".join(evaluation.notes))] if evaluation.notes else []),
+    ]
+    return render(f"{title}: {counted(known, 'image')}, {evaluation.accuracy:.1f} % right", [Chapter(title, parts)])
+
+
+SURE_NOTE = (
+    "Images by the probability of the answer, in bins of equal width: above the diagonal the model is right more often "
+    "than it says, below it less often. Bins of few images are left out. The calibration error is the mean distance of "
+    "all bins, weighted by images."
+)
+WORST_NOTE = "Those that it was most sure of, as the model sees them: what they are, what it took them for, how sure."
+
+
+def _results(evaluation: "Evaluation") -> Table:
+    rows: list[list[str | float | int]] = [
+        ["images of known classes", int(evaluation.is_known.sum())],
+        ["accuracy among all classes (class-IL)", evaluation.accuracy],
+        ["accuracy among the classes of the own task (task-IL)", evaluation.task_accuracy],
+        ["calibration error", evaluation.calibration_error],
+    ]
+    if evaluation.coverage:
+        refused = 100 * evaluation.refused[evaluation.is_known].mean()
+        rows.append([f"known images refused at --unknown-rate {evaluation.unknown_rate:g}", refused])
+    if evaluation.strangers:
+        rows += [
+            ["images of strangers", int((~evaluation.is_known).sum())],
+            ["strangers found at that rate", 100 * evaluation.refused[~evaluation.is_known].mean()],
+            ["AUROC, known images against strangers", evaluation.auroc],
+        ]
+    return Table("Results", ["what", "value"], rows)
+
+
+def _confusion(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]:
+    """The matrix, of the classes with the most mistakes where there are many; and pairs."""
+    confusion, names = evaluation.confusion, evaluation.classes
+    wrong = confusion.sum(0) + confusion.sum(1) - 2 * confusion.diagonal()
+    rows = np.arange(len(names)) if len(names) <= SHOWN else np.sort(np.argsort(-wrong, kind="stable")[:SHOWN])
+    total = np.maximum(evaluation.total, 1)[:, None]
+    figure = heat_map(
+        "Predicted class of the images of each class (%)",
+        (100 * confusion / total)[np.ix_(rows, rows)],
+        name="confusion",
+        rows=[f"{names[row]} {row + 1}" for row in rows],
+        columns=[str(row + 1) for row in rows],
+        x="predicted class",
+        y="true class",
+        unit="images (%)",
+        top=100,
+    )
+    pairs = Table("Most frequent mistakes", ["true class", "taken for", "images"], evaluation.mistakes())
+    note = f"The {SHOWN} of {len(names)} classes with the most mistakes." if len(names) > SHOWN else ""
+    return [figure], [pairs] if pairs.rows else [], note
+
+
+def _accuracy(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]:
+    """Bars of the tasks and the lowest classes, and a table of all."""
+    total, right, in_task = evaluation.total, evaluation.class_il, evaluation.task_il
+    there = np.flatnonzero(total)
+    share = 100 * right / np.maximum(total, 1)
+    lowest = there[np.argsort(share[there], kind="stable")[:SHOWN]]
+    names = evaluation.classes
+    task_of = [task.name for task in evaluation.tasks for _ in task.classes]
+    by_class = [[names[c], task_of[c], int(total[c]), share[c], 100 * in_task[c] / total[c]] for c in there.tolist()]
+    by_task = {
+        task.name: 100 * right[part].sum() / total[part].sum()
+        for task in evaluation.tasks
+        if total[part := slice(task.first_class, task.first_class + len(task.classes))].any()
+    }
+    title = "Class-IL accuracy of each class (%)" if len(there) <= SHOWN else f"The {SHOWN} lowest classes (%)"
+    x = "images that are right (%)"
+    figures = [
+        bar_figure(title, [names[c] for c in lowest], share[lowest].tolist(), "classes", x=x, y="class"),
+        bar_figure("Class-IL accuracy of each task (%)", [*by_task], [*by_task.values()], "tasks", x=x, y="task"),
+    ]
+    columns = ["class", "task", "images", "class-IL (%)", "task-IL (%)"]
+    return figures, [Table("Accuracy of each class", columns, by_class)], ""
+
+
+def _reliability(evaluation: "Evaluation") -> Figure:
+    diagram = evaluation.reliability
+    images, sure, right = diagram[diagram[:, 0] >= min(FEW, diagram[:, 0].max())].T
+    lines = {
+        f"the model, calibration error {evaluation.calibration_error:.1f}": (100 * sure / images, 100 * right / images),
+        "as often right as sure": ([0.0, 100.0], [0.0, 100.0]),
+    }
+    return line_figure("How often it is right (%)", lines, "reliability", x="how sure it is (%)", y="right (%)")
+
+
+def _unknown(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]:
+    coverage = evaluation.coverage
+    line = {"accuracy": ([*map(float, coverage)], [*coverage.values()])}
+    axes = {"x": "images that are answered, the most familiar first (%)", "y": "right (%)"}
+    figures, tables = [line_figure("Coverage against accuracy (%)", line, "coverage", **axes)], []
+    note = "Answering only what is most familiar to it should make it right more often."
+    if evaluation.strangers and evaluation.familiarity is not None:
+        known, strange = (evaluation.familiarity[part] for part in (evaluation.is_known, ~evaluation.is_known))
+        at = np.quantile(known, np.linspace(0, 1, 21))
+        refused, seen = ([100 * float((part < limit).mean()) for limit in at] for part in (known, strange))
+        found = {
+            f"familiarity, AUROC {evaluation.auroc:.1f}": (refused, seen),
+            "by chance": ([0.0, 100.0], [0.0, 100.0]),
+        }
+        axes = {"x": "known images that are refused (%)", "y": "strangers found (%)"}
+        figures.append(line_figure("Strangers found (%)", found, "strangers", **axes))
+        tables.append(_strangers(evaluation))
+        note += " Strangers are of classes that the model does not know."
+    return figures, tables, note
+
+
+def _strangers(evaluation: "Evaluation") -> Table:
+    """What the folders of unknown classes were taken for."""
+    rows = []
+    for place, name in enumerate(evaluation.strangers, len(evaluation.classes)):
+        part = evaluation.answers.true == place
+        said, times = np.unique(evaluation.answers.best[part], return_counts=True)
+        nearest = evaluation.classes[said[times.argmax()]]
+        rows.append([name, int(part.sum()), 100 * evaluation.refused[part].mean(), nearest])
+    return Table("Strangers", ["folder", "images", "found unknown (%)", "most like"], rows)
+
+
+def _worst(evaluation: "Evaluation") -> list[Picture]:
+    """Mistakes on known classes, those that the model was most sure of first."""
+    from PIL import Image
+
+    from pearl.data.pictures import to_pixels
+
+    answers, names = evaluation.answers, evaluation.classes
+    wrong = np.flatnonzero(evaluation.is_known & (answers.best != answers.true))
+    pictures = []
+    for row in wrong[np.argsort(-answers.sure[wrong], kind="stable")][:SHOWN].tolist():
+        file, true, said = evaluation.files[row], names[answers.true[row]], names[answers.best[row]]
+        jpeg = io.BytesIO()
+        Image.fromarray(to_pixels(file, PIXELS)).save(jpeg, "JPEG", quality=85)
+        words = [f"{true}", f"taken for {said}", f"{100 * answers.sure[row]:.0f} % sure"]
+        pictures.append(Picture(jpeg.getvalue(), f"{true}, taken for {said}", words))
+    return pictures

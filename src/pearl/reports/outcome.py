@@ -1,0 +1,48 @@
+"""What `pearl learn` ends with: how good the model is by now, as far as is known, in a few lines."""
+
+import shlex
+from typing import TYPE_CHECKING
+
+from pearl.errors import printable
+
+if TYPE_CHECKING:
+    from pearl.lifecycle.model import Model
+    from pearl.lifecycle.outcome import Outcome
+
+HOW = {
+    "left out": "estimated on {} images of its own, each left out of the statistics that it meets",
+    "held out": "measured on {} images of its own that were held out of training",
+    "measured": "measured on {} images",
+}
+BEST_CASE = "its network has learnt from these images, so this is the best case; --holdout 0.1 measures on others"
+
+
+def ending(model: "Model", measured: "Outcome | None" = None) -> str:
+    """The result of learning the newest task, and what to do next."""
+    name, estimated = shlex.quote(str(model.path)), model.outcome
+    lines = [line for outcome in (estimated, measured) if outcome is not None for line in outcome_lines(outcome)]
+    if not lines:
+        lines = ["not measured; --holdout 0.1 keeps images for it, --evaluate FOLDER takes others"]
+    data = "" if measured else f"; pearl evaluate {name} --data FOLDER -o page.html"
+    return "\n".join([*lines, f"next: pearl predict {name} PHOTO{data}; pearl export {name} --to onnx"])
+
+
+def outcome_lines(outcome: "Outcome") -> list[str]:
+    """Seven lines at most."""
+    lines = [f"{HOW[outcome.how].format(outcome.images)}:"]
+    if outcome.new is not None:
+        alone = f", {outcome.new_in_task:.1f} % among the task's own (task-IL)"
+        lines.append(f"  new classes  {outcome.new:.1f} % right among all classes (class-IL){alone}")
+    if outcome.old_now is not None or outcome.old_then is not None:
+        then = "" if outcome.old_then is None else f"{outcome.old_then:.1f} % right when they were learnt"
+        now = "" if outcome.old_now is None else f"{outcome.old_now:.1f} %"
+        if then and now:
+            then, now = f"{then}, ", f"about {now} now (an estimate, from their statistics)"
+        elif now:
+            now += " right among all classes (class-IL)"
+        lines.append(f"  old classes  {then}{now}")
+    told = [f"{printable(true)} taken for {printable(said)} ({times})" for true, said, times in outcome.mistakes]
+    lines += [f"  mistakes     {', '.join(told)}"] if told else []
+    error = f"calibration error {outcome.calibration_error:.1f} points"
+    lines.append(f"  how sure     {outcome.sure:.1f} % on average, and right in {outcome.right:.1f} %; {error}")
+    return [*lines, *([f"  ({BEST_CASE})"] if outcome.first else [])]
