@@ -10,7 +10,7 @@ from PIL import Image
 
 import pearl
 from pearl.errors import ConfigError, DataError
-from pearl.lifecycle.refit import refit
+from pearl.lifecycle.refit import refit, refitted
 from pearl.lifecycle.runs import execute
 from pearl.settings.config import load_config
 from pearl.storage.checkpoint import load_state
@@ -143,6 +143,17 @@ def test_refitting_a_run_is_the_run_that_would_have_been(spaces, cli):
     whole.path = whole.path.with_name("whole")
     counts = [[stage["class_il"] for stage in run.results["stages"]] for run in (found, whole)]
     assert counts[0] == counts[1]
+
+
+def test_another_classifier_takes_the_place_of_the_one_there_was():
+    run = load_config("digits", ["method.classifier={name: chain, spaces: 2, train: all}"])
+    assert refitted(run, "heads").method["classifier"] == {"name": "heads"}
+    run = load_config("digits", ["method.classifier={name: chain, spaces: 2}"])  # of train=spaces
+    assert refitted(run, {"name": "chain", "layers": "final"}).method["classifier"]["spaces"] == 2
+    with pytest.raises(ConfigError, match="of all tasks would have been trained, this run has those of 2 tasks"):
+        refitted(run, "heads")
+    with pytest.raises(ConfigError, match="of 3 tasks would have been trained, this run has those of 2 tasks"):
+        refitted(run, {"name": "chain", "spaces": 3})
 
 
 def test_what_cannot_be_refitted():
