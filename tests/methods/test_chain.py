@@ -271,6 +271,15 @@ def test_a_method_observes_what_it_has_learnt():
                     torch.testing.assert_close(chain.tensors[f"task.{t}.means.{v}"][row], mean, rtol=1e-4, atol=1e-4)
 
 
+def test_an_image_passes_once_through_each_sub_network(monkeypatch):
+    """Through a new one as well, which gives the space and what the images are in it."""
+    seen, method = [], Pearl(small_resnet(), classifier=Chain())
+    forward = WithInner.forward
+    monkeypatch.setattr(WithInner, "forward", lambda self, x: (seen.append(len(x)), forward(self, x))[1])
+    learn(method, range(2))
+    assert sum(seen) == len(make_task(0)) + 2 * len(make_task(1))
+
+
 @pytest.mark.parametrize(("train", "trained"), [("spaces", [1]), ("all", [1, 2])])
 def test_only_sub_networks_that_are_asked_are_trained(train, trained):
     method = Pearl(small_resnet(), classifier=Chain(spaces=2, train=train))

@@ -96,10 +96,10 @@ class SubNetworks(Method):
     def observe(self, chain: ChainStatistics, task: Task, batch: int = 256) -> None:
         """One pass of a task's images, not augmented, through every space; its own sub-network first becomes one."""
         self.eval()
-        if chain.wants_space() and self.trains_on(task):
-            (raw,) = self._raw(self.spaces([task.id]), task, batch)
-            chain.add_space(task.id, raw)
-        raws = self._raw(self.spaces(chain.births), task, batch)
+        new = [task.id] if chain.wants_space() and self.trains_on(task) else []
+        raws = self._raw(self.spaces([*chain.births, *new]), task, batch)
+        if new:
+            chain.add_space(task.id, raws[-1])
         features = [space(raw) for space, raw in zip(chain.spaces(), raws, strict=True)]
         chain.observe(features, task.labels)
 
@@ -122,7 +122,7 @@ class SubNetworks(Method):
         return lambda x: chain.head().judge(spaces(x))
 
     def threshold(self, rate: float) -> float:
-        """See `Method.threshold`: as measured on the newest task, with images left out of the statistics."""
+        """See `Method.threshold`: as measured on all tasks' images, each left out of the statistics it met."""
         return super().threshold(rate) if self.chain is None else self.chain.threshold(rate)
 
     def _chained(self, chain: ChainStatistics, spaces: Spaces, x: Tensor) -> Tensor:
