@@ -154,12 +154,12 @@ class ChainStatistics(nn.Module):
         t = len(self)
         # what its own sub-network makes of images that it has learnt is no measure; at first there is no other
         usable = [rows for birth, rows in zip(self.births, features, strict=True) if birth < t or t == 0]
-        temperature, percentiles = self._calibrate(usable, labels)
+        classes, own = labels.unique(return_inverse=True)
+        temperature, percentiles = self._calibrate(usable, classes, own)
         if t:
             value = torch.tensor(temperature, dtype=torch.float64, device=labels.device)
             self.tensors.add("temperature", value)
         self.tensors.add(f"task.{t}.familiarity", percentiles.to(labels.device))
-        classes, own = labels.unique(return_inverse=True)
         self.tensors.add(f"task.{t}.classes", classes)
         self.tensors.add(f"task.{t}.counts", own.bincount(minlength=len(classes)))
         for v, rows in enumerate(features):
@@ -174,17 +174,16 @@ class ChainStatistics(nn.Module):
         """Whether task t's images enter the covariance of space v."""
         return self.options.covariance == "updated" or t < 2 or t == self.births[v]
 
-    def _calibrate(self, features: Sequence[Tensor], labels: Tensor) -> tuple[float, Tensor]:
+    def _calibrate(self, features: Sequence[Tensor], classes: Tensor, own: Tensor) -> tuple[float, Tensor]:
         """The temperature of the least negative log-likelihood of a new task's images among all classes.
 
         And the percentiles (101,) of their familiarity. Each image is left out of the statistics that it meets.
         """
-        classes, own = labels.unique(return_inverse=True)
-        fold = _folds(own)
+        labels, fold = classes[own], _folds(own)
         births = self.births[: len(features)]
         task_of = torch.cat([self.task_of, torch.full((len(classes),), len(self))])
         begins = begins_of(task_of, births)
-        by_class = ByClass(torch.cat([self.class_of, classes.cpu()])).to(labels.device)
+        by_class = ByClass(torch.cat([self.class_of, classes.cpu()])).to(classes.device)
         total = torch.zeros(len(GRID), dtype=torch.float64)
         left_out: list[tuple[list[Tensor], list[Tensor]]] = []
         for k in range(FOLDS):
