@@ -1,6 +1,7 @@
 """The chain against its formulas written out in NumPy, image by image and class by class; and what it promises."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -9,8 +10,8 @@ from scipy.special import log_softmax, logsumexp
 
 from pearl.lifecycle.small import SIZE, learn, make_task, small_resnet, small_vit
 from pearl.methods.bounds.isolation import Isolation
-from pearl.methods.common.chain import FOLDS, GRID, UNCALIBRATED, Chain, ChainStatistics
-from pearl.methods.common.spaces import projection
+from pearl.methods.common.chain import FOLDS, GRID, UNCALIBRATED, Chain, ChainStatistics, _pieces
+from pearl.methods.common.spaces import ByClass, projection
 from pearl.methods.pearl import Pearl
 from pearl.nn.fast.folding import with_weights
 from pearl.nn.inner import WithInner, inner_layers
@@ -201,6 +202,33 @@ def test_a_class_may_be_shown_twice():
     torch.testing.assert_close(found, expected)
 
 
+def test_after_many_classes_products_are_made_piece_by_piece(monkeypatch):
+    """The answers are the same ones; the temperature is of fewer images, in the covariance of before."""
+    tasks, test = stream(per_class=40)
+    tasks.append((np.full(40, sum(CLASSES)), [raw[:40] + 1 for raw in tasks[2][1]]))
+    x = [torch.tensor(x).float() for x in test]
+    apart = taught(Chain(spaces=2, projection=16), tasks)
+    monkeypatch.setattr("pearl.methods.common.chain.MANY", 4)
+    assert [len(piece) for piece in _pieces([torch.ones(2, 3)] * 5)] == [4, 4, 2]
+    monkeypatch.setattr("pearl.methods.common.chain.MEASURED", 32)
+    chain = taught(Chain(spaces=2, projection=16), tasks)
+    steps = GRID.log()
+    assert abs(math.log(chain.temperature) - math.log(apart.temperature)) < 3.5 * (steps[1] - steps[0])
+    found, expected = chain.tensors["task.3.familiarity"], apart.tensors["task.3.familiarity"]
+    assert found.dtype == expected.dtype
+    assert abs(found.median() - expected.median()) < 0.5 * expected.std()
+    chain.tensors["temperature"].copy_(apart.tensors["temperature"])
+    torch.testing.assert_close(chain.judge(x), apart.judge(x))
+
+
+def test_classes_that_are_shown_more_often_than_others():
+    logp = torch.randn(5, 9).log_softmax(1)
+    class_of = torch.tensor([0, 1, 2, 3, 1, 2, 0, 2, 2])
+    found = ByClass(class_of)(logp)
+    expected = torch.stack([logp[:, class_of == c].logsumexp(1) for c in range(4)], 1)
+    torch.testing.assert_close(found, expected)
+
+
 def test_before_a_second_task_there_is_no_measure_of_the_temperature():
     tasks, _ = stream()
     chain = taught(Chain(), tasks[:1])
@@ -311,7 +339,7 @@ def test_how_familiar_is_what_its_formula_says():
 
     tasks, test = stream()
     chain = taught(Chain(spaces=2, projection=16), tasks)
-    logp, found = chain.head().judge([torch.tensor(x).float() for x in test])
+    logp, found = chain.judge([torch.tensor(x).float() for x in test])
     ratio = np.full((50, sum(CLASSES), 2), np.nan)
     for v, space in enumerate(chain.spaces()):
         shown = tasks[v:]
@@ -341,7 +369,7 @@ def test_the_threshold_is_a_percentile_of_images_left_out():
     fresh, _ = stream(seed=0, per_class=40)
     assert chain.threshold(0.0) <= chain.threshold(0.05) < chain.threshold(0.5)
     _, raws = fresh[2]
-    _, found = chain.head().judge([torch.tensor(x).float() for x in raws])
+    _, found = chain.judge([torch.tensor(x).float() for x in raws])
     # these images are in the statistics now, so fewer than half are below; most of the rest are above the twentieth
     assert (found < chain.threshold(0.5)).float().mean() < 0.5
     assert (found < chain.threshold(0.05)).float().mean() < 0.05

@@ -10,7 +10,7 @@ several, and a chain of decisions over the tasks joins them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from pearl.errors import RunError
 from pearl.methods.common.spaces import (
+    Background,
     ByClass,
     ChainHead,
     Discriminants,
@@ -33,8 +34,12 @@ from pearl.methods.common.spaces import (
 from pearl.nn.growing import TaskTensors
 from pearl.nn.inner import Layers
 
+New = tuple[Tensor, Tensor, Tensor | None]  # of a task in a space: means, counts; a scatter if it enters the covariance
+
 UNCALIBRATED = 0.2  # the temperature before there are two tasks to measure it with
 FOLDS = 4
+MANY = 8192  # prototypes: of more, products are of so many at a time
+MEASURED = 512  # images that the temperature is measured on, of a task that comes to so many prototypes
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), 40, dtype=torch.float64)
 HALF = 0.5  # shrinkage a = HALF * p / (n + p): at n = p images a quarter of the covariance is a multiple of 1
 
@@ -82,7 +87,8 @@ class ChainStatistics(nn.Module):
         # ".projected_std" (p,), ".scatter" (p(p+1)/2,), ".freedom" (); "task.t.classes", ".counts" (k,),
         # ".means.v" (k, p); ".familiarity" (101,), percentiles among images left out; "temperature" ()
         self.tensors = TaskTensors(buffers=True)
-        self._head: list[ChainHead] = []  # in a list: it is no part of the state
+        self._head: list[ChainHead] = []  # in lists: they are no part of the state
+        self._backgrounds: list[Background] = []
 
     # ---------------------------------------------------------------------------------------------------- what is there
 
@@ -142,7 +148,7 @@ class ChainStatistics(nn.Module):
         facts["birth"] = torch.tensor(birth, device=raw.device)
         for name, value in facts.items():
             self.tensors.add(f"space.{v}.{name}", value)
-        self._head.clear()
+        self._forget()
 
     @torch.no_grad()
     def observe(self, features: Sequence[Tensor], labels: Tensor) -> None:
@@ -150,7 +156,7 @@ class ChainStatistics(nn.Module):
 
         The temperature is measured first, with these images left out of the statistics a quarter at a time.
         """
-        self._head.clear()
+        self._forget()
         t = len(self)
         # what its own sub-network makes of images that it has learnt is no measure; at first there is no other
         usable = [rows for birth, rows in zip(self.births, features, strict=True) if birth < t or t == 0]
@@ -179,25 +185,34 @@ class ChainStatistics(nn.Module):
 
         And the percentiles (101,) of their familiarity. Each image is left out of the statistics that it meets.
         """
-        labels, fold = classes[own], _folds(own)
-        births = self.births[: len(features)]
+        labels, births = classes[own], self.births[: len(features)]
         task_of = torch.cat([self.task_of, torch.full((len(classes),), len(self))])
         begins = begins_of(task_of, births)
-        by_class = ByClass(torch.cat([self.class_of, classes.cpu()])).to(classes.device)
+        by_class = ByClass(torch.cat([self.class_of, classes.cpu()])).to(labels.device)
+        # after many classes the task moves the covariance by little: one of before serves all folds, in float32
+        many = len(self.class_of) > MANY
+        known = [self._discriminants(v, dtype=torch.float32) for v in range(len(features))] if many else []
+        shared = [self._background(v).float() for v in range(len(features))] if many else []
+        first = [int((self.task_of < birth).sum()) for birth in births]
+        fold = _folds(own, MEASURED if many else len(own))
         total = torch.zeros(len(GRID), dtype=torch.float64)
         left_out: list[tuple[list[Tensor], list[Tensor]]] = []
         for k in range(FOLDS):
             out = fold == k
             if not out.any():
                 continue
-            scores, first, common = [], [], []
+            scores, common = [], []
             for v, rows in enumerate(features):
                 means, scatter = _statistics(rows[~out], own[~out], len(classes))
                 counts = own[~out].bincount(minlength=len(classes))
-                made = self._discriminants(v, means, scatter if self._updates(v, len(self)) else None, counts)
-                scores.append(made(rows[out].double()))
-                common.append(made.common(rows[out].double()))
-                first.append(made.first)
+                if many:
+                    x, inverse, background = rows[out].float(), _inverse(_shrunk(*self._covariance(v))), shared[v]
+                    scores.append(torch.cat([known[v](x), Discriminants([means], inverse, 0, x.dtype)(x)], 1))
+                else:
+                    new = means, counts, scatter if self._updates(v, len(self)) else None
+                    x, background = rows[out].double(), self._background(v, new)
+                    scores.append(self._discriminants(v, new)(x))
+                common.append(background(x))
             left_out.append((scores, common))
             for i, temperature in enumerate(GRID):
                 logp = by_class(chain_rule(scores, first, begins, births, float(temperature)))
@@ -207,7 +222,9 @@ class ChainStatistics(nn.Module):
             familiarity(by_class(chain_rule(scores, first, begins, births, best)), scores, common, best)
             for scores, common in left_out
         ]
-        every = torch.cat(seen) if seen else torch.full((1,), -torch.inf, dtype=torch.float64)  # nothing is strange
+        every = (
+            torch.cat(seen).double() if seen else torch.full((1,), -torch.inf, dtype=torch.float64)
+        )  # nothing is strange
         return best, every.quantile(torch.linspace(0, 1, 101, dtype=torch.float64, device=every.device))
 
     def threshold(self, rate: float) -> float:
@@ -245,55 +262,91 @@ class ChainStatistics(nn.Module):
     def head(self) -> ChainHead:
         """What answers, made once until a task is observed; in the features' type, float32."""
         if not self._head:
-            made = [self._discriminants(v) for v in range(len(self.births))]
+            like, spaces = self.tensors["space.0.mean"], range(len(self.births))
+            made = [self._discriminants(v, dtype=like.dtype) for v in spaces]
             place = self.births, self.task_of, self.class_of, self.temperature
-            self._head.append(ChainHead(self.spaces(), made, *place).to(self.tensors["space.0.mean"]))
+            self._head.append(ChainHead(self.spaces(), made, *place).to(like))
         return self._head[0]
 
-    def _discriminants(
-        self, v: int, means: Tensor | None = None, scatter: Tensor | None = None, counts: Tensor | None = None
-    ) -> Discriminants:
-        """Space v's, in float64; with means, scatter and counts of a task that is not observed yet.
+    @torch.no_grad()
+    def judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """What `head` says of raw features, log P (B, classes), and how familiar each image is (B,)."""
+        if not self._backgrounds:  # of many classes they take as long to make as all else that answers
+            self._backgrounds += [self._background(v).to(raw[v]) for v in range(len(self.births))]
+        return self.head().judge(raw, self._backgrounds)
+
+    def _discriminants(self, v: int, new: New | None = None, dtype: torch.dtype = torch.float64) -> Discriminants:
+        """Space v's, computed in float64; with a task that is not observed yet."""
+        mu = [*self._means(v), *([new[0]] if new else [])]
+        first = int((self.task_of < self.births[v]).sum())
+        return Discriminants(_pieces(mu), _inverse(_shrunk(*self._covariance(v, new))), first, dtype)
+
+    def _background(self, v: int, new: New | None = None) -> Background:
+        """Space v's, in float64; with a task that is not observed yet."""
+        counts = [self.tensors[f"task.{t}.counts"] for t in range(self.births[v], len(self))]
+        mu, counts = [*self._means(v), *([new[0]] if new else [])], [*counts, *([new[1]] if new else [])]
+        images = torch.cat(counts).sum()
+        centre = sum(weight @ rows for rows, weight in zip(_pieces(mu), _pieces(counts), strict=True)) / images
+        between = torch.zeros_like(centre)
+        for rows, weight in zip(_pieces(mu), _pieces(counts), strict=True):
+            between = between + (rows - centre).T @ ((rows - centre) * weight[:, None])
+        pooled, share = self._covariance(v, new)
+        of_all = _inverse(_shrunk(pooled + between / images, share))
+        return Background(_inverse(_shrunk(pooled, share)), centre, of_all)
+
+    def _means(self, v: int) -> list[Tensor]:
+        return [self.tensors[f"task.{t}.means.{v}"] for t in range(self.births[v], len(self))]
+
+    def _covariance(self, v: int, new: New | None = None) -> tuple[Tensor, float]:
+        """Of space v, within prototypes, float64 (p, p); and its shrinkage.
 
         Sigma = (1 - a) S + a tr(S)/p I, with S the pooled scatter over its degrees of freedom n, a = p / (2 (n + p)).
         """
-        birth = self.births[v]
-        tasks = range(birth, len(self))
-        mu = [self.tensors[f"task.{t}.means.{v}"].double() for t in tasks]
-        weights = [self.tensors[f"task.{t}.counts"].double() for t in tasks]
-        within = _unpack(self.tensors[f"space.{v}.scatter"], len(self.tensors[f"space.{v}.projected_mean"]))
-        freedom = int(self.tensors[f"space.{v}.freedom"])
-        if means is not None and counts is not None:
-            mu, weights = [*mu, means], [*weights, counts.double()]
-            if scatter is not None:
-                within = within + scatter
-                freedom += int((counts - 1).clamp(min=0).sum())
-        every, weight = torch.cat(mu), torch.cat(weights)
-        centre = weight @ every / weight.sum()
-        between = (every - centre).T @ ((every - centre) * weight[:, None]) / weight.sum()
-        pooled = within / max(1, freedom)
-        p = len(centre)
-        share = HALF * p / (freedom + p)
-        inverse, of_all = (_inverse(_shrunk(matrix, share)) for matrix in (pooled, pooled + between))
-        return Discriminants(every, inverse, centre, of_all, int((self.task_of < birth).sum()))
+        p = len(self.tensors[f"space.{v}.projected_mean"])
+        within, freedom = _unpack(self.tensors[f"space.{v}.scatter"], p), int(self.tensors[f"space.{v}.freedom"])
+        if new and (scatter := new[2]) is not None:
+            within = within + scatter
+            freedom += int((new[1] - 1).clamp(min=0).sum())
+        return within / max(1, freedom), HALF * p / (freedom + p)
+
+    def _forget(self) -> None:
+        self._head.clear()
+        self._backgrounds.clear()
 
     def _apply(self, *args: Any, **kwargs: Any) -> "ChainStatistics":
-        self._head.clear()  # the tensors go elsewhere
+        self._forget()  # the tensors go elsewhere
         super()._apply(*args, **kwargs)
         return self
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        self._head.clear()
+        self._forget()
         super()._load_from_state_dict(*args)
 
 
-def _folds(own: Tensor) -> Tensor:
-    """The fold in which each image is left out, spread over each class; -1: never, since it is its class's only one."""
+def _folds(own: Tensor, most: int) -> Tensor:
+    """The fold in which each image is left out, spread over each class; -1: never.
+
+    That is so of an image that is its class's only one, and of all but `most`, drawn at random.
+    """
     fold = torch.empty_like(own)
     for c in own.unique():
         rows = (own == c).nonzero()[:, 0]
         fold[rows] = torch.arange(len(rows), device=own.device) % FOLDS if len(rows) > 1 else -1
+    fold[torch.randperm(len(own), generator=torch.Generator().manual_seed(0))[most:].to(own.device)] = -1
     return fold
+
+
+def _pieces(parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    """What tasks have, a row a prototype, one below the other in float64: about MANY rows at a time."""
+    piece: list[Tensor] = []
+    rows = 0
+    for part in parts:
+        if rows >= MANY:
+            yield torch.cat(piece)
+            piece, rows = [], 0
+        piece.append(part.double())
+        rows += len(part)
+    yield torch.cat(piece)
 
 
 def _statistics(rows: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]:

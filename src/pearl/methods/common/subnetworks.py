@@ -119,7 +119,7 @@ class SubNetworks(Method):
         if (chain := self.chain) is None:
             return None
         spaces = self.spaces(chain.births)
-        return lambda x: chain.head().judge(spaces(x))
+        return lambda x: chain.judge(spaces(x))
 
     def threshold(self, rate: float) -> float:
         """See `Method.threshold`: as measured on all tasks' images, each left out of the statistics it met."""
