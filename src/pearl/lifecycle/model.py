@@ -138,6 +138,7 @@ class Model:
             self.config,
             len(self.tasks),
             place=lambda method: method.to(device=self.device).to(memory_format=layout),
+            to_ask=True,
         )
 
     @cached_property

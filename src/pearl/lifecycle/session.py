@@ -193,7 +193,7 @@ class Session:
             **facts,
             **method.facts(task.id),
         }
-        write_part(self.path / "tasks" / folder_name(task.id, task.name), added, facts)
+        write_part(self.path / "tasks" / folder_name(task.id, task.name), added, facts, method.file_of)
         self.list_classes()
         self.replay.end()
         self.log.event(

@@ -80,6 +80,8 @@ class ChainStatistics(nn.Module):
     A space belongs to the task at whose end it was made, and is known to its prototypes and those of later tasks.
     """
 
+    running = ("/scatter", "/freedom")  # ends of the names of what a task replaces
+
     def __init__(self, options: Chain) -> None:
         super().__init__()
         self.options = options

@@ -13,6 +13,7 @@ from pearl.methods.common.chain import Chain, ChainStatistics, Classifier, Heads
 from pearl.nn.fast.folding import with_weights
 from pearl.nn.inner import WithInner, inner_layers
 from pearl.nn.precision import outside_autocast
+from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
 
 Spaces = Callable[[Tensor], Sequence[Tensor]]  # images -> the raw features of every space's sub-network
 
@@ -151,6 +152,17 @@ class SubNetworks(Method):
     def asked(self) -> int:
         """See `Method.asked`."""
         return super().asked() if self.chain is None else len(self.chain.births)
+
+    def file_of(self, name: str) -> str:
+        """See `Method.file_of`."""
+        if self.chain is None or not name.startswith("chain."):
+            return WEIGHTS
+        return RUNNING if name.endswith(ChainStatistics.running) else STATISTICS
+
+    def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
+        """See `Method.needed`. Sub-networks never change: those of all spaces are whole with the last one's task."""
+        births = [int(value) for name, value in statistics.items() if name.endswith("/birth")]
+        return max(births) + 1 if births else None
 
     def facts(self, task: int) -> dict[str, Any]:
         """What the chain keeps, beside the parameters."""
