@@ -8,10 +8,11 @@ import pytest
 import torch
 from scipy.special import log_softmax, logsumexp
 
+from pearl.errors import RunError, TrainingError
 from pearl.lifecycle.small import SIZE, learn, make_task, small_resnet, small_vit
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.common.chain import FOLDS, GRID, UNCALIBRATED, Chain, ChainStatistics, _pieces
-from pearl.methods.common.spaces import ByClass, projection
+from pearl.methods.common.spaces import ByClass, misfit, projection
 from pearl.methods.pearl import Pearl
 from pearl.nn.fast.folding import with_weights
 from pearl.nn.inner import WithInner, inner_layers
@@ -227,6 +228,63 @@ def test_classes_that_are_shown_more_often_than_others():
     found = ByClass(class_of)(logp)
     expected = torch.stack([logp[:, class_of == c].logsumexp(1) for c in range(4)], 1)
     torch.testing.assert_close(found, expected)
+
+
+def test_classes_of_one_image_each_are_no_measure():
+    """The temperature stays what it was, and no image is strange."""
+    tasks, test = stream()
+    x = [torch.tensor(x).float() for x in test]
+
+    def single(labels, raws):
+        classes = np.unique(labels)
+        return classes, [raw[: len(classes)] for raw in raws]
+
+    for before in (1, 2):
+        chain = taught(Chain(spaces=2, projection=16), [*tasks[:before], single(*tasks[before])])
+        assert chain.temperature == taught(Chain(spaces=2, projection=16), tasks[:before]).temperature
+        assert all(part.isfinite().all() for part in chain.judge(x))
+    chain = taught(Chain(spaces=2, projection=16), [single(*task) for task in tasks])
+    assert chain.temperature == UNCALIBRATED
+    assert (chain.judge(x)[1] >= chain.threshold(0.05)).all()
+
+
+def test_images_that_are_all_the_same():
+    """No class can be told from another, so that all are as likely; and nothing is divided by zero."""
+    tasks, test = stream()
+    tasks = [(labels, [np.ones_like(raw) for raw in raws]) for labels, raws in tasks]
+    chain = taught(Chain(spaces=2, projection=16), tasks)
+    logp, familiar = chain.judge([torch.tensor(x).float() for x in test])
+    assert familiar.isfinite().all()
+    torch.testing.assert_close(logp.exp().sum(1), torch.ones(len(logp)))
+
+
+@pytest.mark.parametrize(
+    "name", ["space/0/birth", "space/1/std", "space/1/scatter", "task/1/counts", "task/2/means/1", "task/0/classes"]
+)
+def test_statistics_that_do_not_fit_each_other(name):
+    tasks, _ = stream()
+    state = dict(taught(Chain(spaces=2, projection=16), tasks).tensors.named_buffers())
+    assert misfit(state) is None
+    lacking = {key: value for key, value in state.items() if key != name}
+    assert misfit(lacking).rpartition("/")[0] in name
+    assert misfit({**state, name: torch.zeros(7, 3)}).rpartition("/")[0] in name
+    fresh = ChainStatistics(Chain(spaces=2, projection=16))
+    with pytest.raises(ValueError, match="is missing, or does not fit the others"):
+        fresh.load_state_dict({f"tensors.{key}": value for key, value in lacking.items()})
+
+
+def test_features_that_do_not_fit_their_statistics():
+    method = Pearl(small_resnet(), classifier=Chain())
+    learn(method, range(1))
+    task, taken = make_task(1), copy.deepcopy(method)
+    for part in ("mean", "std"):
+        taken.chain.tensors.add(f"space.0.{part}", taken.chain.tensors[f"space.0.{part}"][:-1])
+    with pytest.raises(RunError, match=r"space 1: statistics of .* features, its sub-network has"):
+        taken.observe(taken.chain, task)
+    method.backbone.conv1.weight.data[0, 0, 0, 0] = torch.nan
+    with pytest.raises(TrainingError, match=r"task 2 \(.*\): a sub-network makes no numbers"):
+        method.observe(method.chain, task)
+    assert len(method.chain) == 1
 
 
 def test_before_a_second_task_there_is_no_measure_of_the_temperature():

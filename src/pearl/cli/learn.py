@@ -45,7 +45,8 @@ def command(
     pearl learn shop --data one_more_class --fast
     pearl learn shop --data sketches --alias "apple drawings=apple"
     """
-    from pearl.errors import ConfigError, DataError, printable
+    from pearl.cli.options import aliases
+    from pearl.errors import DataError, printable
     from pearl.lifecycle.learning import learn
     from pearl.lifecycle.model import Model
     from pearl.reports.progress import display
@@ -53,9 +54,6 @@ def command(
     from pearl.settings.config import merge, parse_overrides
 
     settings = merge({"method": method} if method else {}, parse_overrides(overrides or []))
-    aliases = {folder: name for folder, _, name in (one.partition("=") for one in alias or [])}
-    if not all(folder and name for folder, name in aliases.items()):
-        raise ConfigError(f"--alias {' '.join(alias or [])}: give each as FOLDER=CLASS")
     learn(
         model,
         data,
@@ -65,7 +63,7 @@ def command(
         start=start,
         overrides=settings,
         device=device,
-        aliases=aliases,
+        aliases=aliases(alias),
         fast=fast,
         show=display(quiet),
         minutes=store_every,

@@ -112,7 +112,7 @@ def _learn(
 ) -> None:
     show = show or Observer()
     folder = root / "train" if (root / "train").is_dir() else root
-    names, files, own_labels = _classes(folder, aliases)
+    names, files, own_labels = classes_of(folder, aliases)
     before = source or path
     known, settings = _half_learnt(path), config.model_dump(mode="json")
     try:
@@ -132,8 +132,8 @@ def _learn(
         if method.oracle:
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         Engine(config, device=device)
-        pixels = _decode(files, config, show)
-        images = _facts(pixels, own_labels)
+        pixels = decode(files, config, show)
+        images = facts_of(pixels, own_labels)
         facts = {
             "index": done,
             "name": name,
@@ -172,6 +172,10 @@ def _learn(
             index_of = {label: index for index, label in enumerate([*every, *new])}
             labels = np.array([index_of[label] for label in names])[own_labels]
             task = Task(done, name, new, len(every), pixels, labels, view, work.engine.fabric.device, train=not fast)
+            if done and config.method.get("classifier", {}).get("name") == "heads":
+                refit = f"pearl refit {path} --data FOLDER"
+                text = f"its heads never met; with images of all its classes, {refit} makes a model that compares them"
+                work.log.event("note", task=done, text=text)
             for line in left_out(folder):
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
@@ -197,11 +201,11 @@ def _is_learnt(
     manifest = read_json(last[0].folder / MANIFEST)
     if any(manifest.get(key) != value for key, value in wanted.items()):
         return False
-    wanted = _facts(_decode(files, config, show), labels)
+    wanted = facts_of(decode(files, config, show), labels)
     return all(manifest.get(key) == value for key, value in wanted.items())
 
 
-def _facts(pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+def facts_of(pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """What a task's manifest says of its images (N, S, S, 3) uint8 with labels (N,) that count from 0."""
     return {
         "images_per_class": np.bincount(labels).tolist(),
@@ -288,7 +292,7 @@ def _has_statistics(config: ModelConfig) -> bool:
     return bool(config.method.get("classifier", {}).get("name") == "chain")
 
 
-def _classes(folder: Path, aliases: dict[str, str]) -> tuple[tuple[str, ...], list[Path], np.ndarray]:
+def classes_of(folder: Path, aliases: dict[str, str]) -> tuple[tuple[str, ...], list[Path], np.ndarray]:
     """As `class_folders`, by the names that folders stand for."""
     names, files, labels = class_folders(folder)
     if strange := sorted(aliases.keys() - {*names}):
@@ -323,7 +327,12 @@ def _new_and_known(
     return tuple(known for known in names if known not in where), tuple(known for known in where if known in names)
 
 
-def _decode(files: list[Path], config: ModelConfig, show: Observer) -> np.ndarray:
+def decode(files: list[Path], config: ModelConfig, show: Observer) -> np.ndarray:
+    """Pixels (N, S, S, 3) uint8 of all of them.
+
+    Raises:
+        DataError: naming every one that cannot be read.
+    """
     show.event("decode", split="train", images=len(files))
     size = config.images.stored
     pixels = np.empty((len(files), size, size, 3), np.uint8)

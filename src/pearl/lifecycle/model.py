@@ -3,7 +3,7 @@
 A run directory is one too: `pearl run` and `pearl learn` write the same files.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -319,6 +319,32 @@ class Model:
 
         learn(self.path, data, task=task, overrides=overrides, device=self.device.type)
         return Model.open(self.path, device=self.device.type)
+
+    def refit(
+        self,
+        data: str | Path | Iterable[str | Path],
+        to: str | Path,
+        classifier: Mapping[str, Any] | str = "chain",
+        *,
+        aliases: Mapping[str, str] | None = None,
+    ) -> "Model":
+        """A new model, at `to`, that is this one with class statistics of images in one folder or several.
+
+        Nothing is trained, and this model stays as it is. Images are needed of all its classes.
+
+        Raises:
+            PearlError: anything a user can mend; nothing is made then.
+        """
+        from pearl.lifecycle.remodel import refit_model
+
+        folders = [data] if isinstance(data, str | Path) else data
+        how: dict[str, Any] = {
+            "aliases": aliases,
+            "device": self.device.type,
+            "method": str(self.config.method["name"]),
+        }
+        refit_model(self.path, [Path(folder) for folder in folders], Path(to), classifier, **how)
+        return Model.open(to, device=self.device.type)
 
 
 def to_pixels(image: Picture, size: int) -> np.ndarray:

@@ -10,7 +10,7 @@ several, and a chain of decisions over the tasks joins them.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -29,6 +29,7 @@ from pearl.methods.common.spaces import (
     chain_rule,
     digest_of,
     familiarity,
+    misfit,
     projection,
 )
 from pearl.nn.growing import TaskTensors
@@ -164,7 +165,7 @@ class ChainStatistics(nn.Module):
         usable = [rows for birth, rows in zip(self.births, features, strict=True) if birth < t or t == 0]
         classes, own = labels.unique(return_inverse=True)
         temperature, percentiles = self._calibrate(usable, classes, own)
-        if t:
+        if t and percentiles.isfinite().all():
             value = torch.tensor(temperature, dtype=torch.float64, device=labels.device)
             self.tensors.add("temperature", value)
         self.tensors.add(f"task.{t}.familiarity", percentiles.to(labels.device))
@@ -219,14 +220,14 @@ class ChainStatistics(nn.Module):
             for i, temperature in enumerate(GRID):
                 logp = by_class(chain_rule(scores, first, begins, births, float(temperature)))
                 total[i] -= logp.gather(1, labels[out, None]).sum().cpu()
+        if not left_out:  # classes of one image each: nothing is measured, and nothing strange
+            return self.temperature, torch.full((101,), -torch.inf, dtype=torch.float64)
         best = float(GRID[total.argmin()]) if len(self) else UNCALIBRATED
         seen = [
             familiarity(by_class(chain_rule(scores, first, begins, births, best)), scores, common, best)
             for scores, common in left_out
         ]
-        every = (
-            torch.cat(seen).double() if seen else torch.full((1,), -torch.inf, dtype=torch.float64)
-        )  # nothing is strange
+        every = torch.cat(seen).double()
         return best, every.quantile(torch.linspace(0, 1, 101, dtype=torch.float64, device=every.device))
 
     def threshold(self, rate: float) -> float:
@@ -320,9 +321,12 @@ class ChainStatistics(nn.Module):
         super()._apply(*args, **kwargs)
         return self
 
-    def _load_from_state_dict(self, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         self._forget()
-        super()._load_from_state_dict(*args)
+        own = f"{prefix}tensors."
+        if wrong := misfit({k.removeprefix(own): v for k, v in state_dict.items() if k.startswith(own)}):
+            raise ValueError(f"class statistics: {wrong} is missing, or does not fit the others")
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _folds(own: Tensor, most: int) -> Tensor:

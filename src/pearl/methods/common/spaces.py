@@ -208,6 +208,29 @@ def digest_of(tensor: Tensor) -> Tensor:
     return torch.tensor(list(digest), dtype=torch.uint8)
 
 
+def misfit(tensors: Mapping[str, Tensor]) -> str | None:
+    """The first of the chain's tensors, by their names in a state_dict, that is missing or not of its shape."""
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    size = {name: math.prod(shape) for name, shape in shapes.items()}
+    spaces, tasks = (
+        range(len({name.split("/")[1] for name in shapes if name.startswith(f"{kind}/")})) for kind in ("space", "task")
+    )
+    expected: dict[str, tuple[int, ...]] = {}
+    for v in spaces:
+        raw, p = size.get(f"space/{v}/mean", 0), size.get(f"space/{v}/projected_mean", 0)
+        of = {"birth": (), "mean": (raw,), "std": (raw,), "projected_mean": (p,), "projected_std": (p,), "freedom": ()}
+        expected |= {f"space/{v}/{name}": shape for name, shape in of.items()}
+        expected[f"space/{v}/scatter"] = (p * (p + 1) // 2,)
+    for t in tasks:
+        classes = size.get(f"task/{t}/classes", 0)
+        expected |= {f"task/{t}/classes": (classes,), f"task/{t}/counts": (classes,)}
+        for v in spaces:
+            birth = tensors.get(f"space/{v}/birth")
+            if birth is not None and birth.numel() == 1 and birth <= t:
+                expected[f"task/{t}/means/{v}"] = (classes, size.get(f"space/{v}/projected_mean", 0))
+    return next((name for name, shape in expected.items() if shapes.get(name) != shape), None)
+
+
 def _length(rows: Tensor) -> Tensor:
     """Rows of length sqrt(dimensions)."""
     return nn.functional.normalize(rows, dim=1) * math.sqrt(rows.shape[1])

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
+from pearl.errors import RunError, TrainingError
 from pearl.methods.base import Expert, Method, Phase
 from pearl.methods.common.chain import Chain, ChainStatistics, Classifier, Heads
 from pearl.nn.fast.folding import with_weights
@@ -99,10 +100,21 @@ class SubNetworks(Method):
         self.eval()
         new = [task.id] if chain.wants_space() and self.trains_on(task) else []
         raws = self._raw(self.spaces([*chain.births, *new]), task, batch)
+        if not all(bool(raw.isfinite().all()) for raw in raws):
+            raise TrainingError(
+                f"task {task.id + 1} ({task.name}): a sub-network makes no numbers of its images; tasks before it are "
+                f"kept; lower train.lr, or look at the images"
+            )
         if new:
             chain.add_space(task.id, raws[-1])
-        features = [space(raw) for space, raw in zip(chain.spaces(), raws, strict=True)]
-        chain.observe(features, task.labels)
+        spaces = chain.spaces()
+        for v, (space, raw) in enumerate(zip(spaces, raws, strict=True)):
+            if raw.shape[1] != len(space.mean):
+                raise RunError(
+                    f"space {v + 1}: statistics of {len(space.mean)} features, its sub-network has {raw.shape[1]}; "
+                    f"restore the model from a copy"
+                )
+        chain.observe([space(raw) for space, raw in zip(spaces, raws, strict=True)], task.labels)
 
     def _raw(self, spaces: Spaces, task: Task, batch: int) -> list[Tensor]:
         parts = [spaces(task.view.test(raw.to(self.device))) for raw in task.images.split(batch)]
