@@ -44,7 +44,7 @@ def settings() -> dict[str, dict[str, Any]]:
 def stored(run: Any) -> dict[str, Any]:
     """Digests of all tensors of a run, its name and its counts."""
     digests = {}
-    for file in sorted(run.path.rglob("weights.safetensors")):
+    for file in sorted(run.path.rglob("*.safetensors")):
         for name, tensor in load_file(file).items():
             content = tensor.numpy().tobytes() + str((tensor.dtype, tuple(tensor.shape))).encode()
             digests[f"{file.parent.relative_to(run.path)}: {name}"] = hashlib.sha256(content).hexdigest()[:16]

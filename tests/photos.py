@@ -71,8 +71,8 @@ def files_of(path: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def weights_of(path: Path) -> dict[str, bytes]:
-    """The weights of every task."""
-    return {str(place.relative_to(path)): place.read_bytes() for place in path.rglob("weights.safetensors")}
+    """The weights and statistics of every task."""
+    return {str(place.relative_to(path)): place.read_bytes() for place in path.rglob("*.safetensors")}
 
 
 @contextmanager

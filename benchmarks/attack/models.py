@@ -96,7 +96,7 @@ def tensors(rng: random.Random, stage: Stage, folder: Path) -> Case:
     """Other tensors, or none, under a checksum that fits."""
     name = rng.choice(["model", "run"])
     place = stage.copy(folder, name)
-    file = rng.choice(sorted(place.rglob("weights.safetensors")))
+    file = rng.choice(sorted(place.rglob("*.safetensors")))
     state = load(file.read_bytes())
     key = rng.choice([*state])
     value = state[key]
@@ -129,9 +129,10 @@ def tensors(rng: random.Random, stage: Stage, folder: Path) -> Case:
     file.write_bytes(data)
     manifest = json.loads((file.parent / "manifest.json").read_text())
     manifest["sha256"][file.name] = hashlib.sha256(data).hexdigest()
-    manifest["bytes"] = len(data)
+    manifest["bytes"] = sum(each.stat().st_size for each in file.parent.glob("*.safetensors"))
     if rng.random() < 0.7:
-        manifest["tensors"] = {k: list(v.shape) for k, v in made.items()}
+        others = {k: shape for k, shape in manifest["tensors"].items() if k not in state}
+        manifest["tensors"] = others | {k: list(v.shape) for k, v in made.items()}
     (file.parent / "manifest.json").write_text(json.dumps(manifest))
     what = f"{file.parent.name}: {way} {key} {tuple(value.shape)} {number if way == 'tensor' else ''}"
     # other numbers of the right kind are another model: whoever can write a checksum can write those

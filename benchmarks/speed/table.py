@@ -116,7 +116,7 @@ def scale() -> Iterator[tuple[str, str, str]]:
 
 def main() -> None:
     """Write the tables between their marks."""
-    found = [line for part in (training, ranks, inference, footprint, scale) for line in part()]
+    found = [line for part in (training, ranks, inference, chain, footprint, scale) for line in part()]
     machine = json.loads((RESULTS / "training.json").read_text())["machine"]
     how = f"Medians (lowest to highest) in turns; torch {machine['torch']}, threads: {machine['threads']}."
     for file, lines in ((README, [line for line in found if line[2]]), (PERFORMANCE, found)):

@@ -273,7 +273,7 @@ def test_inspect(shop, cli):
     for t, (task, folder) in enumerate(zip(facts["tasks"], sorted((path / "tasks").iterdir()), strict=True)):
         method = load_method(path, read_config(path), t + 1)
         size = sum(parameter.numel() for parameter in method.parameters())
-        stored = (folder / "weights.safetensors").stat().st_size
+        stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         assert (task["parameters"], task["bytes"]) == (size, stored)
         assert f"{size - before:+,} parameters, {stored:,} bytes" in text
         before = size

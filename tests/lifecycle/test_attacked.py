@@ -46,15 +46,16 @@ def shop(tmp_path_factory):
 IMAGES = np.stack([np.stack([image] * 3, -1) for image in digit(0)[:2]])
 
 
-def forge(task: Path, change) -> None:
-    """Other tensors, with the checksum and the list that fit them."""
-    file, manifest = task / "weights.safetensors", json.loads((task / "manifest.json").read_text())
+def forge(task: Path, change, name: str = "weights") -> None:
+    """Other tensors in a file, with the checksum and the list that fit them."""
+    file, manifest = task / f"{name}.safetensors", json.loads((task / "manifest.json").read_text())
     state = load(file.read_bytes())
+    others = {key: shape for key, shape in manifest["tensors"].items() if key not in state}
     change(state)
-    data = save(state)
-    file.write_bytes(data)
-    manifest |= {"sha256": {file.name: hashlib.sha256(data).hexdigest()}, "bytes": len(data)}
-    manifest["tensors"] = {key: list(value.shape) for key, value in state.items()}
+    file.write_bytes(save(state))
+    manifest["sha256"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
+    manifest["bytes"] = sum(each.stat().st_size for each in task.glob("*.safetensors"))
+    manifest["tensors"] = others | {key: list(value.shape) for key, value in state.items()}
     (task / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -71,18 +72,31 @@ def test_tensors_of_another_kind(kind, two):
         pearl.load(two).predict(IMAGES)
 
 
+BIRTH = "chain.tensors.space/1/birth"
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("file", "change"),
     [
-        lambda state: state.update({HEAD: state[HEAD] * float("nan")}),
-        lambda state: state.update({HEAD: state[HEAD][:, :3].clone()}),
-        lambda state: state.pop(HEAD),
-        lambda state: state.update({key: value[..., :0].clone() for key, value in state.items() if TASK in key}),
-        lambda state: state.update({key: value.to(torch.complex64) for key, value in state.items() if TASK in key}),
+        ("statistics", lambda state: state.update({HEAD: state[HEAD] * float("nan")})),
+        ("statistics", lambda state: state.update({HEAD: state[HEAD][:, :3].clone()})),
+        ("statistics", lambda state: state.pop(HEAD)),
+        ("statistics", lambda state: state.update({BIRTH: torch.zeros(7, 3)})),
+        ("statistics", lambda state: state.update({BIRTH: torch.tensor(-9)})),
+        ("running", lambda state: state.pop("chain.tensors.space/1/scatter")),
+        ("running", lambda state: state.update({"chain.tensors.space/1/scatter": torch.zeros(3, dtype=torch.float64)})),
+        (
+            "weights",
+            lambda state: state.update({key: value[..., :0].clone() for key, value in state.items() if TASK in key}),
+        ),
+        (
+            "weights",
+            lambda state: state.update({key: value.to(torch.complex64) for key, value in state.items() if TASK in key}),
+        ),
     ],
 )
-def test_tensors_that_give_no_answer(change, two):
-    forge(two / "tasks" / "001-second", change)
+def test_tensors_that_give_no_answer(file, change, two):
+    forge(two / "tasks" / "001-second", change, file)
     with pytest.raises(RunError, match=r"state does not fit|tensors do not fit together|give no numbers|manifest"):
         pearl.load(two).predict(IMAGES)
 
@@ -90,7 +104,7 @@ def test_tensors_that_give_no_answer(change, two):
 def test_a_checksum_over_what_holds_no_tensors(two):
     task = two / "tasks" / "001-second"
     manifest = json.loads((task / "manifest.json").read_text())
-    manifest |= {"sha256": {"weights.safetensors": hashlib.sha256(b"{}").hexdigest()}, "bytes": 2}
+    manifest["sha256"]["weights.safetensors"] = hashlib.sha256(b"{}").hexdigest()
     (task / "manifest.json").write_text(json.dumps(manifest))
     (task / "weights.safetensors").write_bytes(b"{}")
     with pytest.raises(RunError, match=r"weights\.safetensors: no file of tensors"):

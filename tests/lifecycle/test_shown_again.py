@@ -1,5 +1,6 @@
 """Models that tell tasks apart by class statistics: single classes, known classes again, other names, no training."""
 
+import hashlib
 import json
 import shutil
 
@@ -7,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 import pearl
-from pearl.errors import ConfigError, DataError
-from pearl.lifecycle.refit import refit
+from pearl.errors import ConfigError, DataError, RunError
+from pearl.lifecycle.refit import refit, refitted
 from pearl.lifecycle.runs import execute
+from pearl.lifecycle.saved import verify
 from pearl.settings.config import load_config
 from pearl.storage.checkpoint import load_state
 from photos import SETTINGS, digit, folders, write_class, write_photos
@@ -145,6 +148,17 @@ def test_refitting_a_run_is_the_run_that_would_have_been(spaces, cli):
     assert counts[0] == counts[1]
 
 
+def test_another_classifier_takes_the_place_of_the_one_there_was():
+    run = load_config("digits", ["method.classifier={name: chain, spaces: 2, train: all}"])
+    assert refitted(run, "heads").method["classifier"] == {"name": "heads"}
+    run = load_config("digits", ["method.classifier={name: chain, spaces: 2}"])  # of train=spaces
+    assert refitted(run, {"name": "chain", "layers": "final"}).method["classifier"]["spaces"] == 2
+    with pytest.raises(ConfigError, match="of all tasks would have been trained, this run has those of 2 tasks"):
+        refitted(run, "heads")
+    with pytest.raises(ConfigError, match="of 3 tasks would have been trained, this run has those of 2 tasks"):
+        refitted(run, {"name": "chain", "spaces": 3})
+
+
 def test_what_cannot_be_refitted():
     run = execute(load_config("digits", ["method=finetune", "stream.tasks=2", "train.epochs=1", "backbone.width=4"]))
     with pytest.raises(ConfigError, match="keeps no sub-networks"):
@@ -180,6 +194,49 @@ def test_what_an_image_is_does_not_hang_on_what_is_asked(shop):
         for one, other in zip(plain, strict, strict=True):
             assert one.classes == other.classes
             assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+
+
+def test_what_no_answer_needs_is_not_read(shop, two, tmp_path):
+    """Weights of tasks after the last space's, and running statistics of all tasks but the newest."""
+    pearl.learn(two, shop / "again", quiet=True)
+    pearl.learn(two, write_photos(tmp_path / "next", {"four": 4, "five": 5}), quiet=True)
+    births = pearl.load(two).method.chain.births
+    folders = sorted((two / "tasks").iterdir())
+    assert births == [0, 2, 3]  # the second task was one class
+    expected = pearl.load(two).predict(digit(0)[0], top=6)
+    pearl.learn(two, write_photos(tmp_path / "last", {"six": 7, "seven": 8}), fast=True, quiet=True)
+    folders = sorted((two / "tasks").iterdir())
+    answer = pearl.load(two).predict(digit(0)[0], top=8)
+    (folders[-1] / "weights.safetensors").unlink()
+    for folder in folders[:-1]:
+        (folder / "running.safetensors").unlink()
+    assert pearl.load(two).predict(digit(0)[0], top=8) == answer
+    assert {*answer[0].classes} > {*expected[0].classes}
+    with pytest.raises(RunError, match="running"):
+        pearl.load(two, tasks=4).predict(digit(0)[0])
+    with pytest.raises(RunError, match="weights"):
+        pearl.learn(two, shop / "single", task="more", quiet=True)
+    assert len(verify(two)) == len(folders)
+
+
+def test_models_with_all_tensors_in_one_file_go_on(shop, two):
+    """As they were written at first."""
+    for task in sorted((two / "tasks").iterdir()):
+        manifest = json.loads((task / "manifest.json").read_text())
+        state = {}
+        for file in task.glob("*.safetensors"):
+            state |= load_file(file)
+            file.unlink()
+        save_file(state, task / "weights.safetensors")
+        data = (task / "weights.safetensors").read_bytes()
+        manifest |= {"sha256": {"weights.safetensors": hashlib.sha256(data).hexdigest()}, "bytes": len(data)}
+        (task / "manifest.json").write_text(json.dumps(manifest))
+    old, new = pearl.load(two), pearl.load(shop / "model")
+    assert old.predict(digit(0)[0], top=3) == new.predict(digit(0)[0], top=3)
+    grown = [
+        pearl.learn(place, shop / "again", quiet=True) for place in (two, shutil.copytree(new.path, two.parent / "new"))
+    ]
+    assert torch.equal(*(model.logits(np.stack([np.stack([digit(3)[0]] * 3, -1)])) for model in grown))
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])

@@ -1,16 +1,19 @@
 """The chain against its formulas written out in NumPy, image by image and class by class; and what it promises."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
 import torch
 from scipy.special import log_softmax, logsumexp
 
+from pearl.errors import RunError, TrainingError
 from pearl.lifecycle.small import SIZE, learn, make_task, small_resnet, small_vit
 from pearl.methods.bounds.isolation import Isolation
-from pearl.methods.common.chain import FOLDS, GRID, UNCALIBRATED, Chain, ChainStatistics
-from pearl.methods.common.spaces import projection
+from pearl.methods.common.chain import GRID, UNCALIBRATED, Chain, ChainStatistics
+from pearl.methods.common.scatter import FOLDS, pieces
+from pearl.methods.common.spaces import ByClass, misfit, projection
 from pearl.methods.pearl import Pearl
 from pearl.nn.fast.folding import with_weights
 from pearl.nn.inner import WithInner, inner_layers
@@ -201,6 +204,91 @@ def test_a_class_may_be_shown_twice():
     torch.testing.assert_close(found, expected)
 
 
+def test_after_many_classes_products_are_made_piece_by_piece(monkeypatch):
+    """The answers are the same ones; the temperature is of fewer images, in the covariance of before."""
+    tasks, test = stream(per_class=40)
+    tasks.append((np.full(40, sum(CLASSES)), [raw[:40] + 1 for raw in tasks[2][1]]))
+    x = [torch.tensor(x).float() for x in test]
+    apart = taught(Chain(spaces=2, projection=16), tasks)
+    for module in ("chain", "scatter"):
+        monkeypatch.setattr(f"pearl.methods.common.{module}.MANY", 4)
+    assert [len(piece) for piece in pieces([torch.ones(2, 3)] * 5)] == [4, 4, 2]
+    monkeypatch.setattr("pearl.methods.common.chain.MEASURED", 32)
+    chain = taught(Chain(spaces=2, projection=16), tasks)
+    steps = GRID.log()
+    assert abs(math.log(chain.temperature) - math.log(apart.temperature)) < 3.5 * (steps[1] - steps[0])
+    found, expected = chain.tensors["task.3.familiarity"], apart.tensors["task.3.familiarity"]
+    assert found.dtype == expected.dtype
+    assert abs(found.median() - expected.median()) < 0.5 * expected.std()
+    chain.tensors["temperature"].copy_(apart.tensors["temperature"])
+    torch.testing.assert_close(chain.judge(x), apart.judge(x))
+
+
+def test_classes_that_are_shown_more_often_than_others():
+    logp = torch.randn(5, 9).log_softmax(1)
+    class_of = torch.tensor([0, 1, 2, 3, 1, 2, 0, 2, 2])
+    found = ByClass(class_of)(logp)
+    expected = torch.stack([logp[:, class_of == c].logsumexp(1) for c in range(4)], 1)
+    torch.testing.assert_close(found, expected)
+
+
+def test_classes_of_one_image_each_are_no_measure():
+    """The temperature stays what it was, and no image is strange."""
+    tasks, test = stream()
+    x = [torch.tensor(x).float() for x in test]
+
+    def single(labels, raws):
+        classes = np.unique(labels)
+        return classes, [raw[: len(classes)] for raw in raws]
+
+    for before in (1, 2):
+        chain = taught(Chain(spaces=2, projection=16), [*tasks[:before], single(*tasks[before])])
+        assert chain.temperature == taught(Chain(spaces=2, projection=16), tasks[:before]).temperature
+        assert all(part.isfinite().all() for part in chain.judge(x))
+    chain = taught(Chain(spaces=2, projection=16), [single(*task) for task in tasks])
+    assert chain.temperature == UNCALIBRATED
+    assert (chain.judge(x)[1] >= chain.threshold(0.05)).all()
+
+
+def test_images_that_are_all_the_same():
+    """No class can be told from another, so that all are as likely; and nothing is divided by zero."""
+    tasks, test = stream()
+    tasks = [(labels, [np.ones_like(raw) for raw in raws]) for labels, raws in tasks]
+    chain = taught(Chain(spaces=2, projection=16), tasks)
+    logp, familiar = chain.judge([torch.tensor(x).float() for x in test])
+    assert familiar.isfinite().all()
+    torch.testing.assert_close(logp.exp().sum(1), torch.ones(len(logp)))
+
+
+@pytest.mark.parametrize(
+    "name", ["space/0/birth", "space/1/std", "space/1/scatter", "task/1/counts", "task/2/means/1", "task/0/classes"]
+)
+def test_statistics_that_do_not_fit_each_other(name):
+    tasks, _ = stream()
+    state = dict(taught(Chain(spaces=2, projection=16), tasks).tensors.named_buffers())
+    assert misfit(state) is None
+    lacking = {key: value for key, value in state.items() if key != name}
+    assert misfit(lacking).rpartition("/")[0] in name
+    assert misfit({**state, name: torch.zeros(7, 3)}).rpartition("/")[0] in name
+    fresh = ChainStatistics(Chain(spaces=2, projection=16))
+    with pytest.raises(ValueError, match="is missing, or does not fit the others"):
+        fresh.load_state_dict({f"tensors.{key}": value for key, value in lacking.items()})
+
+
+def test_features_that_do_not_fit_their_statistics():
+    method = Pearl(small_resnet(), classifier=Chain())
+    learn(method, range(1))
+    task, taken = make_task(1), copy.deepcopy(method)
+    for part in ("mean", "std"):
+        taken.chain.tensors.add(f"space.0.{part}", taken.chain.tensors[f"space.0.{part}"][:-1])
+    with pytest.raises(RunError, match=r"space 1: statistics of .* features, its sub-network has"):
+        taken.observe(taken.chain, task)
+    method.backbone.conv1.weight.data[0, 0, 0, 0] = torch.nan
+    with pytest.raises(TrainingError, match=r"task 2 \(.*\): a sub-network makes no numbers"):
+        method.observe(method.chain, task)
+    assert len(method.chain) == 1
+
+
 def test_before_a_second_task_there_is_no_measure_of_the_temperature():
     tasks, _ = stream()
     chain = taught(Chain(), tasks[:1])
@@ -271,6 +359,15 @@ def test_a_method_observes_what_it_has_learnt():
                     torch.testing.assert_close(chain.tensors[f"task.{t}.means.{v}"][row], mean, rtol=1e-4, atol=1e-4)
 
 
+def test_an_image_passes_once_through_each_sub_network(monkeypatch):
+    """Through a new one as well, which gives the space and what the images are in it."""
+    seen, method = [], Pearl(small_resnet(), classifier=Chain())
+    forward = WithInner.forward
+    monkeypatch.setattr(WithInner, "forward", lambda self, x: (seen.append(len(x)), forward(self, x))[1])
+    learn(method, range(2))
+    assert sum(seen) == len(make_task(0)) + 2 * len(make_task(1))
+
+
 @pytest.mark.parametrize(("train", "trained"), [("spaces", [1]), ("all", [1, 2])])
 def test_only_sub_networks_that_are_asked_are_trained(train, trained):
     method = Pearl(small_resnet(), classifier=Chain(spaces=2, train=train))
@@ -302,7 +399,7 @@ def test_how_familiar_is_what_its_formula_says():
 
     tasks, test = stream()
     chain = taught(Chain(spaces=2, projection=16), tasks)
-    logp, found = chain.head().judge([torch.tensor(x).float() for x in test])
+    logp, found = chain.judge([torch.tensor(x).float() for x in test])
     ratio = np.full((50, sum(CLASSES), 2), np.nan)
     for v, space in enumerate(chain.spaces()):
         shown = tasks[v:]
@@ -332,7 +429,7 @@ def test_the_threshold_is_a_percentile_of_images_left_out():
     fresh, _ = stream(seed=0, per_class=40)
     assert chain.threshold(0.0) <= chain.threshold(0.05) < chain.threshold(0.5)
     _, raws = fresh[2]
-    _, found = chain.head().judge([torch.tensor(x).float() for x in raws])
+    _, found = chain.judge([torch.tensor(x).float() for x in raws])
     # these images are in the statistics now, so fewer than half are below; most of the rest are above the twentieth
     assert (found < chain.threshold(0.5)).float().mean() < 0.5
     assert (found < chain.threshold(0.05)).float().mean() < 0.05

@@ -1,28 +1,55 @@
-"""pearl refit RUN"""
+"""pearl refit RUN, pearl refit MODEL --data DIR --to NEW"""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from pearl.cli.options import Alias, aliases_of
+
 
 def command(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A finished run, or a model with heads.")],
     classifier: Annotated[
         str, typer.Argument(metavar="CLASSIFIER", help="heads, chain, or '{name: chain, spaces: 2}'.")
     ] = "chain",
+    data: Annotated[
+        list[Path] | None, typer.Option(help="Of a model: images of its classes, a folder each; may be given again.")
+    ] = None,
+    to: Annotated[Path | None, typer.Option(metavar="NEW", help="Of a model: directory of the new one.")] = None,
+    alias: Alias = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="FILE.py:CLASS", help="Of a model: the file of its method, if it has one.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """The same sub-networks under another classifier: what the run would have been with it, without training.
+    """The same sub-networks under another classifier, without training: what would have been with it.
+
+    A run has its images by its recipe. A model gets class statistics of images that are at hand, of all its classes;
+    the result is a new model, the old one stays as it is.
 
     \b
     pearl refit runs/NAME
     pearl refit runs/NAME '{name: chain, spaces: all}'
+    pearl refit shop --data fruit --data vegetables --to shop2
     """
+    from pearl.errors import ConfigError
     from pearl.lifecycle.refit import refit
+    from pearl.lifecycle.remodel import refit_model
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
     from pearl.settings.documents import parse_yaml
 
-    typer.echo(run_page(refit(directory, parse_yaml(classifier), device=device, show=display(quiet))))
+    spec, named = parse_yaml(classifier), aliases_of(alias)
+    if data:
+        from pearl.settings.parts import METHODS
+
+        new = to or directory.with_name(f"{directory.resolve().name}-refitted")
+        known = METHODS.admit(method) if method else None
+        refit_model(directory, data, new, spec, aliases=named, method=known, device=device, show=display(quiet))
+        typer.echo(f"made {new}, with class statistics; {directory} is as it was")
+        return
+    if given := [f"--{name}" for name, value in (("to", to), ("alias", alias), ("method", method)) if value]:
+        raise ConfigError(f"{', '.join(given)}: of a model alone; give its images with --data")
+    typer.echo(run_page(refit(directory, spec, device=device, show=display(quiet))))

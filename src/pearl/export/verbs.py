@@ -68,8 +68,8 @@ def export(
             there already. Nothing is left behind.
     """
     model.method.eval()
-    heads = model.method.heads.sizes()  # none of methods that classify by statistics
-    if heads and [len(task["classes"]) for task in model.tasks] != heads:
+    heads = model.method.heads.sizes()  # none, or the first alone, of methods that classify by statistics
+    if [len(task["classes"]) for task in model.tasks][: len(heads)] != heads:
         raise ExportError("the classes of the tasks are not those that the heads were made for; restore classes.json")
     with _aside(out, force=force, folder=to == "peft") as place, torch.no_grad():
         difference = _WRITERS[to](model, place, raw)

@@ -1,6 +1,8 @@
 """A model that begins with what another directory has learnt."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pearl.errors import RunError
@@ -13,17 +15,14 @@ from pearl.storage.files import MANIFEST, finished
 _EARLY = {*LOCK, "resume", "events.jsonl"}
 
 
-def copy_model(start: Path, path: Path) -> None:
-    """Make a model with what another directory has learnt; its files are copied, whole or not at all.
+@contextmanager
+def made_aside(path: Path) -> Iterator[Path]:
+    """A locked folder in which a model is made that gets its name, `path`, when it is whole.
 
     Raises:
-        RunError: a file of `start` is damaged, or `path` cannot be written to.
+        RunError: there is something of that name, or the place cannot be written to.
         Busy: another process is at it.
     """
-    damaged = verify(start)
-    if damaged:
-        raise RunError("\n".join(damaged))
-    raw = read_config(start).model_dump(mode="json", include=set(ModelConfig.model_fields))
     aside = path.with_name(f".{path.name}.copy")
     with locked(aside):
         try:
@@ -32,20 +31,47 @@ def copy_model(start: Path, path: Path) -> None:
             for leftover in aside.iterdir():  # of a copy that was killed
                 if leftover.is_dir():
                     shutil.rmtree(leftover)
-            for folder in (start / "reference", *finished(start)):
-                shutil.copytree(folder, aside / folder.relative_to(start))
-            for name in ("classes.json", "environment.json", CODE):
-                if (start / name).is_file():
-                    shutil.copy2(start / name, aside / name)
-            (aside / "config.yaml").write_bytes(config_bytes(check_config(raw, ModelConfig)))
+            yield aside
             aside.rename(path)  # with its lock
         except (OSError, shutil.Error) as error:
             raise RunError(
-                f"{path}: {start} cannot be copied to it ({getattr(error, 'strerror', None) or error}); mend "
-                f"permissions or free space"
+                f"{path}: cannot be made ({getattr(error, 'strerror', None) or error}); mend permissions or free space"
             ) from None
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+
+
+def check_whole(path: Path) -> None:
+    """See that all checksums of a model hold.
+
+    Raises:
+        RunError: naming every file that is damaged.
+    """
+    if damaged := verify(path):
+        raise RunError("\n".join(damaged))
+
+
+def copy_model(start: Path, path: Path) -> None:
+    """Make a model with what another directory has learnt; its files are copied, whole or not at all.
+
+    Raises:
+        RunError: a file of `start` is damaged, or `path` cannot be written to.
+        Busy: another process is at it.
+    """
+    check_whole(start)
+    raw = read_config(start).model_dump(mode="json", include=set(ModelConfig.model_fields))
+    with made_aside(path) as aside:
+        for folder in (start / "reference", *finished(start)):
+            shutil.copytree(folder, aside / folder.relative_to(start))
+        copy_beside(start, aside, check_config(raw, ModelConfig))
+
+
+def copy_beside(start: Path, path: Path, config: ModelConfig) -> None:
+    """What a model has beside the folders of its tensors, with this configuration."""
+    for name in ("classes.json", "environment.json", CODE):
+        if (start / name).is_file():
+            shutil.copy2(start / name, path / name)
+    (path / "config.yaml").write_bytes(config_bytes(config))
 
 
 def is_copy(path: Path, start: Path, name: str) -> bool:

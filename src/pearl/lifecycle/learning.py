@@ -21,23 +21,20 @@ from pearl.data.batches import Task, fold
 from pearl.data.given import Given, given, name_of
 from pearl.errors import ConfigError, DataError, RunError, printable
 from pearl.lifecycle import outcome
+from pearl.lifecycle.choices import Backbone, config_for, has_statistics
 from pearl.lifecycle.copying import check_place, copy_model, is_copy
 from pearl.lifecycle.saved import (
     build_method,
-    check_method,
     load_method,
     read_config,
     resume_command,
     task_infos,
 )
 from pearl.lifecycle.session import session
-from pearl.settings.config import ModelConfig, RunConfig, admit, as_stored, check_config, merge, raw_config
-from pearl.settings.parts import METHODS
+from pearl.settings.config import ModelConfig, admit, as_stored, check_config
 from pearl.settings.registry import nearest
-from pearl.storage.files import MANIFEST, PENDING, check_no_gap, finished, half_learnt, read_json, write_json
+from pearl.storage.files import MANIFEST, PENDING, finished, half_learnt, read_json, write_json
 from pearl.training.engine import Engine, Observer
-
-Backbone = str | dict[str, Any] | None  # a name, or a name with options
 
 
 def learn(
@@ -82,7 +79,7 @@ def learn(
     name = name_of(data) if task is None else task
     source = None if start is None or is_copy(path, Path(start), name) else Path(start)
     check_place(path, source)
-    config = _config(path, source, recipe, backbone, overrides)
+    config = config_for(path, source, recipe, backbone, overrides)
     how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
     how |= {"aliases": dict(aliases or {}), "fast": fast, "nested": nested, "holdout": holdout}
     _learn(path, data, task, config, source=source, **how)
@@ -134,7 +131,7 @@ def _learn(
     known, settings = _half_learnt(path), config.model_dump(mode="json")
     try:
         found = given(data, size, part="train", nested=nested, on_progress=_progress(show))
-        found = _renamed(found, aliases)
+        found = renamed(found, aliases)
         name, names = found.name if name is None else name, found.classes
         if holdout and np.bincount(found.labels).max() < 2:
             raise ConfigError(
@@ -145,7 +142,7 @@ def _learn(
                 return
         new, again_shown = _new_and_known(before, name, names, config)
         done = len(finished(before))
-        if fast and (done == 0 or not _has_statistics(config)):
+        if fast and (done == 0 or not has_statistics(config)):
             raise ConfigError(
                 f"{path}: without training, classes can only be added to a model with class statistics "
                 f"(method.classifier=chain), after its first task"
@@ -156,8 +153,8 @@ def _learn(
         if method.oracle:
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         Engine(config, device=device)
-        pixels = _decode(found, size, show)
-        images = _facts(pixels, found.labels)
+        pixels = decode(found, size, show)
+        images = facts_of(pixels, found.labels)
         facts = {
             "index": done,
             "name": name,
@@ -201,7 +198,7 @@ def _learn(
                 torch.manual_seed(fold(config.seed, done, "holdout"))
                 (task, held), images["holdout"] = task.hold_out(holdout), holdout
             measure = outcome.held_out(held) if holdout else outcome.left_out
-            for line in (*found.notes, *_much_alike(new, every)):
+            for line in (*found.notes, *_much_alike(new, every), *_heads_alone(path, done, config)):
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
             how: dict[str, Any] = {"also": again_shown, "measure": measure}
@@ -226,11 +223,11 @@ def _is_learnt(
     manifest = read_json(last[0].folder / MANIFEST)
     if any(manifest.get(key) != value for key, value in wanted.items()) or manifest.get("holdout", 0.0) != holdout:
         return False
-    wanted = _facts(_decode(found, config.images.stored, show), found.labels)
+    wanted = facts_of(decode(found, config.images.stored, show), found.labels)
     return all(manifest.get(key) == value for key, value in wanted.items())
 
 
-def _facts(pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
+def facts_of(pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     """What a task's manifest says of its images (N, S, S, 3) uint8 with labels (N,) that count from 0."""
     return {
         "images_per_class": np.bincount(labels).tolist(),
@@ -248,83 +245,25 @@ def _half_learnt(path: Path) -> dict[str, Any]:
     return known
 
 
-def _config(
-    path: Path, source: Path | None, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]
-) -> ModelConfig:
-    """The settings of this task: the model's own with other settings of training, or those of a new model."""
-    before = source or path
-    check_no_gap(before)
-    if source or (path / "config.yaml").exists() or finished(path):
-        config = read_config(before)
-        if source and not finished(source):
-            raise RunError(f"{source}: no task is finished; choose a directory that has learnt something")
-        if not source and isinstance(config, RunConfig):
-            raise RunError(
-                f"{path}: a run of `pearl run`, whose tasks its recipe says; begin a model with what it has learnt: "
-                f"pearl learn NEW --from {path} --data FOLDER"
-            )
-        if finished(before):
-            if (named := overrides.get("method", {})).keys() <= {"name"}:  # which one it is, not another one
-                check_method(before, config, named.get("name"))
-                overrides = {key: value for key, value in overrides.items() if key != "method"}
-            if fixed := _changed(config, recipe, backbone, overrides):
-                raise ConfigError(
-                    f"{', '.join(fixed)}: fixed since {before} was made; only train.* may change from task to task"
-                )
-            overrides = {key: value for key, value in overrides.items() if key == "train"}
-            return check_config(
-                merge(config.model_dump(mode="json", include=set(ModelConfig.model_fields)), overrides), ModelConfig
-            )
-    return _new_config(recipe, backbone, overrides)
+def renamed(found: Given, aliases: Mapping[str, str]) -> Given:
+    """By the names that folders stand for.
 
-
-def _changed(config: ModelConfig, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> list[str]:
-    """Which of these words would make another model: to repeat those that it was made with is no mistake."""
-    own = set(ModelConfig.model_fields) - {"train"}
-    before = config.model_dump(mode="json", include=own)
-    raw = {key: value for key, value in raw_config(recipe).items() if key in own} if recipe else {}
-    raw = merge(merge(before, raw), {"backbone": backbone} if backbone else {})
-    raw = merge(raw, {key: value for key, value in overrides.items() if key != "train"})
-    after = check_config({"train": config.train, **raw}, ModelConfig).model_dump(mode="json", include=own)
-    other = {key for key in own if after[key] != before[key]}
-    words = sorted(other & overrides.keys())
-    words += ["--backbone"] * bool(backbone and "backbone" in other - overrides.keys())
-    return words + ["--recipe"] * bool(recipe and other and not words)
-
-
-def _new_config(recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> ModelConfig:
-    """The settings of a new model."""
-    own = ModelConfig.model_fields
-    spec = merge({"backbone": backbone}, {"backbone": overrides.get("backbone", {})})["backbone"]
-    timm = str(spec.get("name", "timm/")).startswith("timm/")
-    raw = raw_config(recipe or ("photos-vit" if timm else "photos-resnet18"))
-    if timm and (spec or not recipe):
-        spec = {"pretrained": not spec.get("weights"), **spec}
-    raw = merge(raw, {"backbone": spec})
-    raw = merge({key: value for key, value in raw.items() if key in own}, overrides)
-    return check_config(_with_statistics(raw), ModelConfig)
-
-
-def _with_statistics(raw: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a new model, which tells tasks apart by class statistics unless it says otherwise."""
-    method = merge({}, {"method": raw["method"]})["method"]
-    with suppress(ConfigError):  # of a name that there is not, `check_config` says so
-        name = str(method["name"])
-        if not METHODS.closed(name) and "classifier" in METHODS.options(name).model_fields:
-            return {**raw, "method": {"classifier": "chain", **method}}
-    return raw
-
-
-def _has_statistics(config: ModelConfig) -> bool:
-    return bool(config.method.get("classifier", {}).get("name") == "chain")
-
-
-def _renamed(found: Given, aliases: dict[str, str]) -> Given:
-    """By the names that folders stand for."""
+    Raises:
+        DataError: there is no such folder.
+    """
     if strange := sorted(aliases.keys() - {*found.classes}):
         hint = nearest(strange[0], found.classes)
         raise DataError(f"{found.place or found.name}: no folder {strange[0]!r} that could be an alias; {hint}")
     return found.renamed(aliases)
+
+
+def _heads_alone(path: Path, done: int, config: ModelConfig) -> Iterator[str]:
+    """A line for a model whose heads cannot be compared, though they could be."""
+    if done and config.method.get("classifier", {}).get("name") == "heads":
+        yield (
+            f"its heads never met; with images of all its classes, pearl refit {path} --data FOLDER makes a model that "
+            f"compares them"
+        )
 
 
 def _much_alike(new: Sequence[str], known: Sequence[str]) -> Iterator[str]:
@@ -359,7 +298,7 @@ def _new_and_known(
             raise ConfigError(f"task {name!r} is there already ({info.folder}); give another one with --task")
     where = {known: info for info in infos for known in info.classes}
     twice = [f"{known!r} (task {where[known].name!r}, {where[known].folder})" for known in names if known in where]
-    if twice and not _has_statistics(config):
+    if twice and not has_statistics(config):
         raise DataError(
             f"classes that the model knows already: {', '.join(twice)}; without class statistics a class is learnt "
             f"once, so rename or remove their folders"
@@ -367,7 +306,12 @@ def _new_and_known(
     return tuple(known for known in names if known not in where), tuple(known for known in where if known in names)
 
 
-def _decode(found: Given, size: int, show: Observer) -> np.ndarray:
+def decode(found: Given, size: int, show: Observer) -> np.ndarray:
+    """Pixels (N, size, size, 3) uint8 of all of them.
+
+    Raises:
+        DataError: naming every one that cannot be read.
+    """
     if isinstance(found.images, np.ndarray):
         return found.pixels(0, len(found), size)[0]
     tell = _progress(show)

@@ -111,6 +111,7 @@ class Model:
             self.config,
             len(self.tasks),
             place=lambda method: method.to(device=self.device).to(memory_format=layout),
+            to_ask=True,
         )
 
     @cached_property
@@ -308,3 +309,30 @@ class Model:
         how: dict[str, Any] = {"task": task, "aliases": aliases, "fast": fast, "nested": nested, "holdout": holdout}
         learn(self.path, data, overrides=overrides, device=self.device.type, **how)
         return type(self).open(self.path, device=self.device.type)
+
+    @typed
+    def refit(
+        self,
+        data: str | Path | Iterable[str | Path],
+        to: str | Path,
+        classifier: Mapping[str, Any] | str = "chain",
+        *,
+        aliases: Mapping[str, str] | None = None,
+    ) -> Self:
+        """A new model, at `to`, that is this one with class statistics of images in one folder or several.
+
+        Nothing is trained, and this model stays as it is. Images are needed of all its classes.
+
+        Raises:
+            PearlError: anything a user can mend; nothing is made then.
+        """
+        from pearl.lifecycle.remodel import refit_model
+
+        folders = [data] if isinstance(data, str | Path) else data
+        how: dict[str, Any] = {
+            "aliases": aliases,
+            "device": self.device.type,
+            "method": str(self.config.method["name"]),
+        }
+        refit_model(self.path, [Path(folder) for folder in folders], Path(to), classifier, **how)
+        return type(self).open(Path(to), device=self.device.type)

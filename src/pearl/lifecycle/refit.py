@@ -5,15 +5,16 @@ tasks are told apart, and statistics not on when they were gathered.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pearl.data.batches import Task
 from pearl.errors import ConfigError, RunError
 from pearl.lifecycle.runs import Run, execute
 from pearl.methods.base import Method
 from pearl.methods.common.subnetworks import SubNetworks
-from pearl.settings.config import RunConfig, check_config, merge
+from pearl.settings.config import RunConfig, check_config
 from pearl.storage.checkpoint import read_part
 from pearl.storage.files import finished, read_json
 from pearl.training.engine import Engine, Observer
@@ -38,26 +39,39 @@ def refit(
         raise RunError(f"{source}: has tasks left to learn; finish it with: pearl resume {source}")
     config = refitted(run.config, classifier)
     precision = read_json(run.path / "environment.json")["precision"]
-    made = {"engine": lambda *args, **kwargs: Taken(run, *args, **kwargs), "precision": precision}
-    return execute(config, device=device, show=show, **made)
+    return execute(config, device=device, show=show, engine=partial(Taken, run), precision=precision)
 
 
 def refitted(config: RunConfig, classifier: Mapping[str, Any] | str) -> RunConfig:
-    """A run's configuration with another classifier; every task's sub-network was trained.
+    """A run's configuration with another classifier, under which the same sub-networks are trained.
 
     Raises:
         ConfigError: see `refit`.
     """
     if "classifier" not in config.method:
         raise ConfigError(f"method={config.method['name']} keeps no sub-networks that another classifier could ask")
+    before = config.method["classifier"]
     spec = {"name": classifier} if isinstance(classifier, str) else dict(classifier)
     if spec.get("name") == "chain":
-        spec = {"train": "all", **spec}
-    if spec.get("train", "all") != "all":
-        raise ConfigError("classifier.train=spaces leaves sub-networks out that this run has trained; leave it at all")
-    method = {key: value for key, value in config.method.items() if key != "classifier"}
-    raw = merge(config.model_dump(mode="json"), {"method": {**method, "classifier": spec}})
-    return check_config(raw, RunConfig)
+        same = {key: before[key] for key in ("spaces", "train")} if _trained(before) != "all" else {"train": "all"}
+        spec = {**same, **spec}
+    raw = config.model_dump(mode="json")
+    found = check_config({**raw, "method": {**raw["method"], "classifier": spec}}, RunConfig)
+    if (other := _trained(found.method["classifier"])) != _trained(before):
+        raise ConfigError(
+            f"classifier: with it the sub-networks of {_tasks(other)} would have been trained, this run has those of "
+            f"{_tasks(_trained(before))}; run its recipe with this classifier instead"
+        )
+    return found
+
+
+def _trained(classifier: Mapping[str, Any]) -> int | Literal["all"]:
+    """How many tasks get a sub-network under a classifier."""
+    return classifier["spaces"] if classifier.get("train") == "spaces" else "all"
+
+
+def _tasks(trained: int | Literal["all"]) -> str:
+    return "all tasks" if trained == "all" else f"{trained} task{'s' * (trained > 1)}"
 
 
 class Taken(Engine):
@@ -74,7 +88,7 @@ class Taken(Engine):
         replay = replay or Replay()
         replay.begin(method, task.id)
         state = dict(method.state_dict())
-        for folder in self.parts[: 2 if task.id == 0 else 0] or [self.parts[task.id + 1]]:
+        for folder in self.parts[0 if task.id == 0 else task.id + 1 : task.id + 2]:
             state |= {name: value for name, value in read_part(folder)[0].items() if not name.startswith("chain.")}
         method.load_state_dict(state, strict=True)
         self.place(method).requires_grad_(False)

@@ -206,23 +206,25 @@ def load_method(
     tasks: int | None = None,
     *,
     place: Callable[[Method], Method] = lambda method: method,
+    to_ask: bool = False,
 ) -> Method:
     """A method as it was after its first `tasks` tasks (all finished ones if not given).
 
-    `place` moves it to a device and layout.
+    `place` moves it to a device and layout. One that is only `to_ask`, not to learn on, may lack what no answer needs.
 
     Raises:
         RunError: files missing, damaged, or not of this configuration.
     """
     method = place(build_method(config, structure_only=True))
-    state = load_state(path, tasks)
-    # a copy into what is there would take any kind of number
-    wrong = [
-        f"{key} is {state[key].dtype}, not {value.dtype}"
-        for key, value in method.state_dict().items()
-        if key in state and state[key].dtype != value.dtype
-    ]
+    needed = method.needed if to_ask else None
     try:
+        state = load_state(path, tasks, file_of=method.file_of, needed=needed)
+        # a copy into what is there would take any kind of number
+        wrong = [
+            f"{key} is {state[key].dtype}, not {value.dtype}"
+            for key, value in method.state_dict().items()
+            if key in state and state[key].dtype != value.dtype
+        ]
         if wrong:
             raise RuntimeError("; ".join(wrong))
         method.load_state_dict(state, strict=True)

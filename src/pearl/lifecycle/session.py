@@ -202,7 +202,7 @@ class Session:
             **method.facts(task.id),
             **measure(method),
         }
-        write_part(self.path / "tasks" / folder_name(task.id, task.name), added, facts)
+        write_part(self.path / "tasks" / folder_name(task.id, task.name), added, facts, method.file_of)
         self.list_classes()
         self.replay.end()
         self.log.event(

@@ -14,6 +14,7 @@ from torch.func import functional_call
 from pearl.data.batches import Batch, Batches, Task
 from pearl.nn.fast.folding import folded, norms_after_convs
 from pearl.nn.growing import TaskHeads
+from pearl.storage.checkpoint import in_weights
 
 Network = Callable[[Tensor], Tensor]  # images (B, 3, H, W) -> features (B, dim), or logits
 
@@ -214,6 +215,14 @@ class Method(nn.Module):
     def notes(self, task: Task) -> list[str]:
         """What a user should know of this method before it learns a task, in words."""
         return []
+
+    def file_of(self, name: str) -> str:
+        """Which of `storage.checkpoint.FILES` a tensor of the state_dict is stored in."""
+        return in_weights(name)
+
+    def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
+        """Of how many tasks, the first ones, the weights are enough to answer, by the statistics; None: of all."""
+        return None
 
     def size(self) -> int:
         """Parameters of the model as it would be deployed; statistics such as running means do not count."""

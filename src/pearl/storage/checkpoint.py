@@ -2,10 +2,12 @@
 
 A folder holds only the tensors that its task added or changed; the state after task t is the start overlaid by the
 folders 0..t. A folder counts when its manifest is there: it is written last, by atomic rename, after fsync.
+
+Tensors that are not always needed together may lie in several files of a folder, as their method says.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,11 @@ from pearl.storage.files import FORMAT, MANIFEST, finished, manifests, open_regu
 from pearl.storage.shapes import Part
 
 WEIGHTS = "weights.safetensors"
+STATISTICS = "statistics.safetensors"  # of which every task's are needed
+RUNNING = "running.safetensors"  # statistics of which the newest are
+FILES = (WEIGHTS, STATISTICS, RUNNING)
+
+FileOf = Callable[[str], str]  # of a tensor of the state_dict
 
 
 def sha256(data: bytes) -> str:
@@ -50,49 +57,95 @@ def snapshot(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: _row_major(value).clone() for key, value in state.items()}
 
 
-def write_part(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Store one folder of a run: the tensors, then the manifest with their checksum and `facts`."""
-    data = save(dict(tensors))
-    write_file(folder / WEIGHTS, data)
+def in_weights(name: str) -> str:
+    """All of them in one file."""
+    return WEIGHTS
+
+
+def write_part(
+    folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], file_of: FileOf = in_weights
+) -> None:
+    """Store one folder of a run: the tensors, then the manifest with their checksums and `facts`."""
+    files: dict[str, dict[str, Tensor]] = {WEIGHTS: {}}
+    for name, tensor in tensors.items():
+        files.setdefault(file_of(name), {})[name] = tensor
+    digests, size = {}, 0
+    for file, content in files.items():
+        data = save(content)
+        write_file(folder / file, data)
+        digests[file] = sha256(data)
+        size += len(data)
     manifest = {
         "format": FORMAT,
-        "sha256": {WEIGHTS: sha256(data)},
-        "bytes": len(data),
+        "sha256": digests,
+        "bytes": size,
         "tensors": {key: list(value.shape) for key, value in tensors.items()},
     }
     write_json(folder / MANIFEST, {**facts, **manifest})
 
 
 def read_part(folder: Path, shape: type[Part] = Part) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and manifest of one folder; its checksum is verified, and that they are those of the manifest.
+    """Tensors and manifest of one folder; its checksums are verified, and that they are those of the manifest.
 
     Raises:
         RunError: a file is missing or damaged; the message names it.
     """
     manifest = read_json(folder / MANIFEST, shape)
-    file = folder / WEIGHTS
+    tensors = read_files(folder, manifest)
+    if tensors.keys() != manifest["tensors"].keys():
+        raise _other_tensors(folder / WEIGHTS)
+    return tensors, manifest
+
+
+def read_files(folder: Path, manifest: Mapping[str, Any], files: Collection[str] = FILES) -> dict[str, Tensor]:
+    """The tensors in those of a folder's files that it has.
+
+    Raises:
+        RunError: see `read_part`.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name in FILES:
+        if name in files and (name == WEIGHTS or name in manifest["sha256"]):
+            tensors |= _read_file(folder / name, manifest)
+    return tensors
+
+
+def _read_file(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         with open_regular(file) as opened:
             # of one that has grown no more than tells it: it may be larger than memory
             data = opened.read(manifest["bytes"] + 1)
     except OSError as error:
         raise RunError(f"{file}: cannot be read ({error.strerror}); restore it from a copy of the run") from None
-    if sha256(data) != manifest["sha256"].get(WEIGHTS):
+    if sha256(data) != manifest["sha256"].get(file.name):
         raise RunError(
             f"{file}: checksum differs from its manifest, the file is damaged; restore it from a copy, or, to learn "
-            f"again from there, remove classes.json, the folder {folder.name} and all later ones"
+            f"again from there, remove classes.json, the folder {file.parent.name} and all later ones"
         )
     try:
         tensors = load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # written by something else
         raise RunError(f"{file}: no file of tensors ({error}); restore it from a copy of the run") from None
-    if {key: list(value.shape) for key, value in tensors.items()} != manifest["tensors"]:
-        raise RunError(f"{file}: other tensors than its manifest lists; restore both from a copy of the run")
-    return tensors, manifest
+    if any(list(value.shape) != manifest["tensors"].get(key) for key, value in tensors.items()):
+        raise _other_tensors(file)
+    return tensors
 
 
-def load_state(run: Path, tasks: int | None = None) -> dict[str, Tensor]:
+def _other_tensors(file: Path) -> RunError:
+    return RunError(f"{file}: other tensors than its manifest lists; restore both from a copy of the run")
+
+
+def load_state(
+    run: Path,
+    tasks: int | None = None,
+    *,
+    file_of: FileOf | None = None,
+    needed: Callable[[Mapping[str, Tensor]], int | None] | None = None,
+) -> dict[str, Tensor]:
     """The state_dict after the first `tasks` tasks of a run (all finished ones if not given).
+
+    With the `file_of` that it was written with, running statistics that a later task has replaced are not read.
+    `needed` says, by the statistics, of how many tasks the weights are enough (None: of all): others are left out.
 
     Raises:
         RunError: not a run directory, fewer tasks are finished, or a file is missing or damaged.
@@ -104,7 +157,22 @@ def load_state(run: Path, tasks: int | None = None) -> dict[str, Tensor]:
     folders = finished(run)
     if tasks is not None and tasks > len(folders):
         raise RunError(f"{run}: {len(folders)} tasks are finished, {tasks} were asked for; run it further first")
+    parts = list(manifests(run, tasks, Part))  # each in its own place, so that what is newest is laid over all else
+    newer: set[str] = set()
+    stale = set()
+    if file_of is not None:
+        for folder, manifest in reversed(parts):
+            running = {name for name in manifest["tensors"] if file_of(name) == RUNNING}
+            if running <= newer:
+                stale.add(folder)
+            newer |= running
+    statistics: dict[str, Tensor] = {}
+    for folder, manifest in parts:
+        statistics |= read_files(folder, manifest, {STATISTICS} if folder in stale else {STATISTICS, RUNNING})
+    enough = needed(statistics) if needed else None
     state, _ = read_part(run / "reference")
-    for folder, _ in manifests(run, tasks, Part):  # each in its own place, so that what is newest is laid over all else
-        state.update(read_part(folder)[0])
-    return state
+    for index, (folder, manifest) in enumerate(parts):
+        # statistics of the first versions are among the weights
+        if enough is None or index < enough or STATISTICS not in manifest["sha256"]:
+            state |= read_files(folder, manifest, {WEIGHTS})
+    return state | statistics

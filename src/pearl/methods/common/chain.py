@@ -10,7 +10,7 @@ several, and a chain of decisions over the tasks joins them.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from pearl.errors import RunError
 from pearl.methods.base import Answers
+from pearl.methods.common.scatter import FOLDS, MANY, folds, inverse, pack, pieces, shrunk, statistics, unpack
 from pearl.methods.common.spaces import (
+    Background,
     ByClass,
     ChainHead,
     Discriminants,
@@ -29,13 +31,16 @@ from pearl.methods.common.spaces import (
     chain_rule,
     digest_of,
     familiarity,
+    misfit,
     projection,
 )
 from pearl.nn.growing import TaskTensors
 from pearl.nn.inner import Layers
 
+New = tuple[Tensor, Tensor, Tensor | None]  # of a task in a space: means, counts; a scatter if it enters the covariance
+
 UNCALIBRATED = 0.2  # the temperature before there are two tasks to measure it with
-FOLDS = 4
+MEASURED = 512  # images that the temperature is measured on, of a task that comes to so many prototypes
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), 40, dtype=torch.float64)
 DRAWS, WIDTHS = 128, [0.5 * i for i in range(1, 17)]  # images that stand for old ones, and how far they may lie
 HALF = 0.5  # shrinkage a = HALF * p / (n + p): at n = p images a quarter of the covariance is a multiple of 1
@@ -77,6 +82,8 @@ class ChainStatistics(nn.Module):
     A space belongs to the task at whose end it was made, and is known to its prototypes and those of later tasks.
     """
 
+    running = ("/scatter", "/freedom")  # ends of the names of what a task replaces
+
     def __init__(self, options: Chain) -> None:
         super().__init__()
         self.options = options
@@ -84,7 +91,8 @@ class ChainStatistics(nn.Module):
         # ".projected_std" (p,), ".scatter" (p(p+1)/2,), ".freedom" (); "task.t.classes", ".counts" (k,),
         # ".means.v" (k, p); ".familiarity" (101,), percentiles among images left out; "temperature" ()
         self.tensors = TaskTensors(buffers=True)
-        self._head: list[ChainHead] = []  # in a list: it is no part of the state
+        self._head: list[ChainHead] = []  # in lists: they are no part of the state
+        self._backgrounds: list[Background] = []
         self.left_out: Answers | None = None  # of the task observed last, see `observe`; no part of the state either
 
     # ---------------------------------------------------------------------------------------------------- what is there
@@ -145,7 +153,7 @@ class ChainStatistics(nn.Module):
         facts["birth"] = torch.tensor(birth, device=raw.device)
         for name, value in facts.items():
             self.tensors.add(f"space.{v}.{name}", value)
-        self._head.clear()
+        self._forget()
 
     @torch.no_grad()
     def observe(self, features: Sequence[Tensor], labels: Tensor) -> None:
@@ -154,23 +162,23 @@ class ChainStatistics(nn.Module):
         The temperature is measured first, with these images left out of the statistics a quarter at a time: what is
         then said of them is in `left_out`.
         """
-        self._head.clear()
+        self._forget()
         t = len(self)
         # what its own sub-network makes of images that it has learnt is no measure; at first there is no other
         usable = [rows for birth, rows in zip(self.births, features, strict=True) if birth < t or t == 0]
-        temperature, percentiles, self.left_out = self._calibrate(usable, labels)
-        if t:
+        classes, own = labels.unique(return_inverse=True)
+        temperature, percentiles, self.left_out = self._calibrate(usable, classes, own)
+        if t and percentiles.isfinite().all():
             value = torch.tensor(temperature, dtype=torch.float64, device=labels.device)
             self.tensors.add("temperature", value)
         self.tensors.add(f"task.{t}.familiarity", percentiles.to(labels.device))
-        classes, own = labels.unique(return_inverse=True)
         self.tensors.add(f"task.{t}.classes", classes)
         self.tensors.add(f"task.{t}.counts", own.bincount(minlength=len(classes)))
         for v, rows in enumerate(features):
-            means, scatter = _statistics(rows, own, len(classes))
+            means, scatter = statistics(rows, own, len(classes))
             self.tensors.add(f"task.{t}.means.{v}", means.to(rows))
             if self._updates(v, t):
-                self.tensors.add(f"space.{v}.scatter", self.tensors[f"space.{v}.scatter"] + _pack(scatter))
+                self.tensors.add(f"space.{v}.scatter", self.tensors[f"space.{v}.scatter"] + pack(scatter))
                 freedom = self.tensors[f"space.{v}.freedom"] + len(rows) - len(classes)
                 self.tensors.add(f"space.{v}.freedom", freedom)
 
@@ -178,46 +186,59 @@ class ChainStatistics(nn.Module):
         """Whether task t's images enter the covariance of space v."""
         return self.options.covariance == "updated" or t < 2 or t == self.births[v]
 
-    def _calibrate(self, features: Sequence[Tensor], labels: Tensor) -> tuple[float, Tensor, Answers | None]:
+    def _calibrate(
+        self, features: Sequence[Tensor], classes: Tensor, own: Tensor
+    ) -> tuple[float, Tensor, Answers | None]:
         """The temperature of the least negative log-likelihood of a new task's images among all classes.
 
         With it, the percentiles (101,) of their familiarity, and the answers; None if each class has a single image.
         Each image is left out of the statistics that it meets.
         """
-        classes, own = labels.unique(return_inverse=True)
-        fold = _folds(own)
-        births = self.births[: len(features)]
+        labels, births = classes[own], self.births[: len(features)]
         task_of = torch.cat([self.task_of, torch.full((len(classes),), len(self))])
         begins = begins_of(task_of, births)
         by_class = ByClass(torch.cat([self.class_of, classes.cpu()])).to(labels.device)
+        # after many classes the task moves the covariance by little: one of before serves all folds, in float32
+        many = len(self.class_of) > MANY
+        known = [self._discriminants(v, dtype=torch.float32) for v in range(len(features))] if many else []
+        shared = [self._background(v).float() for v in range(len(features))] if many else []
+        first = [int((self.task_of < birth).sum()) for birth in births]
+        fold = folds(own, MEASURED if many else len(own))
         total = torch.zeros(len(GRID), dtype=torch.float64)
         left_out: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []
         for k in range(FOLDS):
             out = fold == k
             if not out.any():
                 continue
-            scores, first, common = [], [], []
+            scores, common = [], []
             for v, rows in enumerate(features):
-                means, scatter = _statistics(rows[~out], own[~out], len(classes))
+                means, scatter = statistics(rows[~out], own[~out], len(classes))
                 counts = own[~out].bincount(minlength=len(classes))
-                made = self._discriminants(v, means, scatter if self._updates(v, len(self)) else None, counts)
-                scores.append(made(rows[out].double()))
-                common.append(made.common(rows[out].double()))
-                first.append(made.first)
+                if many:
+                    x, background = rows[out].float(), shared[v]
+                    made = Discriminants([means], inverse(shrunk(*self._covariance(v))), 0, x.dtype)
+                    scores.append(torch.cat([known[v](x), made(x)], 1))
+                else:
+                    new = means, counts, scatter if self._updates(v, len(self)) else None
+                    x, background = rows[out].double(), self._background(v, new)
+                    scores.append(self._discriminants(v, new)(x))
+                common.append(background(x))
             left_out.append((labels[out], scores, common))
             for i, temperature in enumerate(GRID):
                 logp = by_class(chain_rule(scores, first, begins, births, float(temperature)))
                 total[i] -= logp.gather(1, labels[out, None]).sum().cpu()
+        if not left_out:  # classes of one image each: nothing is measured, and nothing strange
+            return self.temperature, torch.full((101,), -torch.inf, dtype=torch.float64), None
         best = float(GRID[total.argmin()]) if len(self) else UNCALIBRATED
         seen, answers = [], []
         for true, scores, common in left_out:
             logp = by_class(chain_rule(scores, first, begins, births, best))
             seen.append(familiarity(logp, scores, common, best))
-            own = torch.isin(torch.arange(logp.shape[1], device=classes.device), classes)
-            answers.append(Answers.of(logp, true, own.expand_as(logp)))
-        every = torch.cat(seen) if seen else torch.full((1,), -torch.inf, dtype=torch.float64)  # nothing is strange
+            among = torch.isin(torch.arange(logp.shape[1], device=classes.device), classes)
+            answers.append(Answers.of(logp, true, among.expand_as(logp)))
+        every = torch.cat(seen).double()
         percentiles = every.quantile(torch.linspace(0, 1, 101, dtype=torch.float64, device=every.device))
-        return best, percentiles, Answers.joined(answers) if answers else None
+        return best, percentiles, Answers.joined(answers)
 
     def threshold(self, rate: float) -> float:
         """The familiarity below which a share `rate` of images of known classes lies, as far as is known."""
@@ -254,40 +275,56 @@ class ChainStatistics(nn.Module):
     def head(self) -> ChainHead:
         """What answers, made once until a task is observed; in the features' type, float32."""
         if not self._head:
-            made = [self._discriminants(v) for v in range(len(self.births))]
+            like, spaces = self.tensors["space.0.mean"], range(len(self.births))
+            made = [self._discriminants(v, dtype=like.dtype) for v in spaces]
             place = self.births, self.task_of, self.class_of, self.temperature
-            self._head.append(ChainHead(self.spaces(), made, *place).to(self.tensors["space.0.mean"]))
+            self._head.append(ChainHead(self.spaces(), made, *place).to(like))
         return self._head[0]
 
-    def _discriminants(
-        self, v: int, means: Tensor | None = None, scatter: Tensor | None = None, counts: Tensor | None = None
-    ) -> Discriminants:
-        """Space v's, in float64; with means, scatter and counts of a task that is not observed yet.
+    @torch.no_grad()
+    def judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """What `head` says of raw features, log P (B, classes), and how familiar each image is (B,)."""
+        if not self._backgrounds:  # of many classes they take as long to make as all else that answers
+            self._backgrounds += [self._background(v).to(raw[v]) for v in range(len(self.births))]
+        return self.head().judge(raw, self._backgrounds)
+
+    def _discriminants(self, v: int, new: New | None = None, dtype: torch.dtype = torch.float64) -> Discriminants:
+        """Space v's, computed in float64; with a task that is not observed yet."""
+        mu = [*self._means(v), *([new[0]] if new else [])]
+        first = int((self.task_of < self.births[v]).sum())
+        return Discriminants(pieces(mu), inverse(shrunk(*self._covariance(v, new))), first, dtype)
+
+    def _background(self, v: int, new: New | None = None) -> Background:
+        """Space v's, in float64; with a task that is not observed yet."""
+        counts = [self.tensors[f"task.{t}.counts"] for t in range(self.births[v], len(self))]
+        mu, counts = [*self._means(v), *([new[0]] if new else [])], [*counts, *([new[1]] if new else [])]
+        images = torch.cat(counts).sum()
+        centre = sum(weight @ rows for rows, weight in zip(pieces(mu), pieces(counts), strict=True)) / images
+        between = torch.zeros_like(centre)
+        for rows, weight in zip(pieces(mu), pieces(counts), strict=True):
+            between = between + (rows - centre).T @ ((rows - centre) * weight[:, None])
+        pooled, share = self._covariance(v, new)
+        of_all = inverse(shrunk(pooled + between / images, share))
+        return Background(inverse(shrunk(pooled, share)), centre, of_all)
+
+    def _means(self, v: int) -> list[Tensor]:
+        return [self.tensors[f"task.{t}.means.{v}"] for t in range(self.births[v], len(self))]
+
+    def _covariance(self, v: int, new: New | None = None) -> tuple[Tensor, float]:
+        """Of space v, within prototypes, float64 (p, p); and its shrinkage.
 
         Sigma = (1 - a) S + a tr(S)/p I, with S the pooled scatter over its degrees of freedom n, a = p / (2 (n + p)).
         """
-        birth = self.births[v]
-        tasks = range(birth, len(self))
-        mu = [self.tensors[f"task.{t}.means.{v}"].double() for t in tasks]
-        weights = [self.tensors[f"task.{t}.counts"].double() for t in tasks]
-        within, freedom = self._scatter(v)
-        if means is not None and counts is not None:
-            mu, weights = [*mu, means], [*weights, counts.double()]
-            if scatter is not None:
-                within = within + scatter
-                freedom += int((counts - 1).clamp(min=0).sum())
-        every, weight = torch.cat(mu), torch.cat(weights)
-        centre = weight @ every / weight.sum()
-        between = (every - centre).T @ ((every - centre) * weight[:, None]) / weight.sum()
-        inverse, of_all = (
-            torch.cholesky_inverse(torch.linalg.cholesky(matrix)) for matrix in _covariances(within, freedom, between)
-        )
-        return Discriminants(every, inverse, centre, of_all, int((self.task_of < birth).sum()))
+        p = len(self.tensors[f"space.{v}.projected_mean"])
+        within, freedom = unpack(self.tensors[f"space.{v}.scatter"], p), int(self.tensors[f"space.{v}.freedom"])
+        if new and (scatter := new[2]) is not None:
+            within = within + scatter
+            freedom += int((new[1] - 1).clamp(min=0).sum())
+        return within / max(1, freedom), HALF * p / (freedom + p)
 
-    def _scatter(self, v: int) -> tuple[Tensor, int]:
-        """The scatter within classes (p, p) in space v, and its degrees of freedom."""
-        within = _unpack(self.tensors[f"space.{v}.scatter"], len(self.tensors[f"space.{v}.projected_mean"]))
-        return within, int(self.tensors[f"space.{v}.freedom"])
+    def _forget(self) -> None:
+        self._head.clear()
+        self._backgrounds.clear()
 
     @torch.no_grad()
     def remaining(self, t: int, right: int, images: int) -> float:
@@ -303,8 +340,7 @@ class ChainStatistics(nn.Module):
         generator = torch.Generator().manual_seed(t)
         made, means, noise = [], [], []
         for v in range(len(births)):
-            within, freedom = self._scatter(v)
-            root = torch.linalg.cholesky(next(_covariances(within, freedom))).cpu()
+            root = torch.linalg.cholesky(shrunk(*self._covariance(v))).cpu()
             noise.append(torch.randn(DRAWS, len(root), generator=generator, dtype=root.dtype) @ root.T)
             means.append(self.tensors[f"task.{t}.means.{v}"].cpu().double()[own])
             made.append(self._discriminants(v).cpu())
@@ -328,57 +364,13 @@ class ChainStatistics(nn.Module):
         return float(torch.tensor(likely).softmax(0) @ torch.tensor(left))
 
     def _apply(self, *args: Any, **kwargs: Any) -> "ChainStatistics":
-        self._head.clear()  # the tensors go elsewhere
+        self._forget()  # the tensors go elsewhere
         super()._apply(*args, **kwargs)
         return self
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self._head.clear()
-        super()._load_from_state_dict(*args)
-
-
-def _folds(own: Tensor) -> Tensor:
-    """The fold in which each image is left out, spread over each class; -1: never, since it is its class's only one."""
-    fold = torch.empty_like(own)
-    for c in own.unique():
-        rows = (own == c).nonzero()[:, 0]
-        fold[rows] = torch.arange(len(rows), device=own.device) % FOLDS if len(rows) > 1 else -1
-    return fold
-
-
-def _statistics(rows: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Means (classes, p) and pooled within-class scatter (p, p), float64, of features (N, p)."""
-    rows = rows.double()
-    counts = own.bincount(minlength=classes).clamp(min=1)[:, None]
-    means = rows.new_zeros(classes, rows.shape[1]).index_add_(0, own, rows) / counts
-    centred = rows - means[own]
-    return means, centred.T @ centred
-
-
-def _covariances(within: Tensor, freedom: int, between: Tensor | None = None) -> Iterator[Tensor]:
-    """The shrunk covariance within classes (p, p), and with the one between them that of all images."""
-    p = len(within)
-    share, pooled = HALF * p / (freedom + p), within / max(1, freedom)
-    yield _shrunk(pooled, share)
-    if between is not None:
-        yield _shrunk(pooled + between, share)
-
-
-def _shrunk(matrix: Tensor, share: float) -> Tensor:
-    """(1 - share) matrix + share (trace / p) I."""
-    made = (1 - share) * matrix
-    made.diagonal().add_(share * max(float(matrix.trace()) / len(matrix), 1e-12))
-    return made
-
-
-def _pack(matrix: Tensor) -> Tensor:
-    """The triangle of a symmetric matrix."""
-    return matrix[torch.triu_indices(*matrix.shape, device=matrix.device).unbind()]
-
-
-def _unpack(triangle: Tensor, p: int) -> Tensor:
-    matrix = triangle.new_zeros(p, p)
-    rows, columns = torch.triu_indices(p, p, device=triangle.device).unbind()
-    matrix[rows, columns] = triangle
-    matrix[columns, rows] = triangle
-    return matrix
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        self._forget()
+        own = f"{prefix}tensors."
+        if wrong := misfit({k.removeprefix(own): v for k, v in state_dict.items() if k.startswith(own)}):
+            raise ValueError(f"class statistics: {wrong} is missing, or does not fit the others")
+        super()._load_from_state_dict(state_dict, prefix, *args)

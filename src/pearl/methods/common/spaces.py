@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -41,34 +41,50 @@ class Space(nn.Module):
 class Discriminants(nn.Module):
     """Linear scores in a space: features (B, p) -> (B, prototypes), of those it knows: from `first` on.
 
-    A score is the log-likelihood of a prototype, but for what all of them share. `common` gives that, less the
-    log-likelihood among all images seen, of whatever class: with it scores say how well an image fits at all.
+    A score is the log-likelihood of a prototype, but for what all of them share: see `Background`.
     """
 
     weight: Tensor
     bias: Tensor
-    quadratic: Tensor
-    linear: Tensor
-    constant: Tensor
 
-    def __init__(self, mu: Tensor, inverse: Tensor, centre: Tensor, inverse_of_all: Tensor, first: int) -> None:
-        """Of prototypes (prototypes, p) and inverse covariances (p, p): within them, and of all around `centre`."""
+    def __init__(self, mu: Iterable[Tensor], inverse: Tensor, first: int, dtype: torch.dtype) -> None:
+        """Of prototypes, (some, p) at a time, and the inverse covariance (p, p) within them; kept in this type."""
         super().__init__()
-        weight = mu @ inverse
-        self.register_buffer("weight", weight)  # Sigma^-1 mu
-        self.register_buffer("bias", -0.5 * (weight * mu).sum(1))  # -1/2 mu' Sigma^-1 mu
-        self.register_buffer("quadratic", 0.5 * (inverse_of_all - inverse))
-        self.register_buffer("linear", -inverse_of_all @ centre)
-        self.register_buffer("constant", 0.5 * centre @ inverse_of_all @ centre)
+        weights, biases = [], []
+        for rows in mu:
+            weight = rows @ inverse
+            weights.append(weight.to(dtype))  # Sigma^-1 mu
+            biases.append((-0.5 * (weight * rows).sum(1)).to(dtype))  # -1/2 mu' Sigma^-1 mu
+        self.register_buffer("weight", torch.cat(weights))
+        self.register_buffer("bias", torch.cat(biases))
         self.first = first
-
-    def common(self, features: Tensor) -> Tensor:
-        """Features (B, p) -> (B,); see the class."""
-        return ((features @ self.quadratic) * features).sum(1) + features @ self.linear + self.constant
 
     def forward(self, features: Tensor) -> Tensor:
         """See the class."""
         return features @ self.weight.T + self.bias
+
+
+class Background(nn.Module):
+    """What all prototypes of a space share: features (B, p) -> (B,).
+
+    Added to a score it makes the log-likelihood of a prototype, less the log-likelihood among all images seen, of
+    whatever class: how well an image fits at all.
+    """
+
+    quadratic: Tensor
+    linear: Tensor
+    constant: Tensor
+
+    def __init__(self, inverse: Tensor, centre: Tensor, inverse_of_all: Tensor) -> None:
+        """Of inverse covariances (p, p): within prototypes, and of all images around `centre` (p,)."""
+        super().__init__()
+        self.register_buffer("quadratic", 0.5 * (inverse_of_all - inverse))
+        self.register_buffer("linear", -inverse_of_all @ centre)
+        self.register_buffer("constant", 0.5 * centre @ inverse_of_all @ centre)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """See the class."""
+        return ((features @ self.quadratic) * features).sum(1) + features @ self.linear + self.constant
 
 
 class ChainHead(nn.Module):
@@ -93,11 +109,11 @@ class ChainHead(nn.Module):
         """See the class."""
         return self._answer(self._scores(raw)[1])
 
-    def judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def judge(self, raw: Sequence[Tensor], backgrounds: Sequence[Background]) -> tuple[Tensor, Tensor]:
         """log P (B, classes), and how familiar each image is (B,); see `familiarity`."""
         features, scores = self._scores(raw)
         logp = self._answer(scores)
-        common = [made.common(x) for made, x in zip(self.discriminants, features, strict=True)]  # type: ignore[operator]
+        common = [shared(x) for shared, x in zip(backgrounds, features, strict=True)]
         return logp, familiarity(logp, scores, common, self.temperature)
 
     def _scores(self, raw: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -160,18 +176,24 @@ class ByClass(nn.Module):
     """log P (B, prototypes) -> (B, classes): the sum of the probabilities of a class's prototypes."""
 
     order: Tensor
+    place: Tensor
 
     def __init__(self, class_of: Tensor) -> None:
         super().__init__()
-        self.register_buffer("order", class_of.argsort(stable=True))
-        self.counts = class_of.bincount().tolist()
+        counts = class_of.bincount()
+        # prototypes sorted by how many their class has: those of a number go through one operation
+        self.register_buffer("order", (counts[class_of] * len(counts) + class_of).argsort(stable=True))
+        self.register_buffer("place", counts.argsort(stable=True).argsort())
+        self.sizes = [(count, int((counts == count).sum())) for count in counts.unique().tolist()]
 
     def forward(self, logp: Tensor) -> Tensor:
         """See the class."""
-        by_class = logp[:, self.order]
-        if max(self.counts) == 1:
-            return by_class
-        return torch.cat([part.logsumexp(1, keepdim=True) for part in by_class.split(self.counts, dim=1)], dim=1)
+        parts = logp[:, self.order].split([count * classes for count, classes in self.sizes], dim=1)
+        sums = [
+            part if count == 1 else part.unflatten(1, (classes, count)).logsumexp(2)
+            for part, (count, classes) in zip(parts, self.sizes, strict=True)
+        ]
+        return sums[0] if self.sizes[-1][0] == 1 else torch.cat(sums, dim=1)[:, self.place]
 
 
 def projection(v: int, raw: int, dim: int) -> Tensor:
@@ -184,6 +206,29 @@ def digest_of(tensor: Tensor) -> Tensor:
     """The SHA-256 of a tensor's bytes, (32,) uint8."""
     digest = hashlib.sha256(tensor.contiguous().numpy().tobytes()).digest()
     return torch.tensor(list(digest), dtype=torch.uint8)
+
+
+def misfit(tensors: Mapping[str, Tensor]) -> str | None:
+    """The first of the chain's tensors, by their names in a state_dict, that is missing or not of its shape."""
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    size = {name: math.prod(shape) for name, shape in shapes.items()}
+    spaces, tasks = (
+        range(len({name.split("/")[1] for name in shapes if name.startswith(f"{kind}/")})) for kind in ("space", "task")
+    )
+    expected: dict[str, tuple[int, ...]] = {}
+    for v in spaces:
+        raw, p = size.get(f"space/{v}/mean", 0), size.get(f"space/{v}/projected_mean", 0)
+        of = {"birth": (), "mean": (raw,), "std": (raw,), "projected_mean": (p,), "projected_std": (p,), "freedom": ()}
+        expected |= {f"space/{v}/{name}": shape for name, shape in of.items()}
+        expected[f"space/{v}/scatter"] = (p * (p + 1) // 2,)
+    for t in tasks:
+        classes = size.get(f"task/{t}/classes", 0)
+        expected |= {f"task/{t}/classes": (classes,), f"task/{t}/counts": (classes,)}
+        for v in spaces:
+            birth = tensors.get(f"space/{v}/birth")
+            if birth is not None and birth.numel() == 1 and birth <= t:
+                expected[f"task/{t}/means/{v}"] = (classes, size.get(f"space/{v}/projected_mean", 0))
+    return next((name for name, shape in expected.items() if shapes.get(name) != shape), None)
 
 
 def _length(rows: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
+from pearl.errors import RunError, TrainingError
 from pearl.methods.base import Answers, Expert, Method, Phase
 from pearl.methods.common.chain import Chain, ChainStatistics, Classifier, Heads
 from pearl.nn.fast.folding import with_weights
 from pearl.nn.inner import WithInner, inner_layers
 from pearl.nn.precision import outside_autocast
+from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
 
 Spaces = Callable[[Tensor], Sequence[Tensor]]  # images -> the raw features of every space's sub-network
 
@@ -106,12 +108,23 @@ class SubNetworks(Method):
     def observe(self, chain: ChainStatistics, task: Task, batch: int = 256) -> None:
         """One pass of a task's images, not augmented, through every space; its own sub-network first becomes one."""
         self.eval()
-        if chain.wants_space() and self.trains_on(task):
-            (raw,) = self._raw(self.spaces([task.id]), task, batch)
-            chain.add_space(task.id, raw)
-        raws = self._raw(self.spaces(chain.births), task, batch)
-        features = [space(raw) for space, raw in zip(chain.spaces(), raws, strict=True)]
-        chain.observe(features, task.labels)
+        new = [task.id] if chain.wants_space() and self.trains_on(task) else []
+        raws = self._raw(self.spaces([*chain.births, *new]), task, batch)
+        if not all(bool(raw.isfinite().all()) for raw in raws):
+            raise TrainingError(
+                f"task {task.id + 1} ({task.name}): a sub-network makes no numbers of its images; tasks before it are "
+                f"kept; lower train.lr, or look at the images"
+            )
+        if new:
+            chain.add_space(task.id, raws[-1])
+        spaces = chain.spaces()
+        for v, (space, raw) in enumerate(zip(spaces, raws, strict=True)):
+            if raw.shape[1] != len(space.mean):
+                raise RunError(
+                    f"space {v + 1}: statistics of {len(space.mean)} features, its sub-network has {raw.shape[1]}; "
+                    f"restore the model from a copy"
+                )
+        chain.observe([space(raw) for space, raw in zip(spaces, raws, strict=True)], task.labels)
 
     def _raw(self, spaces: Spaces, task: Task, batch: int) -> list[Tensor]:
         parts = [spaces(task.view.test(raw.to(self.device))) for raw in task.images.split(batch)]
@@ -129,10 +142,10 @@ class SubNetworks(Method):
         if (chain := self.chain) is None:
             return None
         spaces = self.spaces(chain.births)
-        return lambda x: chain.head().judge(spaces(x))
+        return lambda x: chain.judge(spaces(x))
 
     def threshold(self, rate: float) -> float:
-        """See `Method.threshold`: as measured on the newest task, with images left out of the statistics."""
+        """See `Method.threshold`: as measured on all tasks' images, each left out of the statistics it met."""
         return super().threshold(rate) if self.chain is None else self.chain.threshold(rate)
 
     def left_out(self) -> Answers | None:
@@ -169,6 +182,17 @@ class SubNetworks(Method):
     def asked(self) -> int:
         """See `Method.asked`."""
         return super().asked() if self.chain is None else len(self.chain.births)
+
+    def file_of(self, name: str) -> str:
+        """See `Method.file_of`."""
+        if self.chain is None or not name.startswith("chain."):
+            return WEIGHTS
+        return RUNNING if name.endswith(ChainStatistics.running) else STATISTICS
+
+    def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
+        """See `Method.needed`. Sub-networks never change: those of all spaces are whole with the last one's task."""
+        births = [int(value) for name, value in statistics.items() if name.endswith("/birth")]
+        return max(births) + 1 if births else None
 
     def facts(self, task: int) -> dict[str, Any]:
         """What the chain keeps, beside the parameters."""

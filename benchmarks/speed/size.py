@@ -1,0 +1,177 @@
+"""A thousand tasks of a hundred classes: what class statistics of made-up features cost to open, to ask and to add to.
+
+    python benchmarks/speed/size.py --out docs/results/speed/size.json      some minutes, and 5 GB of disk meanwhile
+
+ResNet-18 of width 32 with three sub-networks, of which the second and third are PEARL's at rank 2, and no training:
+the statistics are of random features. The model is written by the classes that write any, and opened by `pearl.load`.
+Each part is a process of its own, so that its peak memory is its own.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import torch
+from PIL import Image
+from timing import Row, show
+
+import pearl
+from pearl.lifecycle.saved import build_method, task_infos
+from pearl.lifecycle.session import session
+from pearl.methods.common.chain import UNCALIBRATED
+from pearl.methods.pearl import Pearl
+from pearl.reports.text import inspection
+from pearl.settings.config import ModelConfig, check_config
+from pearl.storage.checkpoint import snapshot, write_part
+from pearl.storage.files import folder_name
+
+SPACES = 3
+
+
+@torch.no_grad()
+def write(path: Path, tasks: int, classes: int) -> None:
+    """A model of so many tasks of so many classes."""
+    config = check_config(
+        {
+            "backbone": {"name": "resnet18", "width": 32},
+            "images": {"size": 32},
+            "method": {"name": "pearl", "rank": {"name": "fixed", "r": 2}, "classifier": {"name": "chain"}},
+        },
+        ModelConfig,
+    )
+    method = build_method(config)
+    assert isinstance(method, Pearl) and method.chain is not None
+    chain = method.chain
+    # of features drawn at random there is no temperature to be measured
+    made_up = UNCALIBRATED, torch.linspace(-50, 0, 101, dtype=torch.float64)
+    with session(path, config, again="") as work, mock.patch.object(chain, "_calibrate", return_value=made_up):
+        work.begin(method)
+        known = dict(method.state_dict())
+        for t in range(tasks):
+            method.heads.grow(classes)
+            if 0 < t < SPACES:
+                method.start_updates(t, method.backbone, method.choose_ranks(method.backbone))
+            if t < SPACES:
+                chain.add_space(t, torch.randn(400, method.spaces([t])(torch.zeros(1, 3, 32, 32))[0].shape[1]))
+            own = torch.arange(classes).repeat(2)
+            features = [torch.randn(classes, 512).repeat(2, 1) + torch.randn(len(own), 512) for _ in chain.births]
+            chain.observe(features, own + t * classes)
+            state = dict(method.state_dict())
+            # what has moved, as to compare all bits would take longer with every task
+            new = {k: v for k, v in state.items() if k not in known or v.data_ptr() != known[k].data_ptr()}
+            facts = {
+                "task": t,
+                "name": f"task{t + 1}",
+                "classes": [f"class{c}" for c in range(t * classes, (t + 1) * classes)],
+                "images": len(own),
+                "parameters": method.size(),
+                "seconds": {},
+                **method.facts(t),
+            }
+            write_part(path / "tasks" / folder_name(t, f"task{t + 1}"), snapshot(new), facts, method.file_of)
+            known = state
+        work.list_classes()
+
+
+def manifests(path: Path) -> Row:
+    """All manifests read and checked."""
+    return {"read all manifests (s)": timed(lambda: task_infos(path))}
+
+
+def answers(path: Path) -> Row:
+    """Opened, and asked of one photo and of 64."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
+    opened = time.perf_counter()
+    model = pearl.load(path)
+    read = timed(lambda: model.method)
+    first = timed(lambda: model.predict_pixels(pixels[:1]))
+    found: Row = {
+        "open: manifests and tensors read (s)": round(time.perf_counter() - opened - first, 1),
+        "open: tensors read (s)": read,
+        "the first answer, for which discriminants are made (s)": first,
+        "one photo (ms)": 1e3 * timed(lambda: model.predict_pixels(pixels[:1])),
+        "64 photos (ms)": 1e3 * timed(lambda: model.predict_pixels(pixels)),
+    }
+    found["peak memory of answering (MB)"] = peak()
+    found["the first question of what is unknown (s)"] = timed(lambda: model.judge(pixels[:1]))
+    return found
+
+
+def learning(path: Path) -> Row:
+    """One class of 20 photos more, by statistics alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "new" / "stranger").mkdir(parents=True)
+        for i, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)):
+            Image.fromarray(pixels).save(Path(folder) / "new" / "stranger" / f"{i}.png")
+        with mock.patch("pearl.lifecycle.model.Model.open"):  # to learn, without what `pearl.learn` opens then
+            seconds = timed(lambda: pearl.learn(path, Path(folder) / "new", fast=True, quiet=True))
+    return {"add a class of 20 photos (s)": seconds, "peak memory of adding (MB)": peak()}
+
+
+def inspecting(path: Path) -> Row:
+    """All checksums computed, and the page made."""
+    found: Row = {"inspect (s)": timed(lambda: inspection(path)), "peak memory of inspecting (MB)": peak()}
+    return found
+
+
+def sizes(path: Path) -> Row:
+    """Bytes on disk, by what they are."""
+    files = {name: sum(f.stat().st_size for f in path.rglob(name)) for name in ("statistics.*", "running.*", "*.json")}
+    return {
+        "statistics of a class on disk (bytes)": round(files["statistics.*"] / len(pearl.load(path).classes)),
+        "running statistics of a task on disk (MB)": round(files["running.*"] / len(task_infos(path)) / 1e6, 2),
+        "manifests and classes.json (MB)": round(files["*.json"] / 1e6, 1),
+    }
+
+
+PARTS: dict[str, Callable[[Path], Row]] = {
+    part.__name__: part for part in (manifests, answers, learning, inspecting, sizes)
+}
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds."""
+    start = time.perf_counter()
+    work()
+    return round(time.perf_counter() - start, 4)
+
+
+def peak() -> int:
+    """The most memory that this process had, in MB."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=1000)
+    parser.add_argument("--classes", type=int, default=100, help="of a task")
+    parser.add_argument("--model", type=Path, help="where it is, or is to be, kept; else it is removed")
+    parser.add_argument("--part", choices=["write", *PARTS], help="this one alone, on --model")
+    parser.add_argument("--out", type=Path, help="a JSON file to write")
+    options = parser.parse_args()
+    if options.part == "write":
+        write(options.model, options.tasks, options.classes)
+    elif options.part:
+        print(json.dumps(PARTS[options.part](options.model)))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            model = options.model or Path(folder) / "model"
+            row: Row = {"tasks": options.tasks, "classes": options.tasks * options.classes}
+            for part in [*([] if model.is_dir() else ["write"]), *PARTS]:
+                sizes_of = ["--tasks", str(options.tasks), "--classes", str(options.classes)]
+                command = [sys.executable, __file__, "--model", str(model), "--part", part, *sizes_of]
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+                row |= json.loads(done.stdout or "{}")
+        show("a model of many classes", [row], options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""What a task of a model is learnt with: the settings that the model was made with, or those of a new one."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pearl.errors import ConfigError, RunError
+from pearl.lifecycle.saved import check_method, read_config
+from pearl.settings.config import ModelConfig, RunConfig, check_config, merge, raw_config
+from pearl.settings.parts import METHODS
+from pearl.storage.files import check_no_gap, finished
+
+Backbone = str | dict[str, Any] | None  # a name, or a name with options
+
+
+def config_for(
+    path: Path, source: Path | None, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]
+) -> ModelConfig:
+    """The settings of a task: the model's own with other settings of training, or those of a new model.
+
+    Raises:
+        ConfigError: settings that cannot be, or that are fixed.
+        RunError: a directory that is no model, or damaged.
+    """
+    before = source or path
+    check_no_gap(before)
+    if source or (path / "config.yaml").exists() or finished(path):
+        config = read_config(before)
+        if source and not finished(source):
+            raise RunError(f"{source}: no task is finished; choose a directory that has learnt something")
+        if not source and isinstance(config, RunConfig):
+            raise RunError(
+                f"{path}: a run of `pearl run`, whose tasks its recipe says; begin a model with what it has learnt: "
+                f"pearl learn NEW --from {path} --data FOLDER"
+            )
+        if finished(before):
+            if (named := overrides.get("method", {})).keys() <= {"name"}:  # which one it is, not another one
+                check_method(before, config, named.get("name"))
+                overrides = {key: value for key, value in overrides.items() if key != "method"}
+            if fixed := _changed(config, recipe, backbone, overrides):
+                raise ConfigError(
+                    f"{', '.join(fixed)}: fixed since {before} was made; only train.* may change from task to task"
+                )
+            overrides = {key: value for key, value in overrides.items() if key == "train"}
+            return check_config(
+                merge(config.model_dump(mode="json", include=set(ModelConfig.model_fields)), overrides), ModelConfig
+            )
+    return _new_config(recipe, backbone, overrides)
+
+
+def _changed(config: ModelConfig, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> list[str]:
+    """Which of these words would make another model: to repeat those that it was made with is no mistake."""
+    own = set(ModelConfig.model_fields) - {"train"}
+    before = config.model_dump(mode="json", include=own)
+    raw = {key: value for key, value in raw_config(recipe).items() if key in own} if recipe else {}
+    raw = merge(merge(before, raw), {"backbone": backbone} if backbone else {})
+    raw = merge(raw, {key: value for key, value in overrides.items() if key != "train"})
+    after = check_config({"train": config.train, **raw}, ModelConfig).model_dump(mode="json", include=own)
+    other = {key for key in own if after[key] != before[key]}
+    words = sorted(other & overrides.keys())
+    words += ["--backbone"] * bool(backbone and "backbone" in other - overrides.keys())
+    return words + ["--recipe"] * bool(recipe and other and not words)
+
+
+def _new_config(recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> ModelConfig:
+    """The settings of a new model."""
+    own = ModelConfig.model_fields
+    spec = merge({"backbone": backbone}, {"backbone": overrides.get("backbone", {})})["backbone"]
+    timm = str(spec.get("name", "timm/")).startswith("timm/")
+    raw = raw_config(recipe or ("photos-vit" if timm else "photos-resnet18"))
+    if timm and (spec or not recipe):
+        spec = {"pretrained": not spec.get("weights"), **spec}
+    raw = merge(raw, {"backbone": spec})
+    raw = merge({key: value for key, value in raw.items() if key in own}, overrides)
+    return check_config(_with_statistics(raw), ModelConfig)
+
+
+def _with_statistics(raw: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a new model, which tells tasks apart by class statistics unless it says otherwise."""
+    method = merge({}, {"method": raw["method"]})["method"]
+    with suppress(ConfigError):  # of a name that there is not, `check_config` says so
+        name = str(method["name"])
+        if not METHODS.closed(name) and "classifier" in METHODS.options(name).model_fields:
+            return {**raw, "method": {"classifier": "chain", **method}}
+    return raw
+
+
+def has_statistics(config: ModelConfig) -> bool:
+    """Whether tasks are told apart by class statistics."""
+    return bool(config.method.get("classifier", {}).get("name") == "chain")

@@ -1,0 +1,134 @@
+"""Class statistics for a model that was made without: gathered in its frozen sub-networks, from images at hand.
+
+The model stays as it is; the result is another directory, whole or not there. It is the model that would have been,
+had it had this classifier from the start, as far as the images are the same.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pearl.data.augment import View
+from pearl.data.batches import Task
+from pearl.data.given import Given, given
+from pearl.errors import ConfigError, DataError, RunError, printable
+from pearl.lifecycle.copying import check_place, check_whole, copy_beside, made_aside
+from pearl.lifecycle.learning import decode, facts_of
+from pearl.lifecycle.saved import TaskInfo, build_method, check_method, read_config, task_infos
+from pearl.methods.common.subnetworks import SubNetworks
+from pearl.settings.config import ModelConfig, RunConfig, check_config
+from pearl.settings.registry import nearest
+from pearl.storage.checkpoint import changed, load_state, read_part, snapshot, write_part
+from pearl.training.engine import Engine, Observer
+
+OWN = ("format", "sha256", "bytes", "tensors")  # what `write_part` says in a manifest
+
+
+def refit_model(
+    path: Path,
+    data: Sequence[Path],
+    to: Path,
+    classifier: Mapping[str, Any] | str = "chain",
+    *,
+    aliases: Mapping[str, str] | None = None,
+    method: str | None = None,
+    device: str = "auto",
+    show: Observer | None = None,
+) -> None:
+    """Make the model `to` of the one at `path` and images of all its classes, in folders as those of `learn`.
+
+    Raises:
+        RunError: `path` is no model, or damaged; or `to` is there already.
+        ConfigError: it has class statistics, or its method can have none.
+        DataError: a class has no images, or one that is not the model's has; or images that cannot be read.
+    """
+    show = show or Observer()
+    before = read_config(path)
+    check_method(path, before, method)
+    config = _with(path, before, classifier)
+    check_place(to, path)
+    check_whole(path)
+    infos = task_infos(path)
+    if not infos:
+        raise RunError(f"{path}: no task is finished; there is nothing to gather statistics of")
+    files = _files(data, config.images.stored, dict(aliases or {}), infos)
+    try:
+        engine = Engine(config, device=device, observer=show)
+        made = build_method(config, structure_only=True)
+        if not isinstance(made, SubNetworks) or (chain := made.chain) is None:
+            raise ConfigError(f"method={config.method['name']} keeps no sub-networks that statistics could be of")
+        made.load_state_dict(load_state(path), strict=True)
+        engine.place(made).requires_grad_(False)
+        with made_aside(to) as aside:
+            shutil.copytree(path / "reference", aside / "reference")
+            for t, info in enumerate(infos):
+                named = [files[name] for name in info.classes]
+                labels = np.repeat(np.arange(len(named)), [len(each) for each in named])
+                part = Given(None, info.name, info.classes, tuple(file for each in named for file in each), labels)
+                pixels = decode(part, config.images.stored, show)
+                view = View(config.images, channels_last=config.engine.channels_last)
+                place = engine.fabric.device
+                task = Task(
+                    t, info.name, info.classes, info.first_class, pixels, labels + info.first_class, view, place
+                )
+                known = snapshot(chain.state_dict(prefix="chain."))
+                made.observe(chain, task)
+                added = changed(known, chain.state_dict(prefix="chain."))
+                tensors, manifest = read_part(info.folder)
+                facts = {key: value for key, value in manifest.items() if key not in OWN}
+                facts |= {**made.facts(t), "refitted": facts_of(pixels, labels)}
+                write_part(aside / info.folder.relative_to(path), {**tensors, **added}, facts, made.file_of)
+            copy_beside(path, aside, config)
+    finally:
+        show.close()
+
+
+def _with(path: Path, config: ModelConfig, classifier: Mapping[str, Any] | str) -> ModelConfig:
+    """The configuration of a model with another classifier."""
+    if isinstance(config, RunConfig):
+        raise RunError(f"{path}: a run, whose images its recipe names; refit it without --data")
+    if "classifier" not in config.method:
+        raise ConfigError(f"method={config.method['name']} keeps no sub-networks that another classifier could ask")
+    if config.method["classifier"]["name"] == "chain":
+        raise ConfigError(f"{path}: has class statistics already")
+    spec = {"name": classifier} if isinstance(classifier, str) else dict(classifier)
+    if spec.get("name") != "chain":
+        raise ConfigError("a model is refitted to class statistics; give classifier=chain, or {name: chain, spaces: 2}")
+    raw = config.model_dump(mode="json")
+    return check_config({**raw, "method": {**raw["method"], "classifier": spec}}, ModelConfig)
+
+
+def _files(
+    data: Sequence[Path], size: int, aliases: dict[str, str], infos: Sequence[TaskInfo]
+) -> dict[str, list[Path]]:
+    """The images of each class; aliases may be of folders in any of `data`."""
+    known = [name for info in infos for name in info.classes]
+    files: dict[str, list[Path]] = {name: [] for name in known}
+    found: set[str] = set()
+    for root in data:
+        part = given(root, size, part="train")
+        if not isinstance(part.images, tuple):
+            raise DataError(f"{root}: statistics are gathered from files; give folders, or a .csv of paths and labels")
+        own = {name: label for name, label in aliases.items() if name in part.classes}
+        found |= own.keys()
+        part = part.renamed(own)
+        if strange := [name for name in part.classes if name not in files]:
+            raise DataError(
+                f"{root}: {printable(strange[0])!r} is no class of the model ({nearest(strange[0], known)}); name "
+                f"the class that it shows with --alias, or leave its folder out"
+            )
+        for image, label in zip(part.images, part.labels.tolist(), strict=True):
+            files[part.classes[label]].append(image)
+    if strange := sorted(aliases.keys() - found):
+        raise DataError(f"no folder {printable(strange[0])!r} that could be an alias")
+    if missing := [name for name, images in files.items() if not images]:
+        shown = ", ".join(repr(printable(name)) for name in missing[:5])
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise DataError(
+            f"no images of {shown}{more}: a class without statistics could never be named; give images of all "
+            f"{len(known)} classes, a --data for each folder, or keep the model as it is"
+        )
+    return files

@@ -1,0 +1,70 @@
+"""Means and covariances of classes: what the chain computes its discriminants from."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+FOLDS = 4
+MANY = 8192  # prototypes: of more, products are of so many at a time
+
+
+def folds(own: Tensor, most: int) -> Tensor:
+    """The fold in which each image is left out, spread over each class; -1: never.
+
+    That is so of an image that is its class's only one, and of all but `most`, drawn at random.
+    """
+    fold = torch.empty_like(own)
+    for c in own.unique():
+        rows = (own == c).nonzero()[:, 0]
+        fold[rows] = torch.arange(len(rows), device=own.device) % FOLDS if len(rows) > 1 else -1
+    fold[torch.randperm(len(own), generator=torch.Generator().manual_seed(0))[most:].to(own.device)] = -1
+    return fold
+
+
+def pieces(parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    """What tasks have, a row a prototype, one below the other in float64: about MANY rows at a time."""
+    piece: list[Tensor] = []
+    rows = 0
+    for part in parts:
+        if rows >= MANY:
+            yield torch.cat(piece)
+            piece, rows = [], 0
+        piece.append(part.double())
+        rows += len(part)
+    yield torch.cat(piece)
+
+
+def statistics(rows: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Means (classes, p) and pooled within-class scatter (p, p), float64, of features (N, p)."""
+    rows = rows.double()
+    counts = own.bincount(minlength=classes).clamp(min=1)[:, None]
+    means = rows.new_zeros(classes, rows.shape[1]).index_add_(0, own, rows) / counts
+    centred = rows - means[own]
+    return means, centred.T @ centred
+
+
+def shrunk(matrix: Tensor, share: float) -> Tensor:
+    """(1 - share) matrix + share (trace / p) I."""
+    made = (1 - share) * matrix
+    made.diagonal().add_(share * max(float(matrix.trace()) / len(matrix), 1e-12))
+    return made
+
+
+def inverse(matrix: Tensor) -> Tensor:
+    """Of a positive definite matrix (p, p)."""
+    return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+
+
+def pack(matrix: Tensor) -> Tensor:
+    """The triangle of a symmetric matrix."""
+    return matrix[torch.triu_indices(*matrix.shape, device=matrix.device).unbind()]
+
+
+def unpack(triangle: Tensor, p: int) -> Tensor:
+    """The matrix (p, p) of a triangle."""
+    matrix = triangle.new_zeros(p, p)
+    rows, columns = torch.triu_indices(p, p, device=triangle.device).unbind()
+    matrix[rows, columns] = triangle
+    matrix[columns, rows] = triangle
+    return matrix
