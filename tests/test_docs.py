@@ -1,6 +1,7 @@
 """Pages that lead nowhere, found before their readers do."""
 
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -26,3 +27,10 @@ def test_links_lead_to_files_that_are_committed(page):
     links = re.findall(r"\]\(([^)#\s]+)", text)
     dead = [link for link in links if "://" not in link and ((ROOT / page).parent / link).resolve() not in places]
     assert not dead
+
+
+def test_the_tables_of_speed_are_of_all_that_was_measured():
+    table = runpy.run_path(str(ROOT / "benchmarks" / "speed" / "table.py"))
+    assert {part.__name__ for part in table["PARTS"]} == {file.stem for file in table["RESULTS"].glob("*.json")}
+    for page, text in table["pages"]():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name}: python benchmarks/speed/table.py writes it anew"

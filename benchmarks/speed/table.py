@@ -114,16 +114,28 @@ def scale() -> Iterator[tuple[str, str, str]]:
         yield f"{tasks} tasks: {what}", f"{value}", ""
 
 
-def main() -> None:
-    """Write the tables between their marks."""
-    found = [line for part in (training, ranks, inference, chain, footprint, scale) for line in part()]
+def size() -> Iterator[tuple[str, str, str]]:
+    """A thousand tasks."""
+    (row,) = rows("size")
+    model = f"{row.pop('tasks'):,} tasks, {row.pop('classes'):,} classes"
+    for what, value in row.items():
+        yield f"{model}: {what}", f"{value:,}", "1" if "manifests (s)" in what else ""
+
+
+PARTS = (training, ranks, inference, chain, footprint, scale, size)
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """The two pages with the tables between their marks."""
+    found = [line for part in PARTS for line in part()]
     machine = json.loads((RESULTS / "training.json").read_text())["machine"]
     how = f"Medians (lowest to highest) in turns; torch {machine['torch']}, threads: {machine['threads']}."
     for file, lines in ((README, [line for line in found if line[2]]), (PERFORMANCE, found)):
         table = ["| | measured | goal |", "|---|---|---|", *(f"| {' | '.join(line)} |" for line in lines), "", how]
         before, _, rest = file.read_text(encoding="utf-8").partition(START)
-        file.write_text(before + START + "\n".join(table) + "\n" + END + rest.partition(END)[2], encoding="utf-8")
+        yield file, before + START + "\n".join(table) + "\n" + END + rest.partition(END)[2]
 
 
 if __name__ == "__main__":
-    main()
+    for page, text in pages():
+        page.write_text(text, encoding="utf-8")

@@ -17,11 +17,11 @@ from pearl.data.given import Given, given
 from pearl.errors import ConfigError, DataError, RunError, printable
 from pearl.lifecycle.copying import check_place, check_whole, copy_beside, made_aside
 from pearl.lifecycle.learning import decode, facts_of
-from pearl.lifecycle.saved import TaskInfo, build_method, check_method, read_config, task_infos
+from pearl.lifecycle.saved import TaskInfo, check_method, load_method, read_config, task_infos
 from pearl.methods.common.subnetworks import SubNetworks
 from pearl.settings.config import ModelConfig, RunConfig, check_config
 from pearl.settings.registry import nearest
-from pearl.storage.checkpoint import changed, load_state, read_part, snapshot, write_part
+from pearl.storage.checkpoint import changed, read_part, snapshot, write_part
 from pearl.training.engine import Engine, Observer
 
 OWN = ("format", "sha256", "bytes", "tensors")  # what `write_part` says in a manifest
@@ -57,11 +57,9 @@ def refit_model(
     files = _files(data, config.images.stored, dict(aliases or {}), infos)
     try:
         engine = Engine(config, device=device, observer=show)
-        made = build_method(config, structure_only=True)
+        made = load_method(path, config, place=engine.place).requires_grad_(False)
         if not isinstance(made, SubNetworks) or (chain := made.chain) is None:
             raise ConfigError(f"method={config.method['name']} keeps no sub-networks that statistics could be of")
-        made.load_state_dict(load_state(path), strict=True)
-        engine.place(made).requires_grad_(False)
         with made_aside(to) as aside:
             shutil.copytree(path / "reference", aside / "reference")
             for t, info in enumerate(infos):

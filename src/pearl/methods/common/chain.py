@@ -168,7 +168,7 @@ class ChainStatistics(nn.Module):
         usable = [rows for birth, rows in zip(self.births, features, strict=True) if birth < t or t == 0]
         classes, own = labels.unique(return_inverse=True)
         temperature, percentiles, self.left_out = self._calibrate(usable, classes, own)
-        if t and percentiles.isfinite().all():
+        if t and percentiles.isfinite().all():  # it was measured
             value = torch.tensor(temperature, dtype=torch.float64, device=labels.device)
             self.tensors.add("temperature", value)
         self.tensors.add(f"task.{t}.familiarity", percentiles.to(labels.device))
