@@ -47,7 +47,7 @@ class Evaluator:
         """Counts on `tests`, one test set per task seen; `class_counts` are the tasks' numbers of classes."""
         method.eval()
         logits = self.logits(method, tests)
-        return count(logits, [test.labels for test in tests], class_counts)
+        return count(logits, [test.labels for test in tests], class_counts, domains=method.domains)
 
     def logits(self, method: Method, tests: Sequence[TestSet]) -> list[Tensor]:
         """Logits (n, classes seen) float32 on the CPU, per test set."""
@@ -105,14 +105,18 @@ def merged_size(method: Method) -> int:
     return sum(tensor.nbytes for tensor in method.backbone.parameters()) * method.asked()
 
 
-def count(logits: Sequence[Tensor], labels: Sequence[Tensor], class_counts: Sequence[int]) -> Stage:
+def count(
+    logits: Sequence[Tensor], labels: Sequence[Tensor], class_counts: Sequence[int], *, domains: bool = False
+) -> Stage:
     """Counts from logits (n, classes seen) and labels (n,) of each task's test images.
 
-    Class-IL: the arg-max over all classes. Task-IL: the arg-max over the classes of the image's own task.
+    Class-IL: the arg-max over all classes. Task-IL: the arg-max over the classes of the image's own task. Domain-IL, of
+    methods for `domains`: the place of the class-IL arg-max within its task.
     """
     bounds = np.concatenate([[0], np.cumsum(class_counts)])
     seen, tasks = int(bounds[-1]), len(labels)
-    total, class_il, task_il = (np.zeros(seen, dtype=np.int64) for _ in range(3))
+    total, class_il, task_il, domain_il = (np.zeros(seen, dtype=np.int64) for _ in range(4))
+    place = np.arange(seen) - np.repeat(bounds[:-1], class_counts)  # of a class in its task
     confusion = np.zeros((tasks, tasks), dtype=np.int64)
     for t, (scores, target) in enumerate(zip(logits, labels, strict=True)):
         truth = target.cpu().numpy()
@@ -121,5 +125,6 @@ def count(logits: Sequence[Tensor], labels: Sequence[Tensor], class_counts: Sequ
         total += np.bincount(truth, minlength=seen)
         class_il += np.bincount(truth[best == truth], minlength=seen)
         task_il += np.bincount(truth[best_own == truth], minlength=seen)
+        domain_il += np.bincount(truth[place[best] == place[truth]], minlength=seen)
         confusion[t] = np.bincount(np.searchsorted(bounds, best, side="right") - 1, minlength=tasks)
-    return Stage(total, class_il, task_il, confusion)
+    return Stage(total, class_il, task_il, confusion, domain_il if domains else None)

@@ -22,7 +22,7 @@ from pearl.errors import RunError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Scenario = Literal["class_il", "task_il"]
+Scenario = Literal["class_il", "task_il", "domain_il"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,17 +30,20 @@ class Stage:
     """What one evaluation counted after one task was learnt: c classes seen, t tasks seen.
 
     `class_il` lets all seen classes compete; `task_il` takes the same logits and lets only the classes of the image's
-    own task compete (both as in Mammoth).
+    own task compete (both as in Mammoth). `domain_il` is counted for methods that are made for domains: there class i
+    of every task is the same thing, so that an answer is right in whatever task (as in S-Prompts).
     """
 
     total: Ints  # (c,) test images of each class
     class_il: Ints  # (c,) of these, right among all seen classes
     task_il: Ints  # (c,) of these, right within their own task
     confusion: Ints  # (t, t) test images by true task (row) and task of the arg-max class (column)
+    domain_il: Ints | None = None  # (c,) of the images those whose arg-max has their class's place, in whatever task
 
     def to_json(self) -> dict[str, list]:
         """Return the counts as plain lists: one entry of "stages" in results.json, less what others add to it."""
-        return {field.name: getattr(self, field.name).tolist() for field in fields(self)}
+        counts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value.tolist() for name, value in counts.items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +81,7 @@ class Counts:
         tasks = _list(results, "tasks", "results")
         sizes = [len(_list(task, "classes", f"tasks[{i}]")) for i, task in enumerate(tasks)]
         stages = tuple(
-            Stage(**{field.name: _array(stage, field.name, f"stages[{i}]") for field in fields(Stage)})
+            Stage(**{name: _array(stage, name, f"stages[{i}]") for name in _counted(stage)})
             for i, stage in enumerate(_list(results, "stages", "results"))
         )
         return cls(np.repeat(np.arange(len(sizes)), sizes), stages)
@@ -90,7 +93,8 @@ class Counts:
     def _check(self, stage: Stage, index: int) -> None:
         seen = int(np.searchsorted(self.task_of_class, index, side="right"))
         here = f"stages[{index}]"
-        shapes = dict.fromkeys(("total", "class_il", "task_il"), (seen,)) | {"confusion": (index + 1, index + 1)}
+        per_class = ("total", "class_il", "task_il", *(["domain_il"] if stage.domain_il is not None else []))
+        shapes = dict.fromkeys(per_class, (seen,)) | {"confusion": (index + 1, index + 1)}
         for name, shape in shapes.items():
             counts = getattr(stage, name)
             if counts.shape != shape or counts.dtype.kind != "i":
@@ -102,6 +106,9 @@ class Counts:
         _refuse(stage.task_il > stage.total, f"{here}.task_il", "more right answers than test images")
         # An arg-max over all classes that is right is also the arg-max within its task.
         _refuse(stage.class_il > stage.task_il, f"{here}.class_il", "more right answers than within the task alone")
+        if stage.domain_il is not None:
+            _refuse(stage.domain_il > stage.total, f"{here}.domain_il", "more right answers than test images")
+            _refuse(stage.class_il > stage.domain_il, f"{here}.class_il", "more right answers than in any task")
         images = self.by_task(stage.total)
         _refuse(images == 0, f"{here}.total, task", "no test images")
         _refuse(stage.confusion.sum(axis=1) != images, f"{here}.confusion", "the row does not sum to the test images")
@@ -121,6 +128,12 @@ def _refuse(bad: NDArray[np.bool_], where: str, what: str) -> None:
     """Raise RunError for the first place where `bad` holds."""
     if bad.any():
         raise RunError(f"{where}{np.argwhere(bad)[0].tolist()}: {what}; evaluate the run again")
+
+
+def _counted(stage: Any) -> list[str]:
+    """The counts that an entry of "stages" has or has to have."""
+    optional = {"domain_il"} - (stage.keys() if isinstance(stage, dict) else set())
+    return [field.name for field in fields(Stage) if field.name not in optional]
 
 
 def _list(holder: Any, key: str, where: str) -> list:
@@ -302,7 +315,9 @@ def summary(
         isolation_parameters: of one network per task, after each stage; with `parameters`, adds "growth".
     """
     values: dict[str, float] = {}
-    scenarios: tuple[Scenario, ...] = ("class_il", "task_il")
+    scenarios: list[Scenario] = ["class_il", "task_il"]
+    if all(stage.domain_il is not None for stage in counts.stages):
+        scenarios.append("domain_il")
     for scenario in scenarios:
         A = accuracy_matrix(counts, scenario)
         pooled = pooled_accuracy(counts, scenario)

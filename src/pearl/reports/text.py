@@ -42,6 +42,7 @@ HEADLINES = {
     "parameters_million": "parameters (million)",
     "growth": "parameters, share of isolation",
 }
+FOR_DOMAINS = {"domain_il.final": "domain-IL, where tasks are domains"}
 
 
 def listing(what: str, *, long: bool = False) -> str:
@@ -97,7 +98,8 @@ def run_page(run: "Run") -> str:
             lines.append(f"  {results['tasks'][t]['name']:10.10}{cells}")
     lines.append("")
     expected = {} if run.config.method["name"] != "pearl" or run.config.smoke else run.config.expected
-    rows = HEADLINES | {key: key for key in expected if key not in HEADLINES}
+    rows = HEADLINES | {key: title for key, title in FOR_DOMAINS.items() if key in summary}
+    rows |= {key: key for key in expected if key not in rows}
     width = max(map(len, [*rows.values(), _MEAN_RANK]))
     for key, title in rows.items():
         line = f"{title:{width}} {summary[key]:8.2f}"

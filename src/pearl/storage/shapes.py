@@ -93,6 +93,7 @@ class Stage(Record):
     total: list[Whole]
     class_il: list[Whole]
     task_il: list[Whole]
+    domain_il: list[Whole] | None = None  # of methods for domains
     confusion: list[list[Whole]]
     parameters: Whole
     isolation_parameters: Whole
