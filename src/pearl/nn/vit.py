@@ -80,7 +80,8 @@ def tokens(
     entering = {0: prompts} if isinstance(prompts, Tensor) else prompts or {}
     for i, block in enumerate(net.blocks):
         if i in entering:
-            more = entering[i].to(x.dtype).expand(len(x), -1, -1)
+            # not len(x): a program has to take batches of any size
+            more = entering[i].to(x.dtype).expand(x.shape[0], -1, -1)
             x = torch.cat([x[:, :stop], more, x[:, stop:]], dim=1)
             stop += more.shape[1]
         prefix = (prefixes or {}).get(i)
@@ -114,7 +115,7 @@ def _attention(attn: Any, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention over a block's tokens and a prefix, whose keys and values are given as they are."""
     q, k, v = (heads(part, attn.num_heads) for part in attn.qkv(x).chunk(3, dim=2))
     q, k = attn.q_norm(q), attn.k_norm(k)
-    before_k, before_v = (heads(part.to(k.dtype).expand(len(x), -1, -1), attn.num_heads) for part in (keys, values))
+    before_k, before_v = (heads(part.to(k.dtype).expand(x.shape[0], -1, -1), attn.num_heads) for part in (keys, values))
     k, v = torch.cat([before_k, k], dim=2), torch.cat([before_v, v], dim=2)
     dropout = attn.attn_drop.p if attn.training else 0.0
     out = attn.norm(F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).flatten(2))
