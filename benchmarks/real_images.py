@@ -38,6 +38,9 @@ METHODS = {
     "joint, 6 epochs": ["method=joint", "train.phases.joint.epochs=6"],
     **{name: [f"method={name}"] for name in ("er", "er_ace", "derpp", "lwf", "ewc", "pnn", "packnet", "ncm")},
     **{name: [f"method={name}"] for name in ("fetril", "fecam", "seqlora", "inflora", "l2p", "coda_prompt")},
+    **{name: [f"method={name}"] for name in ("dualprompt", "sprompts", "hide", "dualprompt_pgp", "l2p_pgp")},
+    **{name: [f"method={name}"] for name in ("evoprompt", "cprompt", "convprompt")},
+    "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # somebody's, in $PEARL_DATA
 }
 COLUMNS = {
     "class_il.final": "class-IL A_T",

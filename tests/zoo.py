@@ -13,6 +13,7 @@ from torch import Tensor
 from pearl.lifecycle.small import SIZE, small_resnet, small_vit
 from pearl.methods.adapters.inflora import InfLoRA
 from pearl.methods.adapters.seqlora import SeqLora
+from pearl.methods.base import Method
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.bounds.joint import Joint
@@ -118,6 +119,11 @@ ZOO = {
     "fetril with given weights": lambda: FeTril(small_resnet(), extractor="given"),
     "fecam": lambda: FeCam(small_resnet()),
 }
+
+
+def shared_out(method: Method) -> bool:
+    """Whether several processes learn what one does."""
+    return not (method.rehearsal or method.oracle or method.couples)
 
 
 def taught(method: Pearl, tasks: int = 3) -> Pearl:

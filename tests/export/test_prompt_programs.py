@@ -1,11 +1,11 @@
 """Models of prompts and prefixes, which choose for each image what it passes through with, as programs."""
 
 import pytest
+from test_chain_programs import PICTURES
 
 from pearl.export.trained import Trained
 from pearl.export.verbs import export
 from pearl.lifecycle.small import config, learn
-from test_chain_programs import PICTURES
 from zoo import ZOO
 
 

@@ -5,7 +5,7 @@ trained is brought into the order of what there was, and the two are fused, unit
 """
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +36,8 @@ class EvoPrompt(PromptMethod):
         hidden_dim: hidden units of a block's memory.
         length: prompts before each block.
         alpha: how far the memory goes towards what a task has made of it; 0 leaves it as the first task did.
-        num_heads: parts of a feature in which the head of a new class is composed of old ones; null starts it anew.
+        num_heads: parts of a feature in which the head of a new class is composed of old ones; `auto` has four numbers
+            in each, which are the authors' 192 parts of a ViT-B; null starts a head anew.
         temp: temperature of that composition.
     """
 
@@ -52,10 +53,12 @@ class EvoPrompt(PromptMethod):
         hidden_dim: Count = 16,
         length: Count = 5,
         alpha: Annotated[float, Field(ge=0, le=1)] = 0.5,
-        num_heads: Count | None = 192,
+        num_heads: Count | Literal["auto"] | None = "auto",
         temp: Annotated[float, Field(gt=0)] = 0.05,
     ) -> None:
         super().__init__(backbone)
+        if num_heads == "auto":
+            num_heads = self.dim // 4
         if num_heads is not None and self.dim % num_heads:
             raise ConfigError(
                 f"method.num_heads={num_heads}: features of {self.dim} numbers cannot be cut into so many equal parts; "
