@@ -51,7 +51,6 @@ class HidePrompt(PromptMethod):
     """
 
     couples = True
-    own_classes = True
     phases = ("hide_identity", "hide_identity_align", "hide_prompt", "hide_align")
     groups: Mapping[str, tuple[str, ...]] = {"hide_prompt": ("prompt", "head")}
 
@@ -97,7 +96,7 @@ class HidePrompt(PromptMethod):
         def loss(batch: Batch) -> Tensor:
             features = self.read(batch.x, self.mixed(t)[None])
             own = F.cross_entropy(head(features), batch.y - known)
-            return own + self.reg * contrast(torch.cat([self.centroids(t).to(features), features]))
+            return own + self.reg * contrast(torch.cat([self.centroids(t), full(features)]))
 
         yield Phase("hide_prompt", groups, loss)
         self.requires_grad_(False)

@@ -89,19 +89,20 @@ class Lgcl(DualPrompt):
 
     def fitted(self, texts: Tensor) -> Tensor:
         """Text features (n, width) as unit vectors (n, dim)."""
-        width, weight = texts.shape[1], self.heads[0].weight if len(self.heads) else self.g_prompt
+        width, texts = texts.shape[1], texts.to(self.g_prompt)
+        drawn = "directions" in self.texts
+        before = len(self.texts["directions"]) if drawn else self.dim if len(self.texts) else width
+        if width != before:
+            raise ConfigError(
+                f"{self.text_features}: features of width {width}; those of earlier tasks had {before}, use the same "
+                f"encoder"
+            )
         if width != self.dim:
-            if "directions" not in self.texts:
-                tall = torch.randn(max(width, self.dim), min(width, self.dim))
-                directions = torch.linalg.qr(tall).Q
-                self.texts.add("directions", (directions if width > self.dim else directions.T).to(weight))
-            if len(self.texts["directions"]) != width:
-                raise ConfigError(
-                    f"{self.text_features}: features of width {width}; those of earlier tasks had "
-                    f"{len(self.texts['directions'])}, use the same encoder"
-                )
-            texts = texts.to(weight) @ self.texts["directions"]
-        return F.normalize(texts.to(weight), dim=1)
+            if not drawn:
+                directions = torch.linalg.qr(torch.randn(max(width, self.dim), min(width, self.dim))).Q
+                self.texts.add("directions", (directions if width > self.dim else directions.T).to(texts))
+            texts = texts @ self.texts["directions"]
+        return F.normalize(texts, dim=1)
 
     def guidance(self, task: Task, batch: Batch, features: Tensor, step: int) -> Tensor:
         """The two losses of language: of the task and, from the second task on, of the class."""

@@ -46,7 +46,7 @@ class TextFeatures:
         self.features = torch.from_numpy(features.astype(np.float32))
 
     def of(self, names: Sequence[str]) -> list[Tensor]:
-        """The rows (n, width) of each name; underscores count as spaces.
+        """The rows (n, width) of each name; underscores count as spaces, case does not count.
 
         Raises:
             ConfigError: the file lacks one.
