@@ -18,6 +18,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -36,6 +37,8 @@ def settings() -> dict[str, dict[str, Any]]:
     for name in METHODS.own:
         network = VIT if METHODS.load(name).backbones == "vit" else CNN  # type: ignore[attr-defined]
         runs[name] = {**SHORT, **network, "method": name}
+    runs["lgcl"]["method"] = {"name": "lgcl", "text_features": "texts.npz"}
+    runs["convprompt"]["method"] = {"name": "convprompt", "blocks": 6}
     for name in ("pearl", "seqlora"):
         runs[f"{name} on a ViT"] = {**SHORT, **VIT, "method": name}
     return runs | {"pearl on BSC": {**SHORT, **SEPARABLE}}
@@ -77,7 +80,9 @@ def main() -> None:
     torch.set_num_threads(1)
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        os.environ["PEARL_RUNS"] = folder
+        os.environ |= {"PEARL_RUNS": folder, "PEARL_DATA": folder}
+        texts = np.random.default_rng(0).standard_normal((10, 64))  # of no text: what LGCL does with it is compared
+        np.savez(Path(folder) / "texts.npz", names=[str(digit) for digit in range(10)], features=texts)
         for name, overrides in settings().items():
             if not arguments.only or name in arguments.only:
                 found[name] = stored(pearl.run("digits", quiet=True, **overrides))

@@ -24,8 +24,8 @@ from pearl.errors import PearlError, RunError
 from pearl.evaluation.evaluate import Ensemble
 from pearl.lifecycle.runs import Run, execute
 from pearl.reports.progress import display
+from pearl.settings import parts
 from pearl.settings.config import load_config, recipe_names
-from pearl.settings.parts import BACKBONES
 from speed.timing import ratios
 
 RECIPES = ["cpu-cifar20-resnet18", "cpu-cifar100-deit_tiny", "cpu-grocery-deit_tiny"]
@@ -38,6 +38,9 @@ METHODS = {
     "joint, 6 epochs": ["method=joint", "train.phases.joint.epochs=6"],
     **{name: [f"method={name}"] for name in ("er", "er_ace", "derpp", "lwf", "ewc", "pnn", "packnet", "ncm")},
     **{name: [f"method={name}"] for name in ("fetril", "fecam", "seqlora", "inflora", "l2p", "coda_prompt")},
+    **{name: [f"method={name}"] for name in ("dualprompt", "sprompts", "hide", "dualprompt_pgp", "l2p_pgp")},
+    **{name: [f"method={name}"] for name in ("evoprompt", "cprompt", "convprompt")},
+    "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # somebody's, in $PEARL_DATA
 }
 COLUMNS = {
     "class_il.final": "class-IL A_T",
@@ -81,7 +84,9 @@ def main(arguments: Sequence[str]) -> int:
 def fit_for(recipe: str) -> list[str]:
     """The methods that can learn on a recipe's network."""
     on_vit = load_config(recipe).backbone["name"].startswith("timm/")
-    return [method for method in METHODS if on_vit or method not in {"inflora", "l2p", "coda_prompt"}]
+    names = {method: load_config(recipe, settings).method["name"] for method, settings in METHODS.items()}
+    kinds = {method: parts.METHODS.load(name).backbones for method, name in names.items()}  # type: ignore[attr-defined]
+    return [method for method in METHODS if on_vit or kinds[method] == "any"]
 
 
 @torch.no_grad()
@@ -90,7 +95,7 @@ def inference_cost(run: Run, batch: int = 32) -> float:
     model, config = pearl.load(run.path), run.config
     size = config.images.size
     shape = {key: value for key, value in config.backbone.items() if key not in ("pretrained", "weights")}
-    plain = BACKBONES.build(shape, size).eval()
+    plain = parts.BACKBONES.build(shape, size).eval()
     x = torch.randn(batch, 3, size, size)
     if config.engine.channels_last:
         plain, x = plain.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)

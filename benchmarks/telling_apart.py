@@ -22,7 +22,7 @@ from sklearn.metrics import roc_auc_score
 
 from pearl.data.augment import View
 from pearl.evaluation.evaluate import Ensemble
-from pearl.evaluation.metrics import calibration_error, reliability
+from pearl.evaluation.sureness import calibration_error, reliability
 from pearl.lifecycle.refit import refit
 from pearl.lifecycle.runs import Run, execute, prepare
 from pearl.lifecycle.saved import load_method

@@ -1,5 +1,11 @@
 """All methods, on networks of a few thousand parameters: functions that make one by what it is called here."""
 
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -7,13 +13,22 @@ from torch import Tensor
 from pearl.lifecycle.small import SIZE, small_resnet, small_vit
 from pearl.methods.adapters.inflora import InfLoRA
 from pearl.methods.adapters.seqlora import SeqLora
+from pearl.methods.base import Method
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.bounds.joint import Joint
 from pearl.methods.common.chain import Chain
 from pearl.methods.pearl import Pearl
 from pearl.methods.prompts.coda_prompt import CodaPrompt
+from pearl.methods.prompts.convprompt import ConvPrompt
+from pearl.methods.prompts.cprompt import CPrompt
+from pearl.methods.prompts.dualprompt import DualPrompt
+from pearl.methods.prompts.evoprompt import EvoPrompt
+from pearl.methods.prompts.hide import HidePrompt
 from pearl.methods.prompts.l2p import L2P
+from pearl.methods.prompts.lgcl import Lgcl
+from pearl.methods.prompts.pgp import DualPromptPgp, L2PPgp
+from pearl.methods.prompts.sprompts import SiPrompts
 from pearl.methods.prototypes.fecam import FeCam
 from pearl.methods.prototypes.fetril import FeTril
 from pearl.methods.prototypes.ncm import NearestMean
@@ -35,6 +50,18 @@ needs_bf16 = pytest.mark.skipif(not computes_bf16("cpu"), reason="oneDNN does no
 def separable():
     torch.manual_seed(1)
     return bsc(SIZE, width=4)
+
+
+DUAL: dict[str, Any] = {"g_prompt_layer_idx": (0,), "e_prompt_layer_idx": (1, 2), "length": 3}
+
+
+@cache
+def text_features() -> str:
+    """A file of random text features of a width of its own, for the classes of `lifecycle.small`."""
+    names = [f"class {label}" for label in range(12)]
+    file = Path(tempfile.mkdtemp()) / "texts.npz"
+    np.savez(file, names=names, features=np.random.default_rng(0).standard_normal((12, 10)))
+    return str(file)
 
 
 ZOO = {
@@ -69,6 +96,20 @@ ZOO = {
     "inflora": lambda: InfLoRA(small_vit(), rank=2, energy=0.9, tasks=3),
     "l2p": lambda: L2P(small_vit(), pool=4, length=2, top_k=2),
     "coda-prompt": lambda: CodaPrompt(small_vit(), per_task=2, length=4, blocks=2, ortho=0.1),
+    "dualprompt": lambda: DualPrompt(small_vit(), **DUAL),
+    "sprompts": lambda: SiPrompts(small_vit(), prompt_length=3, centroids=2),
+    "lgcl": lambda: Lgcl(small_vit(), text_features=text_features(), **DUAL),
+    "hide": lambda: HidePrompt(
+        small_vit(), e_prompt_layer_idx=(0, 2), length=3, n_centroids=2, identity_draws=8, draws=8
+    ),
+    "dualprompt, pgp": lambda: DualPromptPgp(small_vit(), epsilon=0.9, **DUAL),
+    "l2p, pgp": lambda: L2PPgp(small_vit(), pool=4, length=2, top_k=2),
+    "evoprompt": lambda: EvoPrompt(small_vit(), hidden_dim=4, length=2, num_heads=4),
+    "cprompt": lambda: CPrompt(small_vit(), length=3, blocks=(0, 2)),
+    "convprompt": lambda: ConvPrompt(small_vit(), num_prompts_per_task=2, kernel_size=3, length=4, blocks=2),
+    "convprompt, fewer kernels": lambda: ConvPrompt(
+        small_vit(), similarity=text_features(), kernel_size=3, length=4, blocks=2, train_keys=True, train_norms=False
+    ),
     "pnn": lambda: Progressive(small_resnet()),
     "packnet": lambda: PackNet(small_resnet()),
     "packnet on BSC": lambda: PackNet(separable(), prune=0.5),
@@ -78,6 +119,11 @@ ZOO = {
     "fetril with given weights": lambda: FeTril(small_resnet(), extractor="given"),
     "fecam": lambda: FeCam(small_resnet()),
 }
+
+
+def shared_out(method: Method) -> bool:
+    """Whether several processes learn what one does."""
+    return not (method.rehearsal or method.oracle or method.couples)
 
 
 def taught(method: Pearl, tasks: int = 3) -> Pearl:

@@ -12,11 +12,13 @@ from sklearn.metrics import accuracy_score, confusion_matrix
 from pearl.data.augment import View
 from pearl.evaluation.evaluate import Ensemble, Evaluator, count
 from pearl.evaluation.evaluate import TestSet as Images
+from pearl.evaluation.metrics import Counts, summary
 from pearl.lifecycle.small import config, learn, make_task, small_vit
 from pearl.methods.base import Expert
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.pearl import Pearl
+from pearl.methods.prompts.sprompts import SiPrompts
 from pearl.nn.resnet import resnet18
 from pearl.nn.timm import timm_backbone
 from zoo import same, taught
@@ -29,6 +31,32 @@ def test_counts_of_a_worked_example():
     assert stage.class_il.tolist() == [1, 0, 1]
     assert stage.task_il.tolist() == [1, 0, 2]  # image 2 prefers class 1 to class 0; a task of one class is easy
     assert stage.confusion.tolist() == [[1, 1], [1, 1]]
+
+
+def test_in_domains_an_answer_is_right_in_whatever_task():
+    logits = [torch.tensor([[0.0, 1.0, 2.0, 0.0], [0.0, 1.0, 0.0, 2.0]]), torch.tensor([[0.0, 3.0, 1.0, 2.0]])]
+    labels = [torch.tensor([0, 0]), torch.tensor([3])]  # told as class 2, 3 and 1
+    stage = count(logits, labels, [np.array([0, 1]), np.array([2, 3])], domains=True)
+    assert stage.domain_il.tolist() == [1, 0, 0, 1]
+    assert stage.class_il.sum() == 0
+    assert count(logits, labels, [np.array([0, 1]), np.array([2, 3])]).domain_il is None
+    first = count([logits[0][:, :2]], labels[:1], [np.array([0, 1])], domains=True)
+    results = {
+        "tasks": [{"classes": ["a", "b"]}, {"classes": ["A", "B"]}],
+        "stages": [first.to_json(), stage.to_json()],
+    }
+    counts = Counts.from_results(results)
+    assert summary(counts)["domain_il.final"] == (50 + 100) / 2
+    for entry in results["stages"]:
+        del entry["domain_il"]  # of all other methods
+    assert "domain_il.final" not in summary(Counts.from_results(results))
+
+
+def test_who_is_made_for_domains_is_counted_so():
+    method = SiPrompts(small_vit(), prompt_length=2)
+    learn(method, range(2))
+    stage = evaluator().stage(method, images_of(2), [np.array([0, 1]), np.array([2, 3])])
+    assert stage.domain_il is not None and (stage.domain_il >= stage.class_il).all()
 
 
 def test_a_class_of_two_tasks_is_counted_in_both():

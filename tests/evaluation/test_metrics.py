@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from pearl.errors import RunError
-from pearl.evaluation import metrics
+from pearl.evaluation import metrics, sureness
 from pearl.evaluation.metrics import Counts, Stage, accuracy_matrix, pooled_accuracy, summary, task_identification
 
 nan = math.nan
@@ -494,19 +494,19 @@ def test_classes_out_of_order_are_refused(counts):
 def test_a_reliability_diagram_and_its_error():
     """Four images in two bins, by hand: |1 - 0.63| and |1 - 1.9| of four."""
     confidence, right = np.array([0.31, 0.32, 0.95, 0.95]), np.array([True, False, False, True])
-    diagram = metrics.reliability(confidence, right)
+    diagram = sureness.reliability(confidence, right)
     assert diagram.shape == (15, 3)
     np.testing.assert_allclose(diagram[4], [2, 0.63, 1])
     np.testing.assert_allclose(diagram[14], [2, 1.9, 1])
-    assert metrics.calibration_error(diagram) == pytest.approx(100 * (0.37 + 0.9) / 4)
-    assert metrics.reliability(np.array([1.0]), np.array([True]))[14].tolist() == [1, 1, 1]
+    assert sureness.calibration_error(diagram) == pytest.approx(100 * (0.37 + 0.9) / 4)
+    assert sureness.reliability(np.array([1.0]), np.array([True]))[14].tolist() == [1, 1, 1]
 
 
 def test_honest_answers_have_no_calibration_error():
     rng = np.random.default_rng(0)
     confidence = rng.uniform(0.5, 1, 200_000)
-    diagram = metrics.reliability(confidence, rng.uniform(size=len(confidence)) < confidence)
-    assert metrics.calibration_error(diagram) < 0.5
+    diagram = sureness.reliability(confidence, rng.uniform(size=len(confidence)) < confidence)
+    assert sureness.calibration_error(diagram) < 0.5
 
 
 # ---------------------------------------------------------------------------------------------- what it does not know
@@ -517,23 +517,23 @@ def test_auroc_is_that_of_scikit_learn(known, strange, seed):
     rng = np.random.default_rng(seed)
     scores = [rng.integers(0, 8, size).astype(float) for size in (known, strange)]  # with ties
     expected = roc_auc_score(np.repeat([1, 0], [known, strange]), np.concatenate(scores))
-    assert metrics.auroc(*scores) == pytest.approx(100 * expected)
+    assert sureness.auroc(*scores) == pytest.approx(100 * expected)
 
 
 def test_auroc_of_nothing():
-    assert math.isnan(metrics.auroc(np.ones(3), np.ones(0))) and math.isnan(metrics.auroc(np.ones(0), np.ones(3)))
-    assert metrics.auroc(np.array([1.0, -np.inf]), np.array([-np.inf])) == 75
+    assert math.isnan(sureness.auroc(np.ones(3), np.ones(0))) and math.isnan(sureness.auroc(np.ones(0), np.ones(3)))
+    assert sureness.auroc(np.array([1.0, -np.inf]), np.array([-np.inf])) == 75
 
 
 @given(st.integers(1, 50), st.integers(0, 9999))
 def test_coverage_accuracy_by_hand(images, seed):
     rng = np.random.default_rng(seed)
     familiar, right = rng.permutation(images).astype(float), rng.random(images) < 0.6
-    found = metrics.coverage_accuracy(familiar, right, [100, 50, 1])
+    found = sureness.coverage_accuracy(familiar, right, [100, 50, 1])
     for value, count in zip(found, (images, -(-images // 2), 1), strict=True):
         answered = [bool(r) for f, r in zip(familiar, right, strict=True) if f >= images - count]
         assert value == pytest.approx(100 * sum(answered) / count)
 
 
 def test_coverage_of_nothing_is_no_number():
-    assert np.isnan(metrics.coverage_accuracy(np.ones(0), np.ones(0, dtype=bool))).all()
+    assert np.isnan(sureness.coverage_accuracy(np.ones(0), np.ones(0, dtype=bool))).all()

@@ -1,17 +1,15 @@
 """The wrapper around timm's ViT, and the methods on it, against calculations of their own."""
 
-import math
-
 import pytest
 import timm
 import torch
 import torch.nn.functional as F
-from timm.models.vision_transformer import ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import ResPostBlock
 from torch import nn
 from torch.func import functional_call
 
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import SIZE, config, images, make_task
+from pearl.lifecycle.small import SIZE, images, make_task
 from pearl.methods.adapters.inflora import InfLoRA
 from pearl.methods.adapters.seqlora import SeqLora
 from pearl.methods.common.subspace import Subspaces, input_matrices
@@ -24,37 +22,7 @@ from pearl.nn.growing import TaskTensors
 from pearl.nn.rank_rules import FixedRule
 from pearl.nn.resnet import resnet18
 from pearl.settings.parts import METHODS
-from pearl.training.engine import Engine
-
-WIDTH, HEADS = 16, 2
-
-
-def small(**options):
-    """A ViT for the suite's images, with biases and class token that are not zero."""
-    torch.manual_seed(1)
-    shape = {"img_size": SIZE, "patch_size": 4, "embed_dim": WIDTH, "depth": 3, "num_heads": HEADS, "num_classes": 0}
-    net = VisionTransformer(**(shape | options)).eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    net.dim, net.pretrained = WIDTH, True
-    return net
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def close(a, b, atol=1e-5, rtol=1e-4):
-    torch.testing.assert_close(a, b, atol=atol, rtol=rtol)
-
-
-def run(method, tasks):
-    engine = Engine(config(), device="cpu")
-    for t in tasks:
-        engine.learn(method, make_task(t))
-    return method
-
+from vits import WIDTH, close, drawn, naive, run, small
 
 # ------------------------------------------------------------------------------------------------------- the wrapper
 
@@ -99,31 +67,6 @@ def test_prompts_stand_between_class_token_and_patches():
     assert torch.equal(theirs, last[:, 3:6])
     assert torch.equal(own, torch.cat([last[:, :3], last[:, 6:]], 1))
     assert torch.equal(vit.features(net, x, prompts=prompts), last[:, 0])
-
-
-def naive(net, x, prefixes, adapters):
-    """A ViT written out, one image and one head at a time."""
-    features = []
-    for image in x.double():
-        patches = F.conv2d(image[None], net.patch_embed.proj.weight, net.patch_embed.proj.bias, stride=4)
-        tokens = torch.cat([net.cls_token[0], patches[0].flatten(1).T]) + net.pos_embed[0]
-        for i, block in enumerate(net.blocks):
-            seen = F.layer_norm(tokens, (WIDTH,), block.norm1.weight, block.norm1.bias, block.norm1.eps)
-            q, k, v = (seen @ block.attn.qkv.weight.T + block.attn.qkv.bias).split(WIDTH, 1)
-            if i in prefixes:
-                k, v = torch.cat([prefixes[i][0], k]), torch.cat([prefixes[i][1], v])
-            size, out = WIDTH // HEADS, []
-            for h in range(HEADS):
-                part = slice(h * size, (h + 1) * size)
-                scores = torch.einsum("qd,kd->qk", q[:, part], k[:, part]) / math.sqrt(size)
-                out.append(torch.einsum("qk,kd->qd", scores.softmax(1), v[:, part]))
-            tokens = tokens + torch.cat(out, 1) @ block.attn.proj.weight.T + block.attn.proj.bias
-            seen = F.layer_norm(tokens, (WIDTH,), block.norm2.weight, block.norm2.bias, block.norm2.eps)
-            hidden = F.gelu(seen @ block.mlp.fc1.weight.T + block.mlp.fc1.bias)
-            after = tokens + hidden @ block.mlp.fc2.weight.T + block.mlp.fc2.bias
-            tokens = after + adapters[i](tokens, after) if i in adapters else after
-        features.append(F.layer_norm(tokens, (WIDTH,), net.norm.weight, net.norm.bias, net.norm.eps)[0])
-    return torch.stack(features)
 
 
 @torch.no_grad()

@@ -651,3 +651,10 @@ def test_the_same_from_python(tmp_path: Path) -> None:
     assert (tmp_path / "t.md").is_file()
     with pytest.raises(ConfigError, match="unknown table"):
         pearl.table("nothing")
+
+
+def test_the_tables_of_prompts_have_runs_for_all_prompts() -> None:
+    assert [row.name for row in spec.read("prompts").rows if row.set is None] == []
+    for name in ("imagenet_r", "inference"):
+        (row,) = [row for row in spec.read(name).rows if row.name == "DualPrompt"]
+        assert row.set == ["method=dualprompt"]

@@ -21,7 +21,7 @@ from pearl.training import launch
 from pearl.training.launch import Place, place
 from pearl.training.world import World, make_fabric
 from reliability import contents
-from zoo import ZOO
+from zoo import ZOO, shared_out
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
@@ -83,8 +83,8 @@ def test_a_resumed_task_ends_with_the_same_bits(found):
     assert torch.equal(whole[0]["state"]["backbone.unused"], torch.ones(3)), "what no loss reaches does not move"
 
 
-@pytest.mark.parametrize("name", [name for name, make in ZOO.items() if not (make().rehearsal or make().oracle)])
-def test_every_method_without_memory_learns_in_several_processes(found, name):
+@pytest.mark.parametrize("name", [name for name, make in ZOO.items() if shared_out(make())])
+def test_every_method_that_can_be_shared_out_learns_in_several_processes(found, name):
     (first, second), (one,) = found["zoo"], found["zoo one"]
     assert first[name]["state"].keys() == second[name]["state"].keys() == one[name]["state"].keys()
     for key, value in first[name]["state"].items():
@@ -94,10 +94,14 @@ def test_every_method_without_memory_learns_in_several_processes(found, name):
     torch.testing.assert_close(logits, one[name]["logits"], rtol=near, atol=near)
 
 
-def test_a_memory_is_for_one_process(monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [("er", "keeps images, which each process would draw for"), ("hide", "compares the images of a batch with each")],
+)
+def test_what_cannot_be_shared_out_is_for_one_process(method, why, monkeypatch):
     monkeypatch.setattr(World, "join", lambda *_: World(Place(0, 2, 2)))
-    with pytest.raises(ConfigError, match="--devices 2: method=er keeps images, which each process would draw for"):
-        execute(load_config("digits", ["method=er"]), devices=2)
+    with pytest.raises(ConfigError, match=f"--devices 2: method={method} {why}"):
+        execute(load_config("digits", [f"method={method}"]), devices=2)
 
 
 def test_what_ranks_tell_each_other(found):

@@ -47,7 +47,7 @@ class Evaluator:
         """Counts on `tests`, one test set per task seen; `shown` are the logit indices of each task's classes."""
         method.eval()
         logits = self.logits(method, tests)
-        return count(logits, [test.labels for test in tests], shown)
+        return count(logits, [test.labels for test in tests], shown, domains=method.domains)
 
     def logits(self, method: Method, tests: Sequence[TestSet]) -> list[Tensor]:
         """Logits (n, classes seen) float32 on the CPU, per test set."""
@@ -105,30 +105,27 @@ def merged_size(method: Method) -> int:
     return sum(tensor.nbytes for tensor in method.backbone.parameters()) * method.asked()
 
 
-def count(logits: Sequence[Tensor], labels: Sequence[Tensor], shown: Sequence[np.ndarray]) -> Stage:
+def count(
+    logits: Sequence[Tensor], labels: Sequence[Tensor], shown: Sequence[np.ndarray], *, domains: bool = False
+) -> Stage:
     """Counts from logits (n, classes seen) and labels (n,) of each task's test images.
 
     `shown` are the logit indices of each task's classes, rising; each class is counted once in every task that shows
     it. Class-IL: the arg-max over all classes. Task-IL: the arg-max over the classes of the image's own task.
+    Domain-IL, of methods for `domains`: the place of the class-IL arg-max within its task.
     """
-    first = np.zeros(1 + max(own[-1] for own in shown), dtype=np.int64)  # the task that showed a class first
+    first, place = (np.zeros(1 + max(own[-1] for own in shown), dtype=np.int64) for _ in range(2))
     for t, own in reversed([*enumerate(shown)]):
-        first[own] = t
+        first[own], place[own] = t, np.arange(len(own))  # of a class, in the task that showed it first
     counts: list[np.ndarray] = []
     confusion = np.zeros((len(labels),) * 2, dtype=np.int64)
     for t, (scores, target, own) in enumerate(zip(logits, labels, shown, strict=True)):
-        truth, values = target.cpu().numpy(), scores.numpy()
+        values, truth = scores.numpy(), np.searchsorted(own, target.cpu().numpy())
         best = values.argmax(1)
-        best_own = own[values[:, own].argmax(1)]
-        counts.append(
-            np.stack(
-                [
-                    np.bincount(np.searchsorted(own, found), minlength=len(own))
-                    for found in (truth, truth[best == truth], truth[best_own == truth])
-                ]
-            )
-        )
+        among = values[:, own].argmax(1)
+        right = (np.full(len(truth), True), best == own[truth], among == truth, place[best] == truth)
+        counts.append(np.stack([np.bincount(truth[rows], minlength=len(own)) for rows in right]))
         # a class of several tasks is the image's own task's, if that is one of them
         confusion[t] = np.bincount(np.where(np.isin(best, own), t, first[best]), minlength=len(labels))
-    total, class_il, task_il = np.concatenate(counts, axis=1).astype(np.int64)
-    return Stage(total, class_il, task_il, confusion)
+    total, class_il, task_il, domain_il = np.concatenate(counts, axis=1).astype(np.int64)
+    return Stage(total, class_il, task_il, confusion, domain_il if domains else None)

@@ -22,7 +22,7 @@ from pearl.errors import RunError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Scenario = Literal["class_il", "task_il"]
+Scenario = Literal["class_il", "task_il", "domain_il"]
 SCENARIOS: tuple[Scenario, ...] = ("class_il", "task_il")
 
 
@@ -31,17 +31,20 @@ class Stage:
     """What one evaluation counted after one task was learnt: c classes seen, t tasks seen.
 
     `class_il` lets all seen classes compete; `task_il` takes the same logits and lets only the classes of the image's
-    own task compete (both as in Mammoth).
+    own task compete (both as in Mammoth). `domain_il` is counted for methods that are made for domains: there class i
+    of every task is the same thing, so that an answer is right in whatever task (as in S-Prompts).
     """
 
     total: Ints  # (c,) test images of each class
     class_il: Ints  # (c,) of these, right among all seen classes
     task_il: Ints  # (c,) of these, right within their own task
     confusion: Ints  # (t, t) test images by true task (row) and task of the arg-max class (column)
+    domain_il: Ints | None = None  # (c,) of the images those whose arg-max has their class's place, in whatever task
 
     def to_json(self) -> dict[str, list]:
         """Return the counts as plain lists: one entry of "stages" in results.json, less what others add to it."""
-        return {field.name: getattr(self, field.name).tolist() for field in fields(self)}
+        counts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value.tolist() for name, value in counts.items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +83,7 @@ class Counts:
         tasks = _list(results, "tasks", "results")
         sizes = [len(_list(task, "classes", f"tasks[{i}]")) for i, task in enumerate(tasks)]
         stages = tuple(
-            Stage(**{field.name: _array(stage, field.name, f"stages[{i}]") for field in fields(Stage)})
+            Stage(**{name: _array(stage, name, f"stages[{i}]") for name in _counted(stage)})
             for i, stage in enumerate(_list(results, "stages", "results"))
         )
         domains = tuple(task["domain"] for task in tasks if "domain" in task)
@@ -93,7 +96,8 @@ class Counts:
     def _check(self, stage: Stage, index: int) -> None:
         seen = int(np.searchsorted(self.task_of_class, index, side="right"))
         here = f"stages[{index}]"
-        shapes = dict.fromkeys(("total", "class_il", "task_il"), (seen,)) | {"confusion": (index + 1, index + 1)}
+        per_class = ("total", "class_il", "task_il", *(["domain_il"] if stage.domain_il is not None else []))
+        shapes = dict.fromkeys(per_class, (seen,)) | {"confusion": (index + 1, index + 1)}
         for name, shape in shapes.items():
             counts = getattr(stage, name)
             if counts.shape != shape or counts.dtype.kind != "i":
@@ -105,6 +109,9 @@ class Counts:
         _refuse(stage.task_il > stage.total, f"{here}.task_il", "more right answers than test images")
         # An arg-max over all classes that is right is also the arg-max within its task.
         _refuse(stage.class_il > stage.task_il, f"{here}.class_il", "more right answers than within the task alone")
+        if stage.domain_il is not None:
+            _refuse(stage.domain_il > stage.total, f"{here}.domain_il", "more right answers than test images")
+            _refuse(stage.class_il > stage.domain_il, f"{here}.class_il", "more right answers than in any task")
         images = self.by_task(stage.total)
         _refuse(images == 0, f"{here}.total, task", "no test images")
         _refuse(stage.confusion.sum(axis=1) != images, f"{here}.confusion", "the row does not sum to the test images")
@@ -124,6 +131,12 @@ def _refuse(bad: NDArray[np.bool_], where: str, what: str) -> None:
     """Raise RunError for the first place where `bad` holds."""
     if bad.any():
         raise RunError(f"{where}{np.argwhere(bad)[0].tolist()}: {what}; evaluate the run again")
+
+
+def _counted(stage: Any) -> list[str]:
+    """The counts that an entry of "stages" has or has to have."""
+    optional = {"domain_il"} - (stage.keys() if isinstance(stage, dict) else set())
+    return [field.name for field in fields(Stage) if field.name not in optional]
 
 
 def _list(holder: Any, key: str, where: str) -> list:
@@ -318,7 +331,10 @@ def summary(
         isolation_parameters: of one network per task, after each stage; with `parameters`, adds "growth".
     """
     values: dict[str, float] = {}
-    for scenario in SCENARIOS:
+    scenarios = [*SCENARIOS]
+    if all(stage.domain_il is not None for stage in counts.stages):
+        scenarios.append("domain_il")
+    for scenario in scenarios:
         A = accuracy_matrix(counts, scenario)
         pooled = pooled_accuracy(counts, scenario)
         named = {
@@ -346,49 +362,3 @@ def summary(
         if isolation_parameters is not None:
             values["growth"] = growth(parameters[-1], isolation_parameters[-1])
     return values
-
-
-# ------------------------------------------------------------------------------------------------------ calibration
-
-BINS = 15  # of equal width, as is usual
-
-
-def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> np.ndarray:
-    """A reliability diagram as sums (bins, 3): images, their confidence, how many are right.
-
-    `confidence` (N,) is the probability of the best class, from 0 to 1; `right` (N,) whether it is the image's.
-    """
-    place = np.minimum((confidence * bins).astype(int), bins - 1)
-    columns = (np.ones_like(confidence), confidence, right)
-    return np.stack([np.bincount(place, column, minlength=bins) for column in columns], axis=1)
-
-
-def calibration_error(diagram: np.ndarray) -> float:
-    """Expected calibration error in percent (Naeini et al., 2015): |accuracy - confidence|, averaged over images."""
-    return float(100 * np.abs(diagram[:, 2] - diagram[:, 1]).sum() / max(diagram[:, 0].sum(), 1))
-
-
-# ------------------------------------------------------------------------------------------- what it does not know
-
-COVERAGES = (100, 90, 80, 70, 60, 50)
-
-
-def auroc(known: np.ndarray, strange: np.ndarray) -> float:
-    """How well a score tells known images (N,) from strange ones (M,), in percent: 50 by chance, NaN without either.
-
-    The share of pairs of a known and a strange image of which the known one has the higher score; a tie is half a pair
-    (Mann and Whitney, 1947).
-    """
-    ordered = np.sort(strange)
-    pairs = np.searchsorted(ordered, known, "left") + np.searchsorted(ordered, known, "right")
-    return float(100 * pairs.mean() / (2 * len(strange))) if len(known) and len(strange) else math.nan
-
-
-def coverage_accuracy(familiar: np.ndarray, right: np.ndarray, coverages: Sequence[float] = COVERAGES) -> Floats:
-    """Accuracy, in percent, where only the most familiar images are answered: for each share of them, in percent.
-
-    `familiar` (N,) is the higher, the sooner an image is answered; `right` (N,) whether the answer is. NaN if N = 0.
-    """
-    ordered = np.asarray(right, dtype=float)[np.argsort(-familiar, kind="stable")]
-    counts = [math.ceil(share * len(ordered) / 100) for share in coverages]
-    return np.array([100 * ordered[:count].mean() if count else math.nan for count in counts])

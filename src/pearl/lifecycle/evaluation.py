@@ -12,7 +12,7 @@ import torch
 
 from pearl.data.given import Given, given
 from pearl.errors import DataError, printable
-from pearl.evaluation import metrics
+from pearl.evaluation import sureness
 from pearl.lifecycle.saved import TaskInfo
 from pearl.methods.base import Answers
 from pearl.settings.registry import near
@@ -106,13 +106,13 @@ class Evaluation:
 
     @cached_property
     def reliability(self) -> np.ndarray:
-        """See `metrics.reliability`, of images of known classes."""
-        return metrics.reliability(self.known.sure, self.known.best == self.known.true)
+        """See `sureness.reliability`, of images of known classes."""
+        return sureness.reliability(self.known.sure, self.known.best == self.known.true)
 
     @property
     def calibration_error(self) -> float:
         """How far the probability of the best class is from how often it is right, in percent."""
-        return metrics.calibration_error(self.reliability)
+        return sureness.calibration_error(self.reliability)
 
     @property
     def coverage(self) -> dict[int, float]:
@@ -120,15 +120,15 @@ class Evaluation:
         if self.familiarity is None:
             return {}
         right = self.known.best == self.known.true
-        values = metrics.coverage_accuracy(self.familiarity[self.is_known], right)
-        return dict(zip(metrics.COVERAGES, values.tolist(), strict=True))
+        values = sureness.coverage_accuracy(self.familiarity[self.is_known], right)
+        return dict(zip(sureness.COVERAGES, values.tolist(), strict=True))
 
     @property
     def auroc(self) -> float:
         """How well familiarity tells known images from strangers, in percent; NaN where there are none."""
         if self.familiarity is None:
             return math.nan
-        return metrics.auroc(self.familiarity[self.is_known], self.familiarity[~self.is_known])
+        return sureness.auroc(self.familiarity[self.is_known], self.familiarity[~self.is_known])
 
     @property
     def refused(self) -> np.ndarray:

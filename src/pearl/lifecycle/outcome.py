@@ -15,7 +15,7 @@ import torch
 
 from pearl.data.batches import Task
 from pearl.errors import RunError
-from pearl.evaluation import metrics
+from pearl.evaluation import sureness
 from pearl.evaluation.evaluate import Evaluator, TestSet
 from pearl.lifecycle.evaluation import Evaluation, percent
 from pearl.lifecycle.saved import TaskInfo
@@ -85,7 +85,7 @@ def _entry(answers: Answers, how: str) -> Entry:
             for name, row in rows.items()
         },
         "mistakes": [*map(list, zip(*wrong.tolist(), counts.tolist(), strict=True))],
-        "reliability": metrics.reliability(answers.sure, right).tolist(),
+        "reliability": sureness.reliability(answers.sure, right).tolist(),
     }
 
 
@@ -142,7 +142,7 @@ def measured(evaluation: Evaluation) -> Outcome:
 
 def _how_sure(reliability: np.ndarray) -> tuple[float, float, float]:
     images, sure, right = reliability.sum(0)
-    return percent(sure, images), percent(right, images), metrics.calibration_error(reliability)
+    return percent(sure, images), percent(right, images), sureness.calibration_error(reliability)
 
 
 def _read(task: TaskInfo, classes: int) -> Entry | None:

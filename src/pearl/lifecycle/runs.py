@@ -193,11 +193,8 @@ def ready(
         PearlError: anything a user can mend.
     """
     world, show, method_name = world or World(), show or Observer(), config.method["name"]
-    if devices > 1 and METHODS.load(method_name).rehearsal:  # type: ignore[attr-defined]
-        raise ConfigError(
-            f"--devices {devices}: method={method_name} keeps images, which each process would draw for itself; leave "
-            f"--devices out"
-        )
+    if devices > 1 and (why := _alone(METHODS.load(method_name))):  # type: ignore[arg-type]
+        raise ConfigError(f"--devices {devices}: method={method_name} {why}; leave --devices out")
     run = Run(path or runs_root() / config.id, config)
     if (run.path / "config.yaml").is_file():
         before = Run.open(run.path).config
@@ -226,6 +223,13 @@ def ready(
     if begun:
         _check_same_data(run.path, prepared)
     return Ready(run, begun, precision, method, prepared)
+
+
+def _alone(kind: type[Method]) -> str | None:
+    """Why several processes cannot learn by a method as one does."""
+    if kind.rehearsal:
+        return "keeps images, which each process would draw for itself"
+    return "compares the images of a batch with each other, of which each process has a part" if kind.couples else None
 
 
 def _check_same_data(path: Path, prepared: Prepared) -> None:

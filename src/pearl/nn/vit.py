@@ -13,6 +13,10 @@ from torch import Tensor, nn
 from pearl.errors import ConfigError
 
 Prefix = tuple[Tensor, Tensor]  # keys and values (B or 1, length, dim), beside those a block makes of its tokens
+PrefixOf = Callable[[Tensor], Prefix]  # one that is made of the tokens (B, n, dim) that enter its block
+Prompts = (
+    Tensor | Mapping[int, Tensor]
+)  # tokens (B or 1, length, dim); by the block that they enter before, or the first
 Adapter = Callable[[Tensor, Tensor], Tensor]  # (tokens before a block's MLP, tokens after it) -> what is added to these
 
 
@@ -44,35 +48,46 @@ def features(
     net: Any,
     x: Tensor,
     *,
-    prompts: Tensor | None = None,
-    prefixes: Mapping[int, Prefix] | None = None,
+    prompts: Prompts | None = None,
+    prefixes: Mapping[int, Prefix | PrefixOf] | None = None,
     adapters: Mapping[int, Adapter] | None = None,
 ) -> Tensor:
     """Features (B, dim) as the network pools its own tokens; prompts take part in attention, not in pooling."""
     return pool(net, tokens(net, x, prompts=prompts, prefixes=prefixes, adapters=adapters)[0])
 
 
+def unnormalised(net: Any, x: Tensor, *, prompts: Prompts | None = None) -> Tensor:
+    """Features (B, dim) before the last norm layer."""
+    return net.pool(tokens(net, x, prompts=prompts, normalised=False)[0])
+
+
 def tokens(
     net: Any,
     x: Tensor,
     *,
-    prompts: Tensor | None = None,
-    prefixes: Mapping[int, Prefix] | None = None,
+    prompts: Prompts | None = None,
+    prefixes: Mapping[int, Prefix | PrefixOf] | None = None,
     adapters: Mapping[int, Adapter] | None = None,
+    normalised: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The last tokens, normalised: the network's own (B, n, dim), and those of the prompts (B, length, dim).
+    """The last tokens: the network's own (B, n, dim), and those of the prompts (B, length, dim).
 
-    `prompts` (B or 1, length, dim) stand between the class tokens and the patches, without a position. `prefixes` and
-    `adapters` are by the number of the block.
+    `prompts` stand between the class tokens and the patches, without a position, later ones behind earlier ones, and
+    stay to the end. `prefixes` and `adapters` are by the number of the block.
     """
     x = net.norm_pre(net.patch_drop(net._pos_embed(net.patch_embed(x))))
     start = stop = net.num_prefix_tokens  # class, distillation and register tokens
-    if prompts is not None:
-        stop += prompts.shape[1]
-        x = torch.cat([x[:, :start], prompts.to(x.dtype).expand(len(x), -1, -1), x[:, start:]], dim=1)
+    entering = {0: prompts} if isinstance(prompts, Tensor) else prompts or {}
     for i, block in enumerate(net.blocks):
-        x = _block(block, x, (prefixes or {}).get(i), (adapters or {}).get(i))
-    x = net.norm(x)
+        if i in entering:
+            # not len(x): a program has to take batches of any size
+            more = entering[i].to(x.dtype).expand(x.shape[0], -1, -1)
+            x = torch.cat([x[:, :stop], more, x[:, stop:]], dim=1)
+            stop += more.shape[1]
+        prefix = (prefixes or {}).get(i)
+        x = _block(block, x, prefix(x) if callable(prefix) else prefix, (adapters or {}).get(i))
+    if normalised:
+        x = net.norm(x)
     return torch.cat([x[:, :start], x[:, stop:]], dim=1), x[:, start:stop]
 
 
@@ -91,15 +106,16 @@ def _block(block: Any, x: Tensor, prefix: Prefix | None, adapter: Adapter | None
     return after if adapter is None else after + adapter(x, after)
 
 
+def heads(part: Tensor, count: int) -> Tensor:
+    """Vectors (B, n, dim) cut into those of so many heads (B, heads, n, dim / heads): a view."""
+    return part.unflatten(2, (count, -1)).transpose(1, 2)
+
+
 def _attention(attn: Any, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attention over a block's tokens and a prefix, whose keys and values are given as they are."""
-
-    def heads(part: Tensor) -> Tensor:
-        return part.unflatten(2, (attn.num_heads, -1)).transpose(1, 2)  # (B, heads, tokens, head dim)
-
-    q, k, v = (heads(part) for part in attn.qkv(x).chunk(3, dim=2))
+    q, k, v = (heads(part, attn.num_heads) for part in attn.qkv(x).chunk(3, dim=2))
     q, k = attn.q_norm(q), attn.k_norm(k)
-    before_k, before_v = (heads(part.to(k.dtype).expand(len(x), -1, -1)) for part in (keys, values))
+    before_k, before_v = (heads(part.to(k.dtype).expand(x.shape[0], -1, -1), attn.num_heads) for part in (keys, values))
     k, v = torch.cat([before_k, k], dim=2), torch.cat([before_v, v], dim=2)
     dropout = attn.attn_drop.p if attn.training else 0.0
     out = attn.norm(F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).flatten(2))

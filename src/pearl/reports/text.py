@@ -36,6 +36,7 @@ HEADLINES = {
     "parameters_million": "parameters (million)",
     "growth": "parameters, share of isolation",
 }
+FOR_DOMAINS = {"domain_il.final": "domain-IL, where tasks are domains"}
 
 
 def names_of(what: str) -> dict[str, str]:
@@ -98,7 +99,8 @@ def run_page(run: "Run") -> str:
             lines.append(f"  {results['tasks'][t]['name']:10.10}{cells}")
     lines.append("")
     expected = {} if run.config.method["name"] != "pearl" or run.config.smoke else run.config.expected
-    rows = HEADLINES | {key: key for key in expected if key not in HEADLINES}
+    rows = HEADLINES | {key: title for key, title in FOR_DOMAINS.items() if key in summary}
+    rows |= {key: key for key in expected if key not in rows}
     width = max(map(len, [*rows.values(), _MEAN_RANK]))
     for key, title in rows.items():
         if key not in summary:  # of other streams

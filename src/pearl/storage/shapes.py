@@ -68,7 +68,7 @@ class Estimate(Record):
     class_il: list[Whole]
     task_il: list[Whole]
     mistakes: list[tuple[Whole, Whole, Whole]]  # true class, answer, how often
-    reliability: list[tuple[Number, Number, Number]]  # see `metrics.reliability`
+    reliability: list[tuple[Number, Number, Number]]  # see `sureness.reliability`
 
 
 class Task(Part):
@@ -106,6 +106,7 @@ class Stage(Record):
     total: list[Whole]
     class_il: list[Whole]
     task_il: list[Whole]
+    domain_il: list[Whole] | None = None  # of methods for domains
     confusion: list[list[Whole]]
     parameters: Whole
     isolation_parameters: Whole

@@ -22,7 +22,7 @@ def npz(*, path: str) -> Source:
         DataError: naming the file and the key that is missing or does not fit.
     """
     place = find(path, what="data file", error=DataError)
-    arrays = _read_npz(place)
+    arrays = read_npz(place)
     names = _npz_names(place, arrays)
     validation = {"validation_images", "validation_labels"} & set(arrays)
     return checked(
@@ -36,7 +36,12 @@ def npz(*, path: str) -> Source:
     )
 
 
-def _read_npz(place: Path) -> dict[str, np.ndarray]:
+def read_npz(place: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name; no pickle in it is opened.
+
+    Raises:
+        DataError: it is none, or damaged.
+    """
     arrays = {}
     key = "the list of arrays"
     try:

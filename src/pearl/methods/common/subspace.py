@@ -1,6 +1,6 @@
 """The memory of gradient projection: for each layer, the subspace in which its inputs have lain so far."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from pearl.nn.growing import TaskTensors
 ROUNDING = 1e-12  # below that, float64 sees rounding instead of energy
 STORED = 1e-6  # below that, a direction is the rounding of a basis in float32
 CHUNK = 64  # images at once; fixed, so that sums are the same everywhere
+
+Seen = Callable[[Tensor, Tensor], Tensor]  # a layer's input and output -> vectors (..., n, dim)
 
 
 class Subspaces(nn.Module):
@@ -68,7 +70,7 @@ class Subspaces(nn.Module):
             basis = old @ _complement(old.T @ basis) if rest else torch.linalg.qr(torch.cat([old, basis], dim=1)).Q
         if not rest and basis.shape[1] > len(matrix) / 2:
             basis, rest = _complement(basis), True
-        self.stored.add(f"basis.{layer}", basis.float())
+        self.stored.add(f"basis.{layer}", basis.float().contiguous())  # as a file gives it back
         self.stored.add(f"rest.{layer}", torch.tensor(rest, device=basis.device))
 
 
@@ -77,26 +79,34 @@ def _complement(basis: Tensor) -> Tensor:
     return torch.linalg.qr(basis, mode="complete").Q[:, basis.shape[1] :]
 
 
-@torch.no_grad()
 def input_matrices(
     network: nn.Module, forward: Callable[[Tensor], object], layers: Iterable[str], task: Task
 ) -> dict[str, Tensor]:
-    """The mean of x x^T over the inputs x of linear layers: (inputs, inputs) float64, by the layer's name.
+    """The mean of x x^T over the inputs x of linear layers: (inputs, inputs) float64, by the layer's name."""
+    return second_moments(network, forward, dict.fromkeys(layers, lambda inputs, _: inputs.flatten(0, -2)), task)
 
-    `forward` runs the network on a task's images as they are tested, without augmentation, chunk by chunk.
+
+@torch.no_grad()
+def second_moments(
+    network: nn.Module, forward: Callable[[Tensor], object], seen: Mapping[str, Seen], task: Task
+) -> dict[str, Tensor]:
+    """The mean of x x^T over the vectors x seen at each layer: (..., dim, dim) float64, by the layer's name.
+
+    `forward` runs the network on a task's images as they are tested, without augmentation, chunk by chunk; `seen` makes
+    of a layer's input and output the vectors (..., n, dim).
     """
     sums: dict[str, Tensor] = {}
-    seen = dict.fromkeys(layers, 0)
+    counts = dict.fromkeys(seen, 0)
 
-    def watch(layer: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0].flatten(0, -2).float()
-            sums[layer] = sums.get(layer, 0.0) + (x.T @ x).double()
-            seen[layer] += len(x)
+    def watch(layer: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            x = seen[layer](inputs[0], output).float()
+            sums[layer] = sums.get(layer, 0.0) + (x.mT @ x).double()
+            counts[layer] += x.shape[-2]
 
         return hook
 
-    hooks = [network.get_submodule(layer).register_forward_pre_hook(watch(layer)) for layer in seen]
+    hooks = [network.get_submodule(layer).register_forward_hook(watch(layer)) for layer in seen]
     training = network.training
     network.eval()
     try:
@@ -106,7 +116,7 @@ def input_matrices(
         network.train(training)
         for hook in hooks:
             hook.remove()
-    return {layer: sums[layer] / count for layer, count in seen.items()}
+    return {layer: sums[layer] / count for layer, count in counts.items()}
 
 
 def _chunks(task: Task) -> Iterator[Tensor]:

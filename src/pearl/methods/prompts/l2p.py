@@ -37,7 +37,7 @@ class L2P(PromptMethod):
     """
 
     own_classes = True
-    phases = ("l2p",)
+    phases: tuple[str, ...] = ("l2p",)
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class L2P(PromptMethod):
             distance = (1 - cosines).sum(1).mean()
             return F.cross_entropy(logits, batch.y - task.first_class) + self.pull * distance
 
-        yield Phase("l2p", [*self.pool.parameters(), *head.parameters()], loss)
+        yield Phase(self.phases[0], [*self.pool.parameters(), *head.parameters()], loss)
         self.requires_grad_(False)
 
     def features(self, x: Tensor) -> Tensor:

@@ -1,0 +1,111 @@
+"""Classes as clusters of their features, from which features can be drawn when their images are gone."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pearl.data.batches import Batch, batch_bounds
+from pearl.nn.growing import TaskTensors
+
+STARTS = 10  # of k-means; the tightest clusters are taken
+ROUNDS = 300
+FLOOR = 1e-4  # added to variances: a cluster of one image has none
+
+
+class FeatureClusters(nn.Module):
+    """Each class as up to `count` clusters, and each of these as the mean and the variances of its features."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+        self.tensors = TaskTensors(buffers=True)  # "t.mean", "t.variance" (M, dim), "t.label" (M,) logit indices
+
+    def __len__(self) -> int:
+        """Number of tasks."""
+        return len(self.tensors) // 3
+
+    def grow(self, features: Tensor, labels: Tensor) -> None:
+        """Add a task's classes, by its features (N, dim) and their labels (N,)."""
+        found: dict[str, list[Tensor]] = {"mean": [], "variance": [], "label": []}
+        for label in labels.unique():
+            rows = features[labels == label]
+            centroids, own = kmeans(rows, self.count)
+            for cluster in range(len(centroids)):
+                found["mean"].append(centroids[cluster].to(rows))
+                found["variance"].append(rows[own == cluster].double().var(0, correction=0).to(rows))
+                found["label"].append(label)
+        t = len(self)
+        for name, values in found.items():
+            self.tensors.add(f"{t}.{name}", torch.stack(values))
+
+    def all(self, name: str) -> Tensor:
+        """Means, variances or labels of the clusters of all tasks."""
+        return torch.cat([self.tensors[f"{t}.{name}"] for t in range(len(self))])
+
+    def draws(self, count: int) -> "FeatureDraws":
+        """So many features an epoch of all classes."""
+        return FeatureDraws(self.all("mean"), self.all("variance") + FLOOR, self.all("label"), count)
+
+
+class FeatureDraws:
+    """Batches of features drawn from normal distributions, each as often as any other; see `data.Batches`.
+
+    Means and variances (M, dim), labels (M,); `count` features are an epoch. Rows of batches are those of the epoch.
+    """
+
+    def __init__(self, means: Tensor, variances: Tensor, labels: Tensor, count: int) -> None:
+        self.means, self.deviations, self.labels, self.count = means, variances.sqrt(), labels, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batches(self, size: int, seed: int, *, skip: int = 0) -> Iterator[Batch]:
+        """One epoch, drawn by `seed`, without its first `skip` batches."""
+        generator = torch.Generator().manual_seed(seed)
+        chosen = torch.randint(len(self.labels), (self.count,), generator=generator).to(self.labels.device)
+        noise = torch.randn(self.count, self.means.shape[1], generator=generator).to(self.means)
+        rows = torch.arange(self.count, device=self.labels.device)
+        for start, stop in batch_bounds(self.count, size)[skip:]:
+            own = chosen[start:stop]
+            x = self.means[own] + self.deviations[own] * noise[start:stop]
+            yield Batch(x, self.labels[own], rows[start:stop])
+
+
+def kmeans(rows: Tensor, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Centroids (k, dim) of rows (N, dim) in float64, and the centroid (N,) of each row.
+
+    Lloyd's algorithm after k-means++ (Arthur and Vassilvitskii, 2007), the best of `STARTS`. Of fewer than `count`
+    different rows there are as many centroids. Sums are products of matrices, so that they have the same bits again.
+    """
+    rows, generator = rows.double(), torch.Generator().manual_seed(seed)
+    found = [_lloyd(rows, _spread(rows, count, generator)) for _ in range(STARTS)]
+    _, centroids, own = min(found, key=lambda one: one[0])
+    return centroids, own
+
+
+def _spread(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """k-means++: each further centroid is a row drawn with the square of its distance to those there are."""
+    chosen = torch.randint(len(rows), (1,), generator=generator).to(rows.device)
+    while len(chosen) < count:
+        apart = torch.cdist(rows, rows[chosen], compute_mode="donot_use_mm_for_euclid_dist").amin(1).square()
+        if not apart.any():
+            break
+        drawn = torch.multinomial(apart.cpu(), 1, generator=generator).to(rows.device)
+        chosen = torch.cat([chosen, drawn])
+    return rows[chosen]
+
+
+def _lloyd(rows: Tensor, centroids: Tensor) -> tuple[float, Tensor, Tensor]:
+    """The sum of squared distances, the centroids, and the centroid of each row, once nothing moves."""
+    for _ in range(ROUNDS):
+        own = torch.cdist(rows, centroids).argmin(1)
+        members = F.one_hot(own, len(centroids)).to(rows)
+        counts = members.sum(0)[:, None]
+        moved = torch.where(counts > 0, members.T @ rows / counts.clamp(min=1), centroids)
+        if torch.equal(moved, centroids):
+            break
+        centroids = moved
+    distances = torch.cdist(rows, centroids)
+    return float(distances.amin(1).square().sum()), centroids, distances.argmin(1)

@@ -1,0 +1,200 @@
+"""ConvPrompt: Convolutional Prompting meets Language Models for Continual Learning (Roy et al., CVPR 2024).
+
+Each block has a prompt that all tasks share. A task adds convolutions of it, whose results are weighted by what the
+block's own tokens say, and stand as prefixes before its keys and values. The more a task resembles earlier ones, the
+fewer it adds. One pass, and nobody chooses a task.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Batch, Task
+from pearl.errors import ConfigError
+from pearl.methods.base import Phase
+from pearl.methods.prompts.coda_prompt import orthonormal
+from pearl.methods.prompts.dualprompt import NotNegative
+from pearl.methods.prompts.pool import PromptMethod
+from pearl.methods.prompts.text import TextFeatures
+from pearl.nn import vit
+from pearl.nn.growing import Classifier, TaskHeads, TaskTensors
+from pearl.nn.precision import full
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class NormedClassifier(Classifier):
+    """A linear classifier behind a LayerNorm of its own."""
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__(dim, classes)
+        self.norm = nn.LayerNorm(dim)
+        nn.init.trunc_normal_(self.weight, std=0.02)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (B, dim) -> logits (B, classes)."""
+        return super().forward(self.norm(full(features)))
+
+
+class NormedHeads(TaskHeads):
+    """Such a classifier per task."""
+
+    def block(self, classes: int) -> nn.Linear:
+        """A classifier of one task."""
+        return NormedClassifier(self.dim, classes)
+
+
+class ConvPrompt(PromptMethod):
+    """A ViT with prefixes that are made, block by block, of a shared prompt, convolutions and the class token.
+
+    Defaults are the authors': Adam at 2.5e-3 with a cosine, 10 epochs, batches of 128. As with them, the ViT's norm
+    layers are trained, at the full rate in the first task, so that features of earlier tasks drift; and keys are not
+    trained, since their optimizer holds keys that were replaced. How many kernels a task adds, they ask of attributes
+    that a language model wrote of its classes: with `similarity`, ceil((1 - s) * num_prompts_per_task), s being the
+    mean over the new task's rows of the best cosine with earlier ones (theirs: over the earlier ones, with new ones).
+
+    Options:
+        num_prompts_per_task: kernels that a task adds, at most.
+        similarity: an .npz file with `names` (N,) and `features` (N, width) of classes or of their attributes, one or
+            more rows with a class's name; without it each task adds all its kernels.
+        kernel_size: height and width of a kernel.
+        length: keys of a prefix, and as many values.
+        blocks: how many blocks, from the first, have prefixes.
+        train_keys: train the keys of new kernels.
+        train_norms: train the ViT's norm layers.
+        norm_share: of a step that these take after the first task.
+        stay: weight of the sum of absolute changes of the shared prompt and of what matches tokens and keys.
+    """
+
+    own_classes = True
+    phases = ("convprompt",)
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        num_prompts_per_task: Count = 5,
+        similarity: str | None = None,
+        kernel_size: Annotated[int, Field(ge=1)] = 17,
+        length: Count = 20,
+        blocks: Count = 7,
+        train_keys: bool = False,
+        train_norms: bool = True,
+        norm_share: Annotated[float, Field(ge=0, le=1)] = 0.005,
+        stay: NotNegative = 0.01,
+    ) -> None:
+        super().__init__(backbone)
+        depth, self.parts = len(backbone.blocks), backbone.blocks[0].attn.num_heads  # type: ignore[arg-type, index, union-attr]
+        if blocks > depth:
+            raise ConfigError(f"method.blocks={blocks}: this backbone has {depth} blocks; use at most so many")
+        self.most, self.similarity, self.kernel = num_prompts_per_task, similarity, kernel_size
+        self.blocks, self.train_keys, self.train_norms = blocks, train_keys, train_norms
+        self.norm_share, self.stay = norm_share, stay
+        self.heads = NormedHeads(self.dim)
+        more = kernel_size - 1
+        shape = blocks, 2 * self.parts, length + more, self.dim // self.parts + more
+        self.shared = nn.Parameter(torch.empty(shape).uniform_(-1, 1))  # keys of all heads, then values
+        self.matcher = nn.Sequential(
+            nn.Linear(self.dim, self.dim // 2), nn.ReLU(), nn.Linear(self.dim // 2, self.dim // 4)
+        )
+        # "t.key" (n, dim / 4), "t.weight" (n, blocks, 2 heads, size, size), "t.bias" (n, blocks, 2 heads)
+        self.kernels = TaskTensors()
+        self.texts = TaskTensors(buffers=True)  # "t" (rows, width) of the classes' attributes, if there is a file
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Add kernels; train them, the head, what is shared, and norm layers."""
+        t, head = task.id, self.heads.grow(len(task.classes)).to(self.device)
+        for name, start in self.started(self.count(task)).items():
+            self.kernels.add(f"{t}.{name}", start.to(self.device))
+        names = ("weight", "bias", "key") if self.train_keys else ("weight", "bias")
+        new = [kernel for name in names for kernel in self.kernels.in_order(f"{t}.{name}") if kernel.numel()]
+        shared = [self.shared, *self.matcher.parameters()]
+        norms = [
+            p for module in self.backbone.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()
+        ]
+        params = self.only([*(norms if self.train_norms else []), *shared, *new, *head.parameters()])
+        before = [parameter.detach().clone() for parameter in shared]
+
+        def loss(batch: Batch) -> Tensor:
+            own = F.cross_entropy(head(self.features(batch.x)), batch.y - task.first_class)
+            if not t:
+                return own
+            changes = [(now - old).abs().sum() for now, old in zip(shared, before, strict=True)]
+            return own + self.stay * torch.stack(changes).sum()
+
+        phase = Phase("convprompt", params, loss)
+        if t and self.train_norms:
+            phase.project = lambda old: self.hold(norms, old)
+        yield phase
+        self.requires_grad_(False)
+
+    def hold(self, norms: list[nn.Parameter], before: list[Tensor]) -> None:
+        """Shorten the last step of norm layers; values before it, as in the phase, whose first parameters they are."""
+        for norm, was in zip(norms, before, strict=False):
+            norm.lerp_(was, 1 - self.norm_share)
+
+    def count(self, task: Task) -> int:
+        """How many kernels a task adds."""
+        if self.similarity is None:
+            return self.most
+        texts = TextFeatures(self.similarity, option="method.similarity")
+        own = F.normalize(torch.cat(texts.of(task.classes)), dim=1)
+        alike = 0.0
+        if task.id:
+            earlier = torch.cat([self.texts[f"{t}"].cpu() for t in range(task.id)])
+            if earlier.shape[1] != own.shape[1]:
+                raise ConfigError(
+                    f"{self.similarity}: features of width {own.shape[1]}; those of earlier tasks had "
+                    f"{earlier.shape[1]}, use the same encoder"
+                )
+            alike = float((own @ earlier.T).amax(1).mean())
+        self.texts.add(f"{task.id}", own.to(self.device))
+        return kernels_for(alike, self.most)
+
+    def started(self, count: int) -> dict[str, Tensor]:
+        """New kernels as a convolution starts, with keys that are orthonormal to all there are."""
+        shape, bound = (count, self.blocks, 2 * self.parts), 1 / self.kernel
+        return {
+            "weight": bound * torch.empty(*shape, self.kernel, self.kernel).uniform_(-1, 1),
+            "bias": bound * torch.empty(shape).uniform_(-1, 1),
+            "key": orthonormal(count, self.all("key").detach() if len(self.kernels) else torch.empty(0, self.dim // 4)),
+        }
+
+    def all(self, name: str) -> Tensor:
+        """Keys, weights or biases of the kernels of all tasks."""
+        return torch.cat([self.kernels[f"{t}.{name}"] for t in range(len(self.kernels) // 3)])
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features (B, dim) with the prefixes that each block's own tokens ask for."""
+        bank, keys = self.bank(), F.normalize(self.all("key"), dim=1)
+        made: list[Tensor] = []  # block by block (B, 2, length, dim)
+
+        def prefix(tokens: Tensor) -> vit.Prefix:
+            match = F.normalize(self.matcher(self.backbone.pool(tokens)), dim=1) @ keys.T  # type: ignore[operator]
+            made.append(torch.einsum("bk,kplc->bplc", match, bank[len(made)]))
+            keys_and_values = sum(made[-2:])  # with those of the block before
+            return keys_and_values[:, 0], keys_and_values[:, 1]  # type: ignore[index]
+
+        return vit.features(self.backbone, x, prefixes=dict.fromkeys(range(self.blocks), prefix))
+
+    def bank(self) -> list[Tensor]:
+        """What each kernel makes of the shared prompt (kernels, 2, length, dim), block by block."""
+        weight, bias = self.all("weight").movedim(0, 2), self.all("bias").movedim(0, 2)  # kernels behind heads
+        made = []
+        for block, prompt in enumerate(self.shared):
+            kernels = weight[block].flatten(0, 1)[:, None]
+            out = F.conv2d(prompt[None], kernels, bias[block].flatten(), groups=2 * self.parts)
+            by_head = out[0].unflatten(0, (2, self.parts, -1))  # (2, heads, kernels, length, h)
+            made.append(by_head.permute(2, 0, 3, 1, 4).flatten(3))
+        return made
+
+
+def kernels_for(alike: float, most: int) -> int:
+    """ceil((1 - s) * most), from 0 to `most`, of a similarity s that is a float."""
+    return min(max(math.ceil((1 - alike) * most - 1e-9), 0), most)

@@ -1,0 +1,164 @@
+"""EvoPrompt: Evolving Parameterized Prompt Memory for Continual Learning (Kurniawan et al., AAAI 2024).
+
+A small network per block makes an image's prompts of its query: the memory. All tasks share it. After a task, what was
+trained is brought into the order of what there was, and the two are fused, unit by unit, by how much each was used.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Task
+from pearl.errors import ConfigError
+from pearl.methods.base import Phase, own_loss
+from pearl.methods.common.statistics import ClassStatistics
+from pearl.methods.common.transport import transport
+from pearl.methods.prompts.pool import IMAGES, PromptMethod
+from pearl.nn import vit
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class EvoPrompt(PromptMethod):
+    """A frozen ViT and a memory that makes `length` prompts before each block, which stay in the sequence.
+
+    Defaults are the authors': Adam at 5e-3, 50 epochs on ImageNet-R and 20 on CIFAR-100, batches of 64, gradients
+    clipped at norm 1. Their colour jitter and grey images are not among the augmentations here. They align the rows of
+    prompts as well as hidden units; coordinates of a prompt have a meaning that a permutation would change, and the
+    transport of 3840 x 3840 is slow, so here hidden units alone are aligned. Units count as used by images that are
+    right among all classes seen; without any, all weigh the same.
+
+    Options:
+        hidden_dim: hidden units of a block's memory.
+        length: prompts before each block.
+        alpha: how far the memory goes towards what a task has made of it; 0 leaves it as the first task did.
+        num_heads: parts of a feature in which the head of a new class is composed of old ones; `auto` has four numbers
+            in each, which are the authors' 192 parts of a ViT-B; null starts a head anew.
+        temp: temperature of that composition.
+    """
+
+    own_classes = True
+    phases = ("evoprompt",)
+    hidden_use: Tensor
+    output_use: Tensor
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        hidden_dim: Count = 16,
+        length: Count = 5,
+        alpha: Annotated[float, Field(ge=0, le=1)] = 0.5,
+        num_heads: Count | Literal["auto"] | None = "auto",
+        temp: Annotated[float, Field(gt=0)] = 0.05,
+    ) -> None:
+        super().__init__(backbone)
+        if num_heads == "auto":
+            num_heads = self.dim // 4
+        if num_heads is not None and self.dim % num_heads:
+            raise ConfigError(
+                f"method.num_heads={num_heads}: features of {self.dim} numbers cannot be cut into so many equal parts; "
+                f"take a divisor"
+            )
+        depth = len(backbone.blocks)  # type: ignore[arg-type]
+        self.length, self.alpha, self.parts, self.temp = length, alpha, num_heads, temp
+        self.reader = nn.Parameter(torch.empty(depth, hidden_dim, self.dim).uniform_(-1, 1) / self.dim**0.5)
+        self.writer = nn.Parameter(torch.empty(depth, length * self.dim, hidden_dim).uniform_(-1, 1) / hidden_dim**0.5)
+        self.register_buffer("hidden_use", torch.zeros(depth, hidden_dim))
+        self.register_buffer("output_use", torch.zeros(depth, length * self.dim))
+        self.statistics = ClassStatistics(self.dim)
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Compose the new head, train it and the memory; then align and fuse."""
+        before = self.reader.detach().clone(), self.writer.detach().clone()
+        head = self.heads.grow(len(task.classes)).to(self.device)
+        self.statistics.grow(len(task.classes), self.device)
+        self.statistics.update(self.of_images(task, self.query), task.labels - task.first_class)
+        if task.id and self.parts:
+            head.weight.data = self.composed(task.id)
+        params = self.only([self.reader, self.writer, *head.parameters()])
+        yield Phase("evoprompt", params, own_loss(self.features, head, task))
+        self.requires_grad_(False)
+        self.fuse(task, *before)
+
+    def composed(self, t: int) -> Tensor:
+        """Weights (k, dim) for a new task's classes: part by part a mean of the old ones', by likeness of means."""
+        weights = torch.cat([head.weight.detach() for head in list(self.heads)[:t]])
+        means = self.statistics.means().to(weights).unflatten(1, (self.parts, -1))
+        old, new = F.normalize(means, dim=2).split([len(weights), len(means) - len(weights)])
+        alike = torch.einsum("npd,opd->pno", new, old) / self.temp
+        return torch.einsum("pno,opd->npd", alike.softmax(2), weights.unflatten(1, (self.parts, -1))).flatten(1)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Hidden units (B, blocks, hidden) of the memory, of the query: features before the last norm."""
+        with torch.no_grad():
+            query = vit.unnormalised(self.backbone, x)
+        return torch.einsum("bd,lhd->blh", query, self.reader).relu()
+
+    def made(self, hidden: Tensor) -> Tensor:
+        """What the memory makes of hidden units: (B, blocks, length * dim)."""
+        return torch.einsum("blh,loh->blo", hidden, self.writer)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Each image with the prompts of its own query."""
+        return self.read(x, self.made(self.hidden(x)))
+
+    def read(self, x: Tensor, made: Tensor) -> Tensor:
+        """Features (B, dim) with what the memory has made."""
+        prompts = made.unflatten(2, (self.length, self.dim)).unbind(1)
+        return vit.features(self.backbone, x, prompts=dict(enumerate(prompts)))
+
+    @torch.no_grad()
+    def fuse(self, task: Task, reader: Tensor, writer: Tensor) -> None:
+        """Align the memory with what it was before the task, fuse the two, and remember what was used."""
+        hidden, output = self.used(task)
+        if task.id:
+            for block in range(len(reader)):
+                plan = alignment(self.reader[block], reader[block])
+                self.reader[block] = plan.T @ self.reader[block]
+                self.writer[block] = self.writer[block] @ plan
+                hidden[block] = plan.T @ hidden[block]
+            for now, was, own, old in (
+                (self.reader, reader, hidden, self.hidden_use),
+                (self.writer, writer, output, self.output_use),
+            ):
+                share = self.alpha * (1 + spread(own) - spread(old))
+                now.copy_(was + share[..., None] * (now - was))
+        self.hidden_use.copy_(torch.maximum(self.hidden_use, hidden))
+        self.output_use.copy_(torch.maximum(self.output_use, output))
+
+    def used(self, task: Task) -> tuple[Tensor, Tensor]:
+        """How large hidden units (blocks, hidden) and outputs (blocks, length * dim) are on images that are right."""
+        self.eval()
+        hidden_sum, output_sum = torch.zeros_like(self.hidden_use), torch.zeros_like(self.output_use)
+        right = 0
+        for raw, labels in zip(task.images.split(IMAGES), task.labels.split(IMAGES), strict=True):
+            x = task.view.test(raw.to(self.device))
+            hidden = self.hidden(x)
+            made = self.made(hidden)
+            good = self.heads(self.read(x, made)).argmax(1) == labels
+            hidden_sum += hidden[good].sum(0)
+            output_sum += made[good].relu().sum(0)
+            right += int(good.sum())
+        return hidden_sum / max(right, 1), output_sum / max(right, 1)
+
+
+def alignment(now: Tensor, before: Tensor) -> Tensor:
+    """From hidden units as they are to what they were: a transport (now, before) whose columns sum to 1.
+
+    Units are rows (hidden, dim), near each other by direction, and weigh as much as their absolute values sum to.
+    """
+    cost = torch.cdist(F.normalize(now.double(), dim=1), F.normalize(before.double(), dim=1)).square()
+    weights = [rows.double().abs().sum(1) for rows in (now, before)]
+    plan = transport(cost, *(weight / weight.sum() for weight in weights))
+    return (plan / plan.sum(0).clamp(min=1e-12)).to(now)
+
+
+def spread(use: Tensor) -> Tensor:
+    """Values (blocks, units) moved and scaled to go from 0 to 1 in each block; equal ones are 0."""
+    low, high = use.aminmax(dim=1, keepdim=True)
+    return (use - low) / (high - low).clamp(min=1e-9)

@@ -1,0 +1,56 @@
+"""Which task is an image of? Answers by its query alone: the nearest key, the nearest class, the nearest centroid.
+
+Only tasks and classes that were seen have keys and centroids, so that only they take part.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pearl.methods.common.clusters import kmeans
+from pearl.nn.growing import CosineHeads, TaskTensors
+from pearl.nn.precision import full, outside_autocast
+
+
+class TaskKeys(CosineHeads):
+    """A key per task: called with queries (B, dim), their cosines (B, tasks)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, scale=1.0)
+
+    def grow(self, classes: int = 1) -> nn.Linear:
+        """The key of a new task, drawn from U(-1, 1)."""
+        key = super().grow(classes)
+        nn.init.uniform_(key.weight, -1, 1)
+        return key
+
+    def nearest(self, query: Tensor) -> Tensor:
+        """The task (B,) of the key with the largest cosine."""
+        return self(query).argmax(1)
+
+
+class TaskCentroids(nn.Module):
+    """A few centroids of each task's unit queries; an image belongs to the task of the nearest, by the L1 distance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors = TaskTensors(buffers=True)  # "t" (k, dim)
+
+    def grow(self, queries: Tensor, count: int) -> None:
+        """Add a task's centroids, of its images' queries (N, dim)."""
+        centroids, _ = kmeans(F.normalize(queries, dim=1), count)
+        self.tensors.add(f"{len(self.tensors)}", centroids.to(queries))
+
+    def nearest(self, query: Tensor) -> Tensor:
+        """The task (B,) of the nearest centroid."""
+        with outside_autocast(query):
+            query = F.normalize(full(query), dim=1)
+            tasks = [self.tensors[f"{t}"] for t in range(len(self.tensors))]
+            return torch.stack([torch.cdist(query, own, p=1).amin(1) for own in tasks], dim=1).argmin(1)
+
+
+def tasks_of_classes(sizes: Sequence[int], like: Tensor) -> Tensor:
+    """The task of each class (classes,), where tasks have so many; on the device of `like`."""
+    return torch.tensor([t for t, size in enumerate(sizes) for _ in range(size)], device=like.device)

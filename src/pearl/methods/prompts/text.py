@@ -1,0 +1,68 @@
+"""Text features: what somebody's text encoder makes of the names of classes, read from a file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pearl.data.sources.arrays import read_npz
+from pearl.errors import ConfigError, printable
+from pearl.storage.paths import find
+
+
+class TextFeatures:
+    """Features by name, of an .npz file: `names` (N,) of str, `features` (N, width) of floats; a name may come again.
+
+    The file is looked for as written, then under $PEARL_DATA, when it is made; what is learnt of it is kept with the
+    model, which needs no file to answer.
+
+    Raises:
+        ConfigError: no such file, or not of this form.
+        DataError: it is no .npz file.
+    """
+
+    def __init__(self, path: str, *, option: str) -> None:
+        self.file: Path = find(path, what=option, error=ConfigError)
+        arrays = read_npz(self.file)
+        names, features = arrays.get("names"), arrays.get("features")
+        if (
+            names is None
+            or features is None
+            or names.dtype.kind != "U"
+            or features.dtype.kind != "f"
+            or features.ndim != 2
+            or names.shape != features.shape[:1]
+            or not np.isfinite(features).all()
+        ):
+            raise ConfigError(
+                f"{option}: {self.file} needs `names`, N texts, and `features`, N rows of finite floats; write them "
+                f"with numpy.savez"
+            )
+        self.rows: dict[str, list[int]] = {}
+        for row, name in enumerate(names.tolist()):
+            self.rows.setdefault(_plain(name), []).append(row)
+        self.features = torch.from_numpy(features.astype(np.float32))
+
+    def of(self, names: Sequence[str]) -> list[Tensor]:
+        """The rows (n, width) of each name; underscores count as spaces, case does not count.
+
+        Raises:
+            ConfigError: the file lacks one.
+        """
+        missing = [name for name in names if _plain(name) not in self.rows]
+        if missing:
+            raise ConfigError(
+                f"{self.file}: no feature of {printable(missing[0])!r}"
+                + (f" and {len(missing) - 1} more classes" if missing[1:] else "")
+                + "; make the file with the names of all classes"
+            )
+        return [self.features[self.rows[_plain(name)]] for name in names]
+
+    def __contains__(self, name: str) -> bool:
+        return _plain(name) in self.rows
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.replace("_", " ").split()).casefold()
