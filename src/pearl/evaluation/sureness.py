@@ -1,5 +1,6 @@
 """How sure a model is beside how often it is right, and how well it tells what it does not know."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
