@@ -8,7 +8,11 @@ import torch
 import pearl
 from pearl.errors import ConfigError, DataError, RunError
 from pearl.lifecycle.copying import LOCK
+from pearl.lifecycle.runs import execute
+from pearl.lifecycle.saved import load_method
+from pearl.settings.config import load_config
 from pearl.storage.checkpoint import load_state
+from pearl.storage.files import finished
 from photos import SETTINGS, digit, files_of, folders, write_class, write_photos
 
 
@@ -49,6 +53,19 @@ def test_folders_of_other_names_and_in_other_places(shop, tmp_path, cli):
     assert pearl.load(tmp_path / "new").predict(digit(3)[100])[0].name == "three"
     _, err = cli("refit", shop / "heads", "--to", tmp_path / "x", code=2)
     assert "give its images with --data" in err
+
+
+def test_sub_networks_after_the_last_space_are_no_part_of_an_answer():
+    """Not even of PackNet, whose tasks share weights."""
+    shape = ["stream.tasks=[4,3,3]", "train.epochs=1", "backbone.width=4"]
+    chain = "method.classifier={name: chain, spaces: 1, train: all, layers: final}"
+    run = execute(load_config("digits", ["method=packnet", *shape, chain]))
+    whole = load_method(run.path, run.config)
+    for folder in finished(run.path)[1:]:
+        (folder / "weights.safetensors").unlink()
+    asked, x = load_method(run.path, run.config, to_ask=True), torch.rand(8, 3, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(whole(x), asked(x))
 
 
 @pytest.mark.parametrize(
