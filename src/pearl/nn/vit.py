@@ -14,9 +14,7 @@ from pearl.errors import ConfigError
 
 Prefix = tuple[Tensor, Tensor]  # keys and values (B or 1, length, dim), beside those a block makes of its tokens
 PrefixOf = Callable[[Tensor], Prefix]  # one that is made of the tokens (B, n, dim) that enter its block
-Prompts = (
-    Tensor | Mapping[int, Tensor]
-)  # tokens (B or 1, length, dim); by the block that they enter before, or the first
+Prompts = Tensor | Mapping[int, Tensor]  # tokens (B or 1, length, dim) before the first block, or by block
 Adapter = Callable[[Tensor, Tensor], Tensor]  # (tokens before a block's MLP, tokens after it) -> what is added to these
 
 
