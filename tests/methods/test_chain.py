@@ -423,6 +423,21 @@ def test_how_familiar_is_what_its_formula_says():
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-3, atol=1e-2)
 
 
+def test_the_threshold_is_of_tasks_that_say_what_is_familiar():
+    """Not the first one's, whose images the network has learnt, nor of tasks with nothing to leave out."""
+    tasks, _ = stream()
+    chain = taught(Chain(spaces=2, projection=16), tasks)
+    before = chain.threshold(0.1)
+    chain.tensors["task.0.familiarity"].sub_(100)
+    assert chain.threshold(0.1) == before
+    chain.tensors["task.1.familiarity"].fill_(-torch.inf)
+    assert chain.threshold(0.1) == pytest.approx(float(chain.tensors["task.2.familiarity"][10]), abs=1)
+    chain.tensors["task.2.familiarity"].fill_(-torch.inf)
+    assert chain.threshold(0.1) == pytest.approx(float(chain.tensors["task.0.familiarity"][10]), abs=1)
+    chain.tensors["task.0.familiarity"].fill_(-torch.inf)
+    assert chain.threshold(0.1) == -torch.inf
+
+
 def test_the_threshold_is_a_percentile_of_images_left_out():
     tasks, _ = stream(per_class=40)
     chain = taught(Chain(spaces=2, projection=16), tasks)

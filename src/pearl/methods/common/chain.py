@@ -241,9 +241,18 @@ class ChainStatistics(nn.Module):
         return best, percentiles, Answers.joined(answers)
 
     def threshold(self, rate: float) -> float:
-        """The familiarity below which a share `rate` of images of known classes lies, as far as is known."""
-        found = torch.stack([self.tensors[f"task.{t}.familiarity"] for t in range(len(self))])
-        images = torch.stack([self.tensors[f"task.{t}.counts"].sum() for t in range(len(self))])
+        """The familiarity below which a share `rate` of images of known classes lies, as far as is known.
+
+        The first task's images say it only while there are no others: the network that judges them has learnt them,
+        at a temperature that nothing was measured for, so that they lie elsewhere. Nor do those of tasks that have one
+        image a class, of which none can be left out.
+        """
+        tasks = [t for t in range(len(self)) if self.tensors[f"task.{t}.familiarity"].isfinite().all()]
+        tasks = tasks[1:] if tasks[:1] == [0] and len(tasks) > 1 else tasks
+        if not tasks:
+            return -math.inf
+        found = torch.stack([self.tensors[f"task.{t}.familiarity"] for t in tasks])
+        images = torch.stack([self.tensors[f"task.{t}.counts"].sum() for t in tasks])
         values, order = found.flatten().sort()
         share = (images / images.sum() / found.shape[1]).repeat_interleave(found.shape[1])[order].cumsum(0)
         return float(values[(share >= rate).int().argmax()])
