@@ -43,7 +43,7 @@ for folder in sorted(Path().glob("*/*/*")):
 # settings as they are, `pearl.learn("shop", "photos/early", backbone="timm/deit_tiny_patch16_224")`; these
 # digits are small and differ from photos, so a narrow ResNet-18 that starts from nothing learns them at 32 pixels.
 #
-# In a terminal it is `pearl learn shop --data photos/early --backbone resnet18`.
+# In a terminal: `pearl learn shop --data photos/early --backbone timm/deit_tiny_patch16_224`.
 
 # %%
 import pearl

@@ -1,6 +1,6 @@
 """A method of one's own beside pearl's: runs with two seeds, a line per method.
 
-python examples/compare.py [RECIPE]      (digits, if none is given: two minutes on 2 cores)
+python examples/compare.py [RECIPE]      (digits, if none is given: some minutes on 2 cores)
 """
 
 import sys

@@ -15,7 +15,7 @@ def main(model: Path, folders: list[Path], test: Path | None = None, **settings:
     """Learn each folder of classes as a task, then say how good the model is; `settings` make its first task."""
     for folder in folders:
         grown = pearl.learn(model, folder, **({} if model.exists() else settings))
-        if grown.outcome:
+        if grown.outcome and grown.outcome.new is not None:
             print(f"{folder}: {grown.outcome.new:.1f} % of the new classes right (estimated)")
     known = pearl.load(model)
     print(f"{len(known.classes)} classes: {', '.join(known.classes)}")
