@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint bench clean
+.PHONY: demo test check lint wheel docs bench clean
 
 demo: $(VENV)/installed  ## install, then learn scikit-learn's digits as 5 tasks of 2 classes
 	$(BIN)/pearl run digits
@@ -21,6 +21,12 @@ lint: $(VENV)/installed-lint  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+wheel: $(VENV)/installed  ## build the wheel, install it alone, work with it from an empty folder: half a minute
+	.ci/wheel $(BIN)/python
+
+docs: $(VENV)/installed-docs  ## the site, under site/
+	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/installed-test  ## speed against peers on this machine; JSON under docs/results/speed, tables from it
 	mkdir -p docs/results/speed

@@ -4,6 +4,8 @@
     python benchmarks/real_images.py --recipes cpu-cifar20-resnet18 --methods pearl isolation --seeds 0 1
     python benchmarks/real_images.py --only-table         write the tables anew from the rows there are, run nothing
 
+`python benchmarks/which_method.py` then takes new rows over into what `pearl list methods --long` says.
+
 Finished runs are skipped, so the command can be stopped and started again; rows of other methods and seeds stay. Data
 is looked for under $PEARL_DATA; a recipe that cannot be run is one line, the others go on, the exit code is then 2.
 """

@@ -1,12 +1,15 @@
 """Continual learning with low-rank adapters whose rank each layer and each task chooses for itself.
 
+```python
 import pearl
+
 run = pearl.run("digits")
 print(run.summary)
 
 model = pearl.learn("shop", "photos/fruit")
 model = model.learn("photos/vegetables")
 print(model.predict("photo.jpg")[0].name)
+```
 """
 
 from collections.abc import Mapping, Sequence

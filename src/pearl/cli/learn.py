@@ -28,7 +28,10 @@ def command(
     recipe: Annotated[str | None, typer.Option(help="First task: the recipe whose settings are used.")] = None,
     method: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE.py:CLASS", help="First task: the method; later: its file, if it has one."),
+        typer.Option(
+            metavar="NAME|FILE.py:CLASS",
+            help="First task: the method (compared by `pearl list methods --long`); later: its file, if it has one.",
+        ),
     ] = None,
     alias: Alias = None,
     fast: Annotated[

@@ -20,7 +20,9 @@ class Kind(StrEnum):
 
 def command(
     what: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.")],
-    long: Annotated[bool, typer.Option("--long", "-l", help="Methods: what each needs.")] = False,
+    long: Annotated[
+        bool, typer.Option("--long", "-l", help="Methods: what each needs, and what was measured: accuracy, seconds.")
+    ] = False,
 ) -> None:
     """List what there is. `pearl show NAME` tells more about each.
 

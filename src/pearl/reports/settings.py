@@ -127,7 +127,7 @@ def _doc(registry: Registry, name: str) -> str:
 def _part(registry: Registry, name: str) -> list[str]:
     fields = registry.options(name).model_fields
     # a section of a docstring, as of its options, becomes a list
-    text = re.sub(r"\n(\w+):\n", r"\n\n**\1**\n", _doc(registry, name))
+    text = re.sub(r"\n+(\w+):\n", r"\n\n**\1**\n\n", _doc(registry, name))
     text = re.sub(r"\n    (\w+): ", r"\n- `\1`: ", text)
     text = re.sub(r"\n {4,}", r"\n  ", text)
     defaults = ", ".join(f"`{key} = {default(field)}`" for key, field in fields.items())

@@ -9,6 +9,7 @@ import yaml
 
 from pearl.errors import ConfigError, RunError, printable
 from pearl.evaluation.metrics import accuracy_matrix
+from pearl.reports.measured import HOW, lines_of, old_data
 from pearl.reports.settings import REGISTRIES, SECTIONS, part_page, section_page
 from pearl.settings.config import read_recipe, recipe_names
 from pearl.settings.parts import METHODS
@@ -47,7 +48,7 @@ def names_of(what: str) -> dict[str, str]:
 
 
 def listing(what: str, *, long: bool = False) -> str:
-    """The names of one kind, a line each; of methods, `long` says what they need."""
+    """The names of one kind, a line each; of methods, `long` says what they need and what was measured."""
     if what == "runs":
         rows = [(str(path), _run_state(path)) for path in sorted(runs_root().glob("*/")) if _is_run(path)]
         if not rows:
@@ -55,9 +56,10 @@ def listing(what: str, *, long: bool = False) -> str:
     else:
         rows = [*names_of(what).items()]
         if long and what == "methods":
-            rows = [(name, f"{line}\n{'':4}{_needs(name)}") for name, line in rows]
+            rows = [(name, "\n    ".join([line, _needs(name), *lines_of(name)])) for name, line in rows]
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:{width}}  {line}".rstrip() for name, line in rows)
+    lines = [f"{name:{width}}  {line}".rstrip() for name, line in rows]
+    return "\n".join([*lines, "", HOW] if long and what == "methods" else lines)
 
 
 def page(name: str) -> str:
@@ -254,9 +256,8 @@ def _needs(method: str) -> str:
     except ConfigError:
         return "-"
     backbone = "a ViT" if kind.backbones == "vit" else "any backbone"
-    old = "data of all tasks" if kind.oracle else "a memory of old images" if kind.rehearsal else "no old data"
     test = "made for task-IL" if kind.task_identity else "class-IL and task-IL"
-    return f"{backbone}; {old}; {test}; phases {', '.join(kind.phases)}"
+    return f"{backbone}; {old_data(kind)}; {test}; phases {', '.join(kind.phases)}"
 
 
 def _run_state(path: Path) -> str:

@@ -1,0 +1,46 @@
+"""What was measured of each method on the CPU-sized recipes; benchmarks/which_method.py writes the file beside this."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+FILE = "measured.json"
+COLUMNS = {
+    "class_il.final": "class-IL (%)",
+    "task_il.final": "task-IL (%)",
+    "training_seconds": "training (s)",
+    "parameters_million": "parameters (M)",
+    "inference_cost": "passes per image",
+}
+_PLACES = {"training_seconds": 0}  # digits printed; one of the others
+HOW = (
+    "Measured on recipes for CPUs, mostly with one seed: accuracy after the last task, mean over tasks; training on "
+    "one thread beside other work, an upper bound; parameters stored; forward passes of the network per image."
+)
+
+
+def old_data(method: Any) -> str:
+    """What a method's class asks of data of earlier tasks."""
+    return "data of all tasks" if method.oracle else "a memory of old images" if method.rehearsal else "no old data"
+
+
+@cache
+def _read() -> dict[str, dict[str, dict[str, float | None]]]:
+    return json.loads((resources.files("pearl.reports") / FILE).read_text(encoding="utf-8"))
+
+
+def cells(values: Mapping[str, float | None]) -> list[str]:
+    """The columns as they are printed."""
+    return [
+        "-" if values[key] is None else f"{values[key]:.{_PLACES.get(key, 1)}f}"  # what is not known is not written
+        for key in COLUMNS
+    ]
+
+
+def lines_of(method: str) -> list[str]:
+    """What was measured of a method, a line per recipe; none of one that was not."""
+    found = {recipe: cells(methods[method]) for recipe, methods in _read().items() if method in methods}
+    titles = COLUMNS.values()
+    return [f"{recipe}: {', '.join(map(' '.join, zip(titles, row, strict=True)))}" for recipe, row in found.items()]
