@@ -14,8 +14,7 @@ import pearl
 from pearl.errors import ConfigError, DataError, Interrupted, RunError
 from pearl.lifecycle.learning import learn, resume
 from pearl.training.engine import Observer
-from photos import SETTINGS, digit, folders, weights_of, write_photos
-from stops import StopAt
+from photos import SETTINGS, StopAt, digit, folders, weights_of, write_photos
 
 COUNT = 12
 SHORT = {**SETTINGS, "train": {"epochs": 1, "batch_size": 8}}

@@ -26,8 +26,7 @@ from pearl.nn.weights import read_weights
 from pearl.reports.records import read
 from pearl.reports.text import evaluation_page
 from pearl.settings.config import load_config
-from photos import SETTINGS, digit, files_of, folders, weights_of, write_class, write_photos
-from stops import StopAt
+from photos import SETTINGS, StopAt, digit, files_of, folders, weights_of, write_class, write_photos
 
 DIVERGES = {"train": {"phases": {"adapt": {"lr": 1e30, "optimizer": "sgd"}}}}
 

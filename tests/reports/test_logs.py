@@ -17,8 +17,7 @@ from pearl.reports.records import read
 from pearl.settings.config import load_config
 from pearl.storage.paths import runs_root
 from pearl.training.engine import Observer
-from photos import weights_of
-from stops import StopAt
+from photos import StopAt, weights_of
 
 SMALL = {
     "backbone": {"width": 4},

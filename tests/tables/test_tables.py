@@ -22,9 +22,9 @@ import layouts
 import pearl
 from pearl.evaluation.metrics import Counts, summary
 from pearl.lifecycle.runs import Run, execute
+from pearl.reports.text import duration
 from pearl.settings.config import ConfigError
 from pearl.storage.files import read_json
-from pearl.sweeps.board import duration
 from pearl.tables import spec
 from pearl.tables.listing import listing
 from pearl.tables.missing import measure, run_missing

@@ -1,10 +1,11 @@
 """What a user should know of a task before it is trained, in words: a note is no error, and nothing waits for it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from pearl.data.batches import Task
+from pearl.data.sources import some
 from pearl.errors import printable
 from pearl.methods.base import Method
 
@@ -26,13 +27,9 @@ def notes(method: Method, task: Task) -> Iterator[str]:
         )
     few = np.flatnonzero(counts < FEW)
     if len(few):
-        named = _some([f"{printable(task.classes[row])!r} ({counts[row]})" for row in few])
+        named = some([f"{printable(task.classes[row])!r} ({counts[row]})" for row in few], 5)
         yield f"fewer than {FEW} images of {named}: such classes are often confused; add images if you can"
     least, most = counts.argmin(), counts.argmax()
     if counts[most] >= UNBALANCED * counts[least]:
         small, large = (f"{printable(task.classes[row])!r} ({counts[row]} images)" for row in (least, most))
         yield f"very unbalanced: {large} will be named too often where it is {small}; even them out if you can"
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

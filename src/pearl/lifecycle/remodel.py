@@ -14,6 +14,7 @@ import numpy as np
 from pearl.data.augment import View
 from pearl.data.batches import Task
 from pearl.data.given import Given, given
+from pearl.data.sources import some
 from pearl.errors import ConfigError, DataError, RunError, printable
 from pearl.lifecycle.copying import check_place, check_whole, copy_beside, made_aside
 from pearl.lifecycle.learning import decode, facts_of
@@ -123,10 +124,9 @@ def _files(
     if strange := sorted(aliases.keys() - found):
         raise DataError(f"no folder {printable(strange[0])!r} that could be an alias")
     if missing := [name for name, images in files.items() if not images]:
-        shown = ", ".join(repr(printable(name)) for name in missing[:5])
-        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         raise DataError(
-            f"no images of {shown}{more}: a class without statistics could never be named; give images of all "
-            f"{len(known)} classes, a --data for each folder, or keep the model as it is"
+            f"no images of {some((repr(printable(name)) for name in missing), 5)}: a class without statistics could "
+            f"never be named; give images of all {len(known)} classes, a --data for each folder, or keep the model as "
+            f"it is"
         )
     return files

@@ -347,13 +347,15 @@ class ChainStatistics(nn.Module):
         own = torch.arange(DRAWS) % len(self.tensors[f"task.{t}.classes"])
         true = self.tensors[f"task.{t}.classes"].cpu()[own]
         generator = torch.Generator().manual_seed(t)
-        made, means, noise = [], [], []
+        # what answers has them already; of many classes they take seconds
+        made = list(self.head().discriminants)[: len(births)]
+        means, noise = [], []
         for v in range(len(births)):
             root = torch.linalg.cholesky(shrunk(*self._covariance(v))).cpu()
             noise.append(torch.randn(DRAWS, len(root), generator=generator, dtype=root.dtype) @ root.T)
             means.append(self.tensors[f"task.{t}.means.{v}"].cpu().double()[own])
-            made.append(self._discriminants(v).cpu())
-        first = [score.first for score in made]
+        first = self.head().first[: len(births)]
+        kind = self.tensors["space.0.mean"]
 
         def accuracy(scores: list[Tensor], tasks: int) -> float:
             """Among the classes of the first so many tasks."""
@@ -366,7 +368,8 @@ class ChainStatistics(nn.Module):
 
         likely, left = [], []
         for wider in WIDTHS:
-            scores = [score(mean + wider * away) for score, mean, away in zip(made, means, noise, strict=True)]
+            drawn = [(mean + wider * away).to(kind) for mean, away in zip(means, noise, strict=True)]
+            scores = [score(x).cpu().double() for score, x in zip(made, drawn, strict=True)]
             then, now = accuracy(scores, t + 1), accuracy(scores, len(self))
             likely.append(right * math.log(then) + (images - right) * math.log(1 - then))
             left.append(min(now / then, 1))
