@@ -53,6 +53,7 @@ CLASSIFIERS: dict[str, dict[str, Any] | None] = {
     "K = 1": {"name": "chain", "spaces": 1},
     "K = 2": {"name": "chain", "spaces": 2},
     "K = 3": {"name": "chain", "spaces": 3},
+    "K = 3, 512 dimensions": {"name": "chain", "spaces": 3, "projection": 512},
     "K = 3, frozen covariance": {"name": "chain", "spaces": 3, "covariance": "frozen"},
     "K = all": {"name": "chain", "spaces": "all"},
 }

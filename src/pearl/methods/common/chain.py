@@ -71,7 +71,7 @@ class Chain(Classifier):
 
     spaces: Annotated[int, Field(ge=1)] | Literal["all"] = 3
     layers: Layers = "auto"
-    projection: Annotated[int, Field(ge=1, le=65536)] | None = 512
+    projection: Annotated[int, Field(ge=1, le=65536)] | None = 1024
     covariance: Literal["updated", "frozen"] = "updated"
     train: Literal["spaces", "all"] = "spaces"
 
