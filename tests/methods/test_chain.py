@@ -69,7 +69,7 @@ def written_out(tasks, test, spaces, dim, temperature=None, updated=True):
         freedom = sum(len(rows) - 1 for rows in counted)
         p = mu.shape[1]
         s = sum((rows - rows.mean(0)).T @ (rows - rows.mean(0)) for rows in counted) / max(1, freedom)
-        a = 0.5 * p / (freedom + p)
+        a = (p / (freedom + p)) ** 3
         inverse = np.linalg.inv((1 - a) * s + a * np.trace(s) / p * np.eye(p))
         return np.stack([x @ inverse @ m - 0.5 * m @ inverse @ m for m in mu], axis=1)
 
@@ -152,7 +152,7 @@ def test_with_one_space_it_is_linear_discriminant_analysis():
     rows = np.concatenate([space(torch.tensor(raws[0]).float()).numpy() for _, raws in tasks]).astype(float)
     labels = np.concatenate([labels for labels, _ in tasks])
     p, freedom = rows.shape[1], len(rows) - sum(CLASSES)
-    a = 0.5 * p / (freedom + p)
+    a = (p / (freedom + p)) ** 3
 
     class Pooled:
         def fit(self, x):
@@ -410,7 +410,7 @@ def test_how_familiar_is_what_its_formula_says():
         within = sum((rows[labels == c] - means[c]).T @ (rows[labels == c] - means[c]) for c in means)
         between = np.cov(np.stack([means[c] for c in labels]).T, bias=True)
         freedom, p = len(rows) - len(means), rows.shape[1]
-        a = 0.5 * p / (freedom + p)
+        a = (p / (freedom + p)) ** 3
         shrunk = lambda s, a=a, p=p: (1 - a) * s + a * np.trace(s) / p * np.eye(p)  # noqa: E731
         inside, whole = shrunk(within / freedom), shrunk(within / freedom + between)
         # densities without their constants, which do not tell images apart

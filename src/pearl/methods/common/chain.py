@@ -43,7 +43,6 @@ UNCALIBRATED = 0.2  # the temperature before there are two tasks to measure it w
 MEASURED = 512  # images that the temperature is measured on, of a task that comes to so many prototypes
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), 40, dtype=torch.float64)
 DRAWS, WIDTHS = 128, [0.5 * i for i in range(1, 17)]  # images that stand for old ones, and how far they may lie
-HALF = 0.5  # shrinkage a = HALF * p / (n + p): at n = p images a quarter of the covariance is a multiple of 1
 
 
 class Classifier:
@@ -322,14 +321,16 @@ class ChainStatistics(nn.Module):
     def _covariance(self, v: int, new: New | None = None) -> tuple[Tensor, float]:
         """Of space v, within prototypes, float64 (p, p); and its shrinkage.
 
-        Sigma = (1 - a) S + a tr(S)/p I, with S the pooled scatter over its degrees of freedom n, a = p / (2 (n + p)).
+        Sigma = (1 - a) S + a tr(S)/p I, with S the pooled scatter over its degrees of freedom n, a = (p / (n + p))^3,
+        and 1e-4 at least, for float32 has to bear it. On held-out images of two development streams (ResNet-18 with 400
+        images a class, DeiT-Tiny with 40) a = p / (2 (n + p)) is 2.6 and 0.5 points worse.
         """
         p = len(self.tensors[f"space.{v}.projected_mean"])
         within, freedom = unpack(self.tensors[f"space.{v}.scatter"], p), int(self.tensors[f"space.{v}.freedom"])
         if new and (scatter := new[2]) is not None:
             within = within + scatter
             freedom += int((new[1] - 1).clamp(min=0).sum())
-        return within / max(1, freedom), HALF * p / (freedom + p)
+        return within / max(1, freedom), max((p / (freedom + p)) ** 3, 1e-4)
 
     def _forget(self) -> None:
         self._head.clear()
