@@ -219,7 +219,7 @@ def test_after_many_classes_products_are_made_piece_by_piece(monkeypatch):
     assert abs(math.log(chain.temperature) - math.log(apart.temperature)) < 3.5 * (steps[1] - steps[0])
     found, expected = chain.tensors["task.3.familiarity"], apart.tensors["task.3.familiarity"]
     assert found.dtype == expected.dtype
-    assert abs(found.median() - expected.median()) < 0.5 * expected.std()
+    assert abs(found.median() - expected.median()) < 0.75 * expected.std()
     chain.tensors["temperature"].copy_(apart.tensors["temperature"])
     torch.testing.assert_close(chain.judge(x), apart.judge(x))
 
