@@ -200,7 +200,7 @@ LISTS: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "names no image"),
     "a head alone": ("path,label\n", "names no image"),
     "one column": ("0.png\n1.png\n", "not every line has two columns"),
-    "missing": ("0.png,a\nb.png,a\n", r"1 of 2 files are not there \(line 2: b.png\)"),
+    "missing": ("0.png,a\nb.png,a\n", r"1 of 2 files missing \(line 2: b.png\)"),
     "another head": ("file,class\n0.png,a\n", "line 1: file.*a first line other than data is path,label"),
     "twice": ("0.png,a\n./0.png,b\n", "line 2 names the image of line 1 again"),
     "no label": ("0.png,a\n1.png,\n", "line 2 has no label"),
@@ -209,7 +209,7 @@ LISTS: dict[str, tuple[str | bytes, str]] = {
     "UTF-16": ("path,label\n0.png,a\n".encode("utf-16"), "is no UTF-8 text"),
     "a NUL": ("0.png\0,a\n", "NUL|lines? contain"),
     "short": ("x,path,label\n1,0.png,a\n2,1.png\n", "line 3 has fewer columns"),
-    "a long name": (f"{'x' * 5000},a\n", "1 of 1 files are not there"),
+    "a long name": (f"{'x' * 5000},a\n", "1 of 1 file missing"),
     "either sign": ("0;1.png,0;a\n", "may be parted by one of several signs; begin it with a line path,label"),
 }
 
