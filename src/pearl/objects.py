@@ -36,7 +36,8 @@ class Model(Learnt):
         from pearl import learn
 
         how: dict[str, Any] = {"task": task, "aliases": aliases, "fast": fast, "nested": nested, "holdout": holdout}
-        return learn(self.path, data, device=self.device.type, quiet=quiet, log=log, **how, **overrides)
+        how |= {"quiet": quiet, "log": log, "device": self.device.type, **overrides}
+        return learn(self.path, data, **how)
 
     @typed
     def export(

@@ -420,7 +420,7 @@ WRONG = {
         ("M --data first --alias zreo=one", "no folder 'zreo' that could be an alias; did you mean 'zero'?"),
         ("M --data second", "classes that the model does not know: 'three'"),
         ("M --data broken", "classes that the model does not know: 'cat'"),
-        ("M --data mixed", "1 of 3 images cannot be read"),
+        ("M --data mixed", "1 of 32 images cannot be read"),
         ("M --data first --tasks 9", "M: it has 2 finished tasks, not 9"),
         ("M --data first --device warp", "device 'warp' cannot be used here"),
         ("M", "Missing option '--data'"),

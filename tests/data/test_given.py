@@ -148,10 +148,10 @@ class Broken(Pairs):
 
 WHITE = np.full((8, 8), 255, np.uint8)
 WRONG: dict[str, tuple[Any, str]] = {
-    "a number": (3, "a int is nothing to learn from; give a folder"),
-    "nothing": (None, "a NoneType is nothing to learn from"),
-    "a picture": (WHITE, "a ndarray is nothing to learn from"),
-    "a mapping": ({"cat": [WHITE]}, "a dict is nothing to learn from"),
+    "a number": (3, "int: nothing to learn from; give a folder"),
+    "nothing": (None, "NoneType: nothing to learn from"),
+    "a picture": (WHITE, "ndarray: nothing to learn from"),
+    "a mapping": ({"cat": [WHITE]}, "dict: nothing to learn from"),
     "no pairs": ([WHITE, WHITE], "item 0 of the data set is no pair of an image and its label, but a ndarray of 8"),
     "triples": ([(WHITE, 0, 1)], "but a tuple of 3"),
     "batches": (DataLoader(Pairs(), 2), "give its data set, as loader.dataset"),

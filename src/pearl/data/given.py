@@ -155,7 +155,7 @@ def _pairs(data: Any) -> tuple[Iterable[tuple[Picture, Any]], tuple[str, ...]]:
         raise DataError("a DataLoader gives batches; give its data set, as loader.dataset")
     mapped = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if is_one(data) or isinstance(data, Mapping | bytes) or not (mapped or hasattr(data, "__iter__")):
-        raise DataError(f"a {what} is nothing to learn from; {WHAT}")
+        raise DataError(f"{what}: nothing to learn from; {WHAT}")
     return _items(data, mapped), class_names(data)
 
 

@@ -278,7 +278,7 @@ class Model:
         class statistics leaves them out, and says so. `aliases` maps folders to the classes that they show.
 
         Raises:
-            DataError: no class that the model knows, or images that cannot be read, all of which are named.
+            DataError: no class that the model knows, an alias of no folder, or images that cannot be read, all named.
             ConfigError: `unknown_rate` is no share.
         """
         return evaluate(self, data, unknown_rate=unknown_rate, aliases=aliases, nested=nested)
