@@ -217,7 +217,7 @@ def _class_of(label: Any, names: tuple[str, ...], index: int) -> str | int:
         return names[value] if names else value
     shape = f" of shape {tuple(value.shape)}" if getattr(value, "shape", None) else f" {value!r}"[:80]
     known = (
-        f"one of {counted(len(names), 'class')}, by name or counted from 0"
+        f"one of the {counted(len(names), 'class')}, by name or counted from 0"
         if names
         else ("a name, or a whole number from 0")
     )
