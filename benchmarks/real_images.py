@@ -27,8 +27,9 @@ from pearl.evaluation.evaluate import Ensemble
 from pearl.lifecycle.runs import Run, execute
 from pearl.reports.progress import display
 from pearl.settings import parts
-from pearl.settings.config import load_config, recipe_names
-from speed.timing import ratios
+from pearl.settings.config import RunConfig, load_config, recipe_names
+from pearl.storage.paths import runs_root
+from speed.timing import peak_above, ratios
 
 RECIPES = ["cpu-cifar20-resnet18", "cpu-cifar100-deit_tiny", "cpu-grocery-deit_tiny"]
 METHODS = {
@@ -53,7 +54,12 @@ COLUMNS = {
     "parameters_million": "parameters (M)",
     "growth": "of isolation",
 }
-ROUND = dict.fromkeys(COLUMNS, 2) | {"mean_rank": 1, "training_seconds": 0, "inference_cost": 1}  # digits printed
+ROUND = dict.fromkeys(COLUMNS, 2) | {
+    "mean_rank": 1,
+    "training_seconds": 0,
+    "memory_mb": 0,
+    "inference_cost": 1,
+}  # digits printed
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
@@ -75,12 +81,20 @@ def main(arguments: Sequence[str]) -> int:
                 continue
             for method in options.methods or fit_for(recipe):
                 for seed in options.seeds:
-                    run = execute(load_config(recipe, [*METHODS[method], f"seed={seed}"]), show=display())
-                    write(recipe, row(method, run, command))
+                    config = load_config(recipe, [*METHODS[method], f"seed={seed}"])
+                    write(recipe, row(method, *with_memory(config), command))
         except PearlError as error:
             print(f"{recipe}: {'; '.join(str(error).splitlines())}", file=sys.stderr)
             failed = 2
     return failed
+
+
+def with_memory(config: RunConfig) -> tuple[Run, int | None]:
+    """A finished run, and the MB at its peak above what the process held; None if it was not all run here and now."""
+    runs: list[Run] = []
+    begun = (runs_root() / config.id).exists()
+    peak = peak_above(lambda: runs.append(execute(config, show=display())))
+    return runs[0], None if begun else round(peak / 1e6)
 
 
 def fit_for(recipe: str) -> list[str]:
@@ -105,7 +119,7 @@ def inference_cost(run: Run, batch: int = 32) -> float:
     return ratios(work, 5)["method / plain"][0]
 
 
-def row(method: str, run: Run, command: str) -> dict:
+def row(method: str, run: Run, memory: int | None, command: str) -> dict:
     """One run's line of the table, with what is needed to trace it."""
     summary, environment = run.summary, json.loads((run.path / "environment.json").read_text())
     return {
@@ -115,6 +129,7 @@ def row(method: str, run: Run, command: str) -> dict:
         "mean_rank": run.mean_rank,
         "training_seconds": round(sum(sum(m["seconds"].values()) for m in run.manifests)),
         "evaluation_seconds": round(sum(stage["evaluation_seconds"] for stage in run.results["stages"])),
+        "memory_mb": memory,
         "inference_cost": inference_cost(run),
         "run": run.path.name,
         "command": command,
@@ -131,7 +146,11 @@ def read(recipe: str) -> list[dict]:
 def write(recipe: str, new: dict) -> None:
     """docs/results/RECIPE.json with every row, this one in the place of an earlier one; .md with the table."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    rows = {(r["method"], r["seed"]): r for r in [*read(recipe), new]}
+    rows = {(r["method"], r["seed"]): r for r in read(recipe)}
+    before = rows.get((new["method"], new["seed"]), {})
+    if new["memory_mb"] is None and before.get("run") == new["run"]:
+        new = new | {"memory_mb": before.get("memory_mb")}  # of when it was run
+    rows[new["method"], new["seed"]] = new
     (RESULTS / f"{recipe}.json").write_text(json.dumps([*rows.values()], indent=1) + "\n")
     write_table(recipe, [*rows.values()])
 
@@ -143,8 +162,11 @@ def write_table(recipe: str, rows: list[dict]) -> None:
     for r in rows:
         methods.setdefault(r["method"], []).append(r)
         made.setdefault(facts(r), []).append(f"{r['method']} seed {r['seed']}")
-    head = ["method", "n", *COLUMNS.values(), "mean rank", "training (s)", "inference"]
-    measures = "Mean ± standard deviation over n seeds; accuracies in percent; inference in plain passes of the net."
+    head = ["method", "n", *COLUMNS.values(), "mean rank", "training (s)", "memory (MB)", "inference"]
+    measures = (
+        "Mean ± standard deviation over n seeds; accuracies in percent; memory at the run's peak, above what the "
+        "process held before; inference in plain passes of the net."
+    )
     lines = [f"# {recipe}", "", measures, ""]
     lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for method, of in methods.items():

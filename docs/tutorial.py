@@ -62,7 +62,7 @@ model
 # Weeks later new classes come. The old images are not needed: none was kept, and they could be gone.
 
 # %%
-model = model.learn("photos/late")
+model = model.learn("photos/late", quiet=True)
 model
 
 # %% [markdown]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pearl
-from pearl.errors import ConfigError, ExportError, typed
+from pearl.errors import ConfigError, ExportError, counted, typed
 from pearl.settings.config import recipe_names
 from photos import SETTINGS, folders, write_photos
 
@@ -41,20 +41,20 @@ def test_a_model_is_exported_as_it_was_opened(model, monkeypatch, tmp_path):
     assert asked == {**same, "upto": 1, "force": True}
 
 
-def test_a_model_does_what_the_command_line_does(model, tmp_path):
+def test_a_model_does_what_the_command_line_does(model, tmp_path, capsys):
     assert "Tasks of model" in model.report(tmp_path / "page.html").read_text()
     facts = model.inspect()
     assert facts["tasks"][0]["classes"] == [EVIL, "zero"] and facts["damaged"] == []
     with pytest.raises(ExportError, match="unknown format 'trch'; did you mean 'torch'"):
         model.export("trch")
-    grown = model.learn(write_photos(tmp_path / "x", {"two": 2}, 4), fast=True)
+    grown = model.learn(write_photos(tmp_path / "x", {"two": 2}, 4), fast=True, quiet=True)
     assert type(grown) is type(model) and grown.classes[-1] == "two"
+    assert capsys.readouterr().err == ""
 
 
 def test_objects_show_themselves(shop, model):
-    assert repr(model).endswith(
-        f"{model.path}: pearl on resnet18, {len(model.tasks)} tasks, {len(model.classes)} classes)"
-    )
+    assert repr(pearl.load(model.path, tasks=1)) == f"Model({model.path}: pearl on resnet18, 1 task, 2 classes)"
+    assert repr(model.outcome).startswith("Outcome(new classes ") and len(repr(model.outcome)) < 90
     evaluation = model.evaluate(shop / "first")
     rows = [line.split() for line in repr(evaluation).splitlines()]
     assert rows[0] == ["images", "class-IL", "task-IL"]
@@ -114,6 +114,13 @@ def test_arguments_of_wrong_types(model, words):
         WRONG[words](model)
     assert str(caught.value).startswith(words)
     assert "\n" not in str(caught.value)
+
+
+def test_one_is_no_plural():
+    said = [
+        counted(*given) for given in ((0, "task"), (1, "class"), (2, "class"), (2, "process"), (1000, "test image"))
+    ]
+    assert said == ["0 tasks", "1 class", "2 classes", "2 processes", "1,000 test images"]
 
 
 def test_typed_lets_through_what_fits():

@@ -51,8 +51,13 @@ def test_rows_of_other_methods_and_seeds_stay(results):
     assert "- pearl seed 1, finetune seed 1: `python" in text
     assert str(Path.cwd()) not in text and str(results.parent) not in text
 
-    assert real_images.main(first) == 0  # a finished run again takes its own place
-    assert [(r["method"], r["seed"]) for r in rows(results)] == [(r["method"], r["seed"]) for r in found]
+    assert [1 < r["memory_mb"] < 10_000 for r in found] == [True] * 3
+    assert shown["pearl"]["memory (MB)"] == str(found[1]["memory_mb"])
+
+    assert real_images.main(first) == 0  # a finished run again takes its own place, and what it took when it was run
+    assert [(r["method"], r["seed"], r["memory_mb"]) for r in rows(results)] == [
+        (r["method"], r["seed"], r["memory_mb"]) for r in found
+    ]
 
 
 def test_the_table_can_be_written_without_running(results, monkeypatch, capsys):

@@ -8,17 +8,17 @@ merged, 8 bytes, and the activations that autograd keeps. Bytes are those of a t
 """
 
 import argparse
-import ctypes
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
-from timing import Row, show
+from timing import Row, peak_above, show
 
 from pearl.methods.pearl import Pearl
 from pearl.nn.fast.beside import fits_beside
@@ -82,21 +82,6 @@ def start_up(repeats: int) -> list[Row]:
     ]
 
 
-def peak_above(work: Callable[[], object]) -> int:
-    """Bytes of memory at the peak of `work` above those before it; Linux counts them."""
-    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-
-    def read(key: str) -> int:
-        return 1024 * next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(key))
-
-    work()  # what libraries keep is allocated by the first steps
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what is free goes back to the system, or the next steps would reuse it
-    clear.write_text("5")
-    before = read("VmRSS:")
-    work()
-    return read("VmHWM:") - before
-
-
 def memory(backbone: str) -> list[Row]:
     """Peak memory of each phase, measured and counted; and the bytes of a task's folder."""
     size, rows = NETWORKS[backbone], []
@@ -109,7 +94,9 @@ def memory(backbone: str) -> list[Row]:
     for task in (make_task(settings, 0), make_task(settings, 1)):
         before = snapshot(method.state_dict())
         for phase in method.learn(task):
-            peak = peak_above(lambda task=task, phase=phase: engine.train(method, task, phase, 0, Replay()))
+            work = partial(engine.train, method, task, phase, 0, Replay())
+            work()  # what libraries keep is allocated by the first steps
+            peak = peak_above(work)
             counted = 12 * sum(p.numel() for p in phase.trained) + kept + (8 * merged if phase.name == "adapt" else 0)
             facts = {"network": backbone, "phase": phase.name, "precision": engine.precision, "batch": BATCH}
             facts |= {"peak (MB)": round(peak / 1e6), "counted (MB)": round(counted / 1e6)}

@@ -1,5 +1,6 @@
-"""Functions timed in turns, so that whatever else the machine does disturbs all of them alike."""
+"""Functions timed in turns, so that whatever else the machine does disturbs all of them alike; and their memory."""
 
+import ctypes
 import json
 import statistics
 import time
@@ -37,6 +38,23 @@ def ratios(work: Mapping[str, Callable[[], object]], repeats: int, device: str =
         each = [mine / its for mine, its in zip(seconds[name], seconds[peer], strict=True)]
         found[f"{name} / {peer}"] = [round(value, 3) for value in (statistics.median(each), min(each), max(each))]
     return found
+
+
+def peak_above(work: Callable[[], object]) -> int:
+    """Bytes of memory at the peak of `work` above those before it; Linux counts them.
+
+    What libraries keep from their first steps on counts for whoever takes these.
+    """
+    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+    def read(key: str) -> int:
+        return 1024 * next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(key))
+
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what is free goes back to the system, or the next steps would reuse it
+    clear.write_text("5")
+    before = read("VmRSS:")
+    work()
+    return read("VmHWM:") - before
 
 
 def show(title: str, rows: list[Row], out: Path | None) -> None:

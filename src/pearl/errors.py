@@ -17,6 +17,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def counted(number: int, what: str) -> str:
+    """A number with what it counts, as one says it: 1 task, 2 tasks, 1,000 classes."""
+    return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
+
+
 def shortened(line: str, length: int = 2000) -> str:
     """A line without its middle if it is too long to be read: what is wrong stands first, the mend last."""
     half = length // 2

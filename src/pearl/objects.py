@@ -1,6 +1,6 @@
 """What Python gets to hold: a model, with all that can be done with one, whatever room does it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,34 @@ from pearl.lifecycle.model import Model as Learnt
 
 class Model(Learnt):
     """A model that goes on learning. Made by `pearl.learn`, opened by `pearl.load`."""
+
+    @typed
+    def learn(
+        self,
+        data: Any,
+        *,
+        task: str | None = None,
+        aliases: Mapping[str, str] | None = None,
+        fast: bool = False,
+        nested: bool = False,
+        holdout: float = 0.0,
+        quiet: bool = False,
+        log: str | Sequence[str] = (),
+        **overrides: Any,
+    ) -> "Model":
+        """Learn the classes of images as a new task, and store it: `pearl.learn`, which says what all this may be.
+
+        Returns the grown model, whose `outcome` says how good it is. `overrides` are settings of training:
+        `learn(data, train={"epochs": 5})`.
+
+        Raises:
+            PearlError: anything a user can mend; the model is then as it was.
+        """
+        from pearl import learn
+
+        how: dict[str, Any] = {"task": task, "aliases": aliases, "fast": fast, "nested": nested, "holdout": holdout}
+        how |= {"quiet": quiet, "log": log, "device": self.device.type, **overrides}
+        return learn(self.path, data, **how)
 
     @typed
     def export(

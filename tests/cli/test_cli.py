@@ -56,7 +56,7 @@ def test_dry_run_tells_and_trains_nothing(cli):
     assert len(out.splitlines()) <= 25
     for part in ("5 tasks", "20 targets", "and 15 more (--long shows all)", "estimated memory", "time: about"):
         assert part in out
-    assert "  reference: 180 steps in 1 tasks" in out
+    assert "  reference: 180 steps in 1 task," in out
     long = cli("run", "digits", "--dry-run", "--long")
     assert "stream:" in long and "layer4.1.conv2.weight: 128x128x3x3" in long
     assert not Path(os.environ["PEARL_RUNS"]).exists()
@@ -278,6 +278,15 @@ def test_shells_complete_verbs_and_recipes(shell):
 
     assert "refit" in offered("pearl re") and "show" not in offered("pearl re")
     assert "digits" in offered("pearl run di")
+
+
+def test_completion_is_installed_for_pearl_however_it_is_started(tmp_path):
+    asked = {**os.environ, "HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    command = [sys.executable, "-m", "pearl", "--install-completion", "bash"]
+    subprocess.run(command, env=asked, capture_output=True, check=True)
+    (script,) = (tmp_path / ".bash_completions").iterdir()
+    assert script.name == "pearl.sh" and script.read_text().rstrip().endswith("-F _pearl_completion pearl")
+    assert "_PEARL_COMPLETE=complete_bash" in script.read_text()
 
 
 def test_something_is_said_before_torch_is_imported(monkeypatch, capsys):

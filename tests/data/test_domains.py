@@ -3,6 +3,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pearl.data import stream
+from pearl.data.cache import Images
 from pearl.data.domains import NOISE, seen_as
 from pearl.data.sources import Source, Split
 from pearl.data.stream import make_stream
@@ -51,6 +53,18 @@ def test_each_domain_learns_all_classes_from_images_of_its_own() -> None:
     rows = np.concatenate([task.train for task in made.tasks])
     assert sorted(rows) == [*range(32)]  # each image in one domain
     assert all(np.array_equal(a.test, b.test) for a, b in zip(made.tasks[:2], made.tasks[2:], strict=True))
+
+
+def test_test_images_are_made_once_while_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_stream(digits(), StreamConfig(tasks=1, domains=["plain", "edges", "inverted"]), 0)
+    images = Images(np.arange(32), np.random.default_rng(0).integers(0, 256, (32, 5, 5, 3), dtype=np.uint8))
+    monkeypatch.setattr(stream, "KEPT", 32 * 5 * 5 * 3)
+    asked: list[str] = []
+    monkeypatch.setattr(stream, "seen_as", lambda domain, *given: asked.append(domain) or seen_as(domain, *given))
+    for _ in range(2):
+        for t, task in enumerate(made.tasks):
+            assert np.array_equal(made.test_images(t, images), seen_as(task.domain, images[task.test], task.test))
+    assert asked == ["plain", "edges", "inverted", "plain", "inverted"]  # the last no longer fits
 
 
 def test_the_digest_sees_the_domain() -> None:

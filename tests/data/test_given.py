@@ -148,10 +148,10 @@ class Broken(Pairs):
 
 WHITE = np.full((8, 8), 255, np.uint8)
 WRONG: dict[str, tuple[Any, str]] = {
-    "a number": (3, "a int is nothing to learn from; give a folder"),
-    "nothing": (None, "a NoneType is nothing to learn from"),
-    "a picture": (WHITE, "a ndarray is nothing to learn from"),
-    "a mapping": ({"cat": [WHITE]}, "a dict is nothing to learn from"),
+    "a number": (3, "int: nothing to learn from; give a folder"),
+    "nothing": (None, "NoneType: nothing to learn from"),
+    "a picture": (WHITE, "ndarray: nothing to learn from"),
+    "a mapping": ({"cat": [WHITE]}, "dict: nothing to learn from"),
     "no pairs": ([WHITE, WHITE], "item 0 of the data set is no pair of an image and its label, but a ndarray of 8"),
     "triples": ([(WHITE, 0, 1)], "but a tuple of 3"),
     "batches": (DataLoader(Pairs(), 2), "give its data set, as loader.dataset"),
@@ -200,7 +200,7 @@ LISTS: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "names no image"),
     "a head alone": ("path,label\n", "names no image"),
     "one column": ("0.png\n1.png\n", "not every line has two columns"),
-    "missing": ("0.png,a\nb.png,a\n", r"1 of 2 files are not there \(line 2: b.png\)"),
+    "missing": ("0.png,a\nb.png,a\n", r"1 of 2 files missing \(line 2: b.png\)"),
     "another head": ("file,class\n0.png,a\n", "line 1: file.*a first line other than data is path,label"),
     "twice": ("0.png,a\n./0.png,b\n", "line 2 names the image of line 1 again"),
     "no label": ("0.png,a\n1.png,\n", "line 2 has no label"),
@@ -209,7 +209,7 @@ LISTS: dict[str, tuple[str | bytes, str]] = {
     "UTF-16": ("path,label\n0.png,a\n".encode("utf-16"), "is no UTF-8 text"),
     "a NUL": ("0.png\0,a\n", "NUL|lines? contain"),
     "short": ("x,path,label\n1,0.png,a\n2,1.png\n", "line 3 has fewer columns"),
-    "a long name": (f"{'x' * 5000},a\n", "1 of 1 files are not there"),
+    "a long name": (f"{'x' * 5000},a\n", "1 of 1 file missing"),
     "either sign": ("0;1.png,0;a\n", "may be parted by one of several signs; begin it with a line path,label"),
 }
 

@@ -149,7 +149,7 @@ IMAGES, LABELS = np.zeros((9, 4, 4, 3), np.uint8), np.repeat(np.arange(3), 3)
         ({"test_images": np.zeros((3, 8, 8, 3), np.uint8)}, r"test_images must be \(4, 4\) pixels .* not \(8, 8\)"),
         ({"train_labels": LABELS * 1.0}, "train_labels must be integers .*, not float64"),
         ({"train_labels": LABELS[:, None]}, r"train_labels must be integers of shape \(N,\), not int64 \(9, 1\)"),
-        ({"train_labels": LABELS[:-1]}, "train_labels has 8 entries for 9 images in train_images"),
+        ({"train_labels": LABELS[:-1]}, "train_labels is of length 8, for 9 images in train_images"),
         ({"train_labels": LABELS + 1}, "train_labels has values from 1 to 3, which must lie in 0 to 2"),
         ({"train_labels": LABELS - 1}, "train_labels has values from -1 to 1"),
         ({"train_labels": LABELS - 1, "class_names": None}, "train_labels has values from -1 to 1"),

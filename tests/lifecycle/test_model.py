@@ -432,7 +432,7 @@ def test_evaluation_names_what_it_does_not_know(model, tmp_path):
     broken = [data / "zero" / "000.png", data / "two" / "001.png"]
     for file in broken:
         file.write_bytes(b"not an image")
-    with pytest.raises(DataError, match="2 images cannot be read") as caught:
+    with pytest.raises(DataError, match="2 of 4 images cannot be read") as caught:
         model.evaluate(data)
     assert all(str(file) in str(caught.value) for file in broken)
 
@@ -500,7 +500,7 @@ DISORDER = {
         lambda tasks: say(tasks / "001-second", classes=["two", "three"]),
         "001-second/manifest.json: not the name or other classes than in classes.json",
     ),
-    "other number of classes": (without_names, "000-first/manifest.json: names 1 classes, the task's tensors have 2"),
+    "other number of classes": (without_names, "000-first/manifest.json: names 1 class, the task's tensors have 2"),
 }
 
 

@@ -188,7 +188,8 @@ def test_the_first_task_says_that_it_is_the_best_case(shop, tmp_path, cli):
 
 def test_old_classes_alone_are_measured(shop, one, cli, tmp_path):
     old = write_class(tmp_path / "old" / "zero", 0, 10, start=100).parent
-    out, _ = cli("learn", one, "--data", shop / "second", "--fast", "--evaluate", old, "-q")
+    alias = ("--alias", "three=drei")  # of a folder that was learnt, which those to measure on need not have
+    out, _ = cli("learn", one, "--data", shop / "second", *alias, "--fast", "--evaluate", old, "-q")
     assert "measured on 10 images:\n  old classes  " in out
     new = write_photos(tmp_path / "x", {"six": 6, "nine": 9})
     _, err = cli("learn", one, "--data", new, "--fast", "--evaluate", "no", code=1)
@@ -209,8 +210,10 @@ def test_strangers_are_scored_as_unknown(shop, model):
     (note,) = evaluation.notes
     assert "scored as unknown: 'eight', 'thre' (did you mean 'three'?)" in note
     assert evaluation.auroc > 60
-    plain = model.evaluate(shop / "mixed", aliases={"thre": "three", "not here": "two"})
+    plain = model.evaluate(shop / "mixed", aliases={"thre": "three"})
     assert plain.strangers == ("eight",) and plain.total.tolist() == [0, 20, 20, 20]
+    with pytest.raises(DataError, match="no folder 'thr' that could be an alias; did you mean 'thre'"):
+        model.evaluate(shop / "mixed", aliases={"thr": "three"})
 
 
 def test_several_folders_are_one(shop, model):

@@ -127,6 +127,10 @@ def test_it_is_said(shop, one_copy, cli):
     _, err = cli("learn", one_copy, "--data", shop / "again", "--alias", "three=drei", "--fast")
     assert "without training, as was asked" in err
     assert pearl.load(one_copy).classes == ("one", "zero", "two", "drei")
+    out, _ = cli("learn", one_copy, "--data", shop / "single", "--task", "more", "--alias", "two=drei", "--fast")
+    assert out.startswith("learnt task more: known classes again, 4 in all; stored in ")
+    assert "task more: known classes again\n" in cli("inspect", one_copy)[0]
+    assert "task more" not in cli("evaluate", one_copy, "--data", shop / "first")[0]  # none of its classes is its own
     assert "give each as FOLDER=CLASS" in cli("learn", one_copy, "--data", shop / "again", "--alias", "x", code=2)[1]
 
 

@@ -107,6 +107,7 @@ def test_of_many_classes_those_with_most_mistakes_are_shown(evaluation):
 def test_command(shop, evaluation, cli, tmp_path, monkeypatch):
     out, _ = cli("evaluate", shop / "model", "--data", shop / "test", "-o", tmp_path / "new" / "p.html")
     assert "Confusion between classes" in (tmp_path / "new" / "p.html").read_text()
+    assert out.endswith(f"wrote {tmp_path}/new/p.html\n")
     assert f"AUROC {evaluation.auroc:.1f} %" in out and "'nine'" in out
     assert re.search(rf"right \(%\) +{evaluation.coverage[100]:.1f} ", out)
     strange = 12 - evaluation.refused[~evaluation.is_known].sum()

@@ -224,7 +224,7 @@ def test_failures_are_isolated_say_why_and_are_tried_again(fake):
     outcomes = run_jobs(made, workers=3)
     assert states(outcomes) == ["failed", "failed", "failed", "done"]
     assert outcomes[0].error == "ValueError: no such luck"
-    assert outcomes[1].error == "images are missing (and 1 more lines)"
+    assert outcomes[1].error == "images are missing (and 1 more line)"
     assert outcomes[2].error.startswith("ended by signal 9 (Killed)")
     assert "Traceback ..." in outcomes[0].log.read_text()
     fake.jobs("well", "die", "refuse", "well")
@@ -309,7 +309,7 @@ def test_stopped_by_a_signal_the_same_call_goes_on(fake, kind):
         os.kill(os.getpid(), kind)
 
     threading.Thread(target=stop).start()
-    with pytest.raises(Interrupted, match="3 of 4 runs are not done"):
+    with pytest.raises(Interrupted, match="not done: 3 of 4 runs"):
         run_jobs(made, workers=2)
     assert signal.getsignal(kind) in (signal.default_int_handler, signal.SIG_DFL, signal.SIG_IGN)
     assert made[3].run.name not in fake.lines("start")
@@ -482,7 +482,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_done(cli, forks, tmp_path)
     log = Path(why.rpartition("; see ")[2])
     assert log.name == f"{bad.run.name}.log"
     assert "task 1/5" in log.read_text()
-    assert count == "pearl: 1 runs failed; once mended, the same command runs them again"
+    assert count == "pearl: 1 run failed; once mended, the same command runs them again"
     assert f"done: {good.title}" in err
     rows = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
     assert [(row["train.batch_size"], row["n"]) for row in rows] == [("1", "0"), ("8", "1")]

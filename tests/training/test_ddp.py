@@ -250,5 +250,5 @@ def test_a_wrong_number_of_devices_is_one_line(monkeypatch):
         make_fabric("cuda", Place(0, 4, 4))
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match="--devices 2: 4 processes were started on this machine"):
+    with pytest.raises(ConfigError, match="--devices 2: 4 processes started on this machine"):
         place(2)

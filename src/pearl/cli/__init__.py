@@ -31,8 +31,10 @@ from pearl.errors import Busy, Interrupted, Lost, PearlError, Printable, short_o
 from pearl.training import launch  # noqa: E402
 from pearl.version import __version__  # noqa: E402
 
+NAME = "pearl"  # however it was started: `python -m pearl` would be no word for a shell to complete
+
 app = typer.Typer(
-    name="pearl",
+    name=NAME,
     help="Continual learning with low-rank adapters whose rank each layer and each task chooses for itself.",
     epilog="Start with: pearl run digits",
     no_args_is_help=True,
@@ -63,7 +65,7 @@ for verb in (run, resume, refit, sweep, learn, predict, evaluate, inspect, expor
 def main() -> None:
     """Run the command line; what a user can mend is one line and exit code 2."""
     if "_PEARL_COMPLETE" in os.environ:  # a shell asks, and reads what it is told as it is
-        app()
+        app(prog_name=NAME)
     watched = launch.enter()
     if isinstance(sys.stdout, TextIOWrapper):  # names of files and classes need not fit the terminal, nor be text
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -76,7 +78,7 @@ def main() -> None:
 def _main(watched: bool) -> None:
     try:
         try:
-            app()
+            app(prog_name=NAME)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has seen enough

@@ -54,3 +54,5 @@ def command(
     if output is not None:
         write(evaluation, output, f"{model.resolve().name} on {data}")
     typer.echo(evaluation_json(evaluation) if as_json else evaluation_page(evaluation))
+    if output is not None:
+        typer.echo(f"wrote {output}", err=as_json)

@@ -1,7 +1,7 @@
 """pearl learn MODEL --data DATA"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -66,7 +66,8 @@ def command(
     pearl learn shop --data sketches --alias "apple drawings=apple"
     """
     begun(f"learn {model}", quiet)
-    from pearl.errors import DataError, printable
+    from pearl.errors import DataError, counted, printable
+    from pearl.lifecycle import evaluation
     from pearl.lifecycle.learning import learn
     from pearl.lifecycle.model import Model
     from pearl.lifecycle.outcome import measured
@@ -95,11 +96,13 @@ def command(
     )
     grown = Model.open(model, device=device, method=method)
     new = grown.tasks[-1]
-    counts = f"{len(new.classes)} classes, {len(grown.classes)} in all"
+    shown = counted(len(new.classes), "class") if new.classes else "known classes again"
+    counts = f"{shown}, {len(grown.classes):,} in all"
     typer.echo(f"learnt task {printable(new.name)}: {counts}; stored in {model}")
     measured_on = [*([data] if (data / "test").is_dir() else []), *(evaluate or [])]
     try:
-        found = measured(grown.evaluate(measured_on, aliases=aliases, nested=nested)) if measured_on else None
+        how: dict[str, Any] = {"aliases": aliases, "nested": nested, "some_aliases": True}
+        found = measured(evaluation.evaluate(grown, measured_on, **how)) if measured_on else None
     except DataError as error:
         for line in f"the task is learnt, but not evaluated: {error}".split("\n"):
             typer.echo(f"pearl: {printable(line)}", err=True)

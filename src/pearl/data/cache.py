@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from pearl.data.pictures import pixels_of, read_image
+from pearl.data.pictures import pixels_of, read_image, unreadable
 from pearl.data.sources import Split, reason
 from pearl.errors import DataError
 from pearl.storage.files import sync_folder
@@ -178,7 +178,7 @@ def _build(
         header, {"descr": "|u1", "fortran_order": False, "shape": (len(files), size, size, 3)}
     )
     sha256 = hashlib.sha256(header.getvalue())
-    unreadable: list[str] = []
+    problems: list[str] = []
     done = 0
     with (
         (place / "images.npy").open("wb") as out,
@@ -189,7 +189,7 @@ def _build(
         for start in range(0, len(files), _BATCH):
             for image in pool.map(attempt, files[start : start + _BATCH]):
                 if isinstance(image, DataError):
-                    unreadable.append(str(image))
+                    problems.append(str(image))
                 else:
                     # Plain writes: on a full disk they raise, where a store into a mapped page would kill the process.
                     out.write(image)
@@ -198,9 +198,8 @@ def _build(
                 if on_progress:
                     on_progress(done, len(files))
         _sync(out)
-    if unreadable:
-        first = f"{len(unreadable)} of {len(files)} images cannot be read: remove or replace them"
-        raise DataError("\n".join([first, *unreadable]))  # all, so that they can be mended at once
+    if problems:
+        raise unreadable(problems, len(files))
 
     with (place / "meta.json").open("wb") as out:
         out.write(json.dumps(_meta(key, len(files), size, sha256.hexdigest())).encode())

@@ -1,6 +1,6 @@
 """What people give to be learnt or evaluated, from wherever it is: as images with the names of their classes."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,8 +10,9 @@ import numpy as np
 from pearl.data.listed import SUFFIXES, read_list
 from pearl.data.pictures import Picture, is_one, one_of, pixels_of, read_all
 from pearl.data.sources import Files, class_names, columns, is_from_hub, labelled, left_out, some, tree
-from pearl.errors import DataError
+from pearl.errors import DataError, counted, printable
 from pearl.settings.parts import SOURCES
+from pearl.settings.registry import nearest
 
 WHAT = (
     "give a folder with a folder per class, a .csv of paths and labels, (images, labels), or a data set of (image, "
@@ -86,6 +87,18 @@ def given(
     return _of_files(root, tree(folder, nested=nested), left_out(folder, nested=nested))
 
 
+def check_aliases(aliases: Mapping[str, str], parts: Sequence[Given]) -> None:
+    """Refuse an alias of a folder that none of them has: a name mistyped would leave its images under another class.
+
+    Raises:
+        DataError: naming it, and the folder that was meant.
+    """
+    names = sorted({name for part in parts for name in part.classes})
+    if strange := sorted(aliases.keys() - {*names}):
+        places, hint = ", ".join(part.place or part.name for part in parts), nearest(strange[0], names)
+        raise DataError(f"{places}: no folder {printable(strange[0])!r} that could be an alias; {hint}")
+
+
 def name_of(data: Any) -> str:
     """What a task of a folder or file is called; of images in memory that takes their classes."""
     place = Path(data) if isinstance(data, str | Path) else None
@@ -142,7 +155,7 @@ def _pairs(data: Any) -> tuple[Iterable[tuple[Picture, Any]], tuple[str, ...]]:
         raise DataError("a DataLoader gives batches; give its data set, as loader.dataset")
     mapped = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if is_one(data) or isinstance(data, Mapping | bytes) or not (mapped or hasattr(data, "__iter__")):
-        raise DataError(f"a {what} is nothing to learn from; {WHAT}")
+        raise DataError(f"{what}: nothing to learn from; {WHAT}")
     return _items(data, mapped), class_names(data)
 
 
@@ -154,7 +167,9 @@ def _of_arrays(images: Any, labels: Any, names: Any = ()) -> tuple[Iterable[tupl
     except TypeError:  # of a generator, a number, a tensor without dimensions
         raise DataError("(images, labels) need a length; give arrays, tensors or lists") from None
     if counts[0] != counts[1]:
-        raise DataError(f"{counts[0]} images, but {counts[1]} labels; give one label for each image")
+        raise DataError(
+            f"{counted(counts[0], 'image')}, but {counted(counts[1], 'label')}; give one label for each image"
+        )
     names = tuple(names)
     if not all(isinstance(name, str) for name in names) or len({*names}) != len(names):
         raise DataError("the names in (images, labels, names) must be texts, each once; mend them")
@@ -202,7 +217,7 @@ def _class_of(label: Any, names: tuple[str, ...], index: int) -> str | int:
         return names[value] if names else value
     shape = f" of shape {tuple(value.shape)}" if getattr(value, "shape", None) else f" {value!r}"[:80]
     known = (
-        f"one of the {len(names)} classes that there are, by name or counted from 0"
+        f"one of the {counted(len(names), 'class')}, by name or counted from 0"
         if names
         else ("a name, or a whole number from 0")
     )

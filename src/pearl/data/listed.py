@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 
 from pearl.data.sources import Files, reason, some
-from pearl.errors import DataError, printable
+from pearl.errors import DataError, counted, printable
 from pearl.storage.files import read_regular
 from pearl.storage.paths import as_path
 
@@ -39,8 +39,8 @@ def read_list(place: Path) -> Files:
         files.setdefault(label, []).append(file)
     if missing:
         raise DataError(
-            f"{place}: {len(missing)} of {len(lines)} files are not there ({some(missing, 5)}); paths are relative to "
-            f"the folder of the list, and a first line other than data is path,label"
+            f"{place}: {len(missing)} of {counted(len(lines), 'file')} missing ({some(missing, 5)}); paths are "
+            f"relative to the folder of the list, and a first line other than data is path,label"
         )
     return {label: sorted(files[label]) for label in sorted(files)}
 

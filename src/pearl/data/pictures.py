@@ -62,6 +62,13 @@ def read_all(files: Sequence[Path], size: int) -> tuple[list[Path], np.ndarray, 
     return [file for file, _ in good], pixels, [str(image) for _, image in found if isinstance(image, DataError)]
 
 
+def unreadable(problems: Sequence[str], total: int) -> DataError:
+    """What to raise where some of so many images cannot be read: all of them are named, to be mended at once."""
+    return DataError(
+        "\n".join([f"{len(problems)} of {total:,} images cannot be read: remove or replace them", *problems])
+    )
+
+
 def upright_square(image: Image.Image, size: int) -> Image.Image:
     """An opened image as `read_image` gives it.
 

@@ -2,15 +2,17 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from pearl.data.cache import Images
 from pearl.data.domains import seen_as
 from pearl.data.sources import Source, Split
-from pearl.errors import DataError
+from pearl.errors import DataError, counted
 from pearl.settings.sections import Domain, StreamConfig
+
+KEPT = 1 << 30  # bytes of test images that are kept in another look
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Stream:
     tasks: tuple[TaskSplit, ...]
     test_from: str  # "train", "test" or "validation": which of the source's splits test rows point into
     digest: str  # SHA-256 of all rows, labels and class names; the pixels have their own
+    _kept: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -59,6 +62,18 @@ class Stream:
     def shown(self, t: int) -> list[str]:
         """Names of all classes of a task, new ones or not, by their logit indices."""
         return [self.classes[c] for c in self.tasks[t].shown]
+
+    def test_images(self, t: int, images: Images) -> np.ndarray:
+        """A task's, (n, H, W, 3) uint8, in the look of its domain; that is kept, as they are asked for at each stage.
+
+        `images` are the same in every call.
+        """
+        if t in self._kept:
+            return self._kept[t]
+        found = self.tasks[t].test_images(images)
+        if self.tasks[t].domain != "plain" and sum(kept.nbytes for kept in self._kept.values()) + found.nbytes <= KEPT:
+            self._kept[t] = found
+        return found
 
     @property
     def train_rows(self) -> np.ndarray:
@@ -96,14 +111,16 @@ def task_sizes(classes: int, tasks: int | list[int]) -> list[int]:
     if isinstance(tasks, list):
         if sum(tasks) != classes:
             raise DataError(
-                f"stream.tasks: the sizes sum to {sum(tasks)}, the stream has {classes} classes; make the two agree"
+                f"stream.tasks: the sizes sum to {sum(tasks)}, the stream has {counted(classes, 'class')}; make the "
+                f"two agree"
             )
         return tasks
     if classes % tasks:
         near = [n for n in range(1, classes + 1) if classes % n == 0]
         best = min(near, key=lambda n: abs(n - tasks))
         raise DataError(
-            f"stream.tasks={tasks} does not divide {classes} classes; use {best}, or list the size of every task"
+            f"stream.tasks={tasks} does not divide {counted(classes, 'class')}; use {best}, or list the size of every "
+            f"task"
         )
     return [classes // tasks] * tasks
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pearl.errors import RunError
+from pearl.errors import RunError, counted
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -31,8 +31,8 @@ class Stage:
     """What one evaluation counted after one task was learnt: c classes seen, t tasks seen.
 
     `class_il` lets all seen classes compete; `task_il` takes the same logits and lets only the classes of the image's
-    own task compete (both as in Mammoth). `domain_il` is counted for methods that are made for domains: there class i
-    of every task is the same thing, so that an answer is right in whatever task (as in S-Prompts).
+    own task compete (both as in Mammoth). `domain_il` is counted for methods that are made for domains: they take class
+    i of every task for the same thing, so that an answer is right in whatever task (as in S-Prompts).
     """
 
     total: Ints  # (c,) test images of each class
@@ -65,8 +65,8 @@ class Counts:
         order = self.task_of_class[_starts(self.task_of_class)].tolist()
         if order != list(range(len(self.stages))):
             raise RunError(
-                f"task_of_class: {len(self.stages)} stages need classes of the tasks 0 to {len(self.stages) - 1} in "
-                f"this order, found those of {order}; evaluate the run again"
+                f"task_of_class: {counted(len(self.stages), 'stage')} need classes of the tasks 0 to "
+                f"{len(self.stages) - 1} in this order, found those of {order}; evaluate the run again"
             )
         for index, stage in enumerate(self.stages):
             self._check(stage, index)
@@ -331,10 +331,10 @@ def summary(
         isolation_parameters: of one network per task, after each stage; with `parameters`, adds "growth".
     """
     values: dict[str, float] = {}
-    scenarios = [*SCENARIOS]
+    scenarios: dict[Scenario, str] = {scenario: scenario for scenario in SCENARIOS}
     if all(stage.domain_il is not None for stage in counts.stages):
-        scenarios.append("domain_il")
-    for scenario in scenarios:
+        scenarios["domain_il"] = "place"  # of classes in tasks: domain-IL where tasks are domains, which nobody knows
+    for scenario, title in scenarios.items():
         A = accuracy_matrix(counts, scenario)
         pooled = pooled_accuracy(counts, scenario)
         named = {
@@ -351,7 +351,7 @@ def summary(
             "cfm": cfm(A),
             "cfm_pearl": cfm_pearl(A),
         }
-        values |= {f"{scenario}.{name}": value for name, value in named.items()}
+        values |= {f"{title}.{name}": value for name, value in named.items()}
     if counts.domains:
         of_domains = domain_accuracy(counts)
         values |= {"domain_il.final": float(of_domains.mean()), "domain_il.worst": float(of_domains.min())}

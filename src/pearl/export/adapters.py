@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from pearl.errors import ExportError
+from pearl.errors import ExportError, counted
 from pearl.export.trained import FACTS, FORMAT, Trained, compare, importing, on_cpu, refusing, seen
 from pearl.methods.pearl import Pearl
 from pearl.nn import lowrank, networks
@@ -232,7 +232,7 @@ def _readme(base: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     folders = [task["folder"] for task in facts["tasks"]]
     images = facts["input"]
     shape = "(batch, 3, {2}, {3})".format(*images["shape"])
-    return f"""# Adapters of {len(folders)} tasks
+    return f"""# Adapters of {counted(len(folders), "task")}
 
 Written by pearl {facts["pearl"]}. `base/` holds the reference network; every other folder is a PEFT LoRA with one
 task's own norm layers and head. `{FACTS}` lists the tasks, their folders and their classes. In this folder:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pearl.data.pictures import Picture, pixels_of
 from pearl.data.sources import image_files
-from pearl.errors import DataError, ExportError, PearlError
+from pearl.errors import DataError, ExportError, PearlError, counted
 from pearl.export.adapters import write_peft
 from pearl.export.programs import write_onnx, write_torch
 from pearl.export.trained import FACTS, Trained
@@ -78,7 +78,7 @@ def export(
         verdict = 'not verified, as peft is not installed: pip install "pearl[peft]"'
     else:
         verdict = f"logits differ from the model's by at most {difference:.1e} on {origin}"
-    return f"wrote {out}: {size / 1e6:.1f} MB, {len(model.facts['classes'])} classes; {verdict}"
+    return f"wrote {out}: {size / 1e6:.1f} MB, {counted(len(model.facts['classes']), 'class')}; {verdict}"
 
 
 def check_images(config: ModelConfig, given: Sequence[Path] | None = None) -> tuple[Tensor, str]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pearl.data.given import Given, given
+from pearl.data.given import Given, check_aliases, given
+from pearl.data.pictures import unreadable
 from pearl.errors import DataError, printable
 from pearl.evaluation import sureness
 from pearl.lifecycle.saved import TaskInfo
@@ -149,6 +150,8 @@ class Evaluation:
             return [printable(name), f"{count}", *(f"{value:.2f}%" if count else "-" for value in right)]
 
         for task in self.tasks:
+            if not task.classes:  # its images count with those of the task that showed their classes first
+                continue
             part = slice(task.first_class, task.first_class + len(task.classes))
             found.append(row(f"task {task.name}", part))
             found += [
@@ -175,14 +178,18 @@ def evaluate(
     unknown_rate: float = UNKNOWN_RATE,
     aliases: Mapping[str, str] | None = None,
     nested: bool = False,
+    some_aliases: bool = False,
 ) -> Evaluation:
-    """See `Model.evaluate`."""
+    """See `Model.evaluate`. With `some_aliases` not each has to be of a folder here: others are of what was learnt."""
     from pearl.lifecycle.model import BATCH
 
     size = model.config.images.stored
     several = isinstance(data, list | tuple) and bool(data) and all(isinstance(one, str | Path) for one in data)
     parts = [given(one, size, part="test", nested=nested) for one in (data if several else [data])]
-    parts = [part.renamed(aliases or {}) for part in parts]
+    aliases = aliases or {}
+    if not some_aliases:
+        check_aliases(aliases, parts)
+    parts = [part.renamed(aliases) for part in parts]
     strange, notes = _strange(model, parts)
     place = {name: index for index, name in enumerate([*model.classes, *strange])}
     threshold = model.threshold(unknown_rate) if model.can_judge else math.nan
@@ -208,7 +215,7 @@ def evaluate(
         familiarity += [] if familiar is None else [familiar.numpy()]
         files += [part.images[start + row] for row in asked] if isinstance(part.images, tuple) else [*pixels]
     if problems:
-        raise DataError("\n".join([f"{len(problems)} images cannot be read: remove or replace them", *problems]))
+        raise unreadable(problems, sum(map(len, parts)))
     return Evaluation(
         tuple(model.tasks),
         tuple(strange),

@@ -18,7 +18,8 @@ import torch
 
 from pearl.data.augment import View
 from pearl.data.batches import Task, fold
-from pearl.data.given import Given, given, name_of
+from pearl.data.given import Given, check_aliases, given, name_of
+from pearl.data.pictures import unreadable
 from pearl.errors import ConfigError, DataError, RunError, printable
 from pearl.lifecycle import outcome
 from pearl.lifecycle.choices import Backbone, config_for, has_statistics
@@ -32,7 +33,6 @@ from pearl.lifecycle.saved import (
 )
 from pearl.lifecycle.session import session
 from pearl.settings.config import ModelConfig, admit, as_stored, check_config
-from pearl.settings.registry import nearest
 from pearl.storage.files import MANIFEST, PENDING, finished, half_learnt, read_json, write_json
 from pearl.training.engine import Engine, Observer
 
@@ -131,7 +131,8 @@ def _learn(
     known, settings = _half_learnt(path), config.model_dump(mode="json")
     try:
         found = given(data, size, part="train", nested=nested, on_progress=_progress(show))
-        found = renamed(found, aliases)
+        check_aliases(aliases, [found])
+        found = found.renamed(aliases)
         name, names = found.name if name is None else name, found.classes
         if holdout and np.bincount(found.labels).max() < 2:
             raise ConfigError(
@@ -245,18 +246,6 @@ def _half_learnt(path: Path) -> dict[str, Any]:
     return known
 
 
-def renamed(found: Given, aliases: Mapping[str, str]) -> Given:
-    """By the names that folders stand for.
-
-    Raises:
-        DataError: there is no such folder.
-    """
-    if strange := sorted(aliases.keys() - {*found.classes}):
-        hint = nearest(strange[0], found.classes)
-        raise DataError(f"{found.place or found.name}: no folder {strange[0]!r} that could be an alias; {hint}")
-    return found.renamed(aliases)
-
-
 def _heads_alone(path: Path, done: int, config: ModelConfig) -> Iterator[str]:
     """A line for a model whose heads cannot be compared, though they could be."""
     if done and config.method.get("classifier", {}).get("name") == "heads":
@@ -323,8 +312,7 @@ def decode(found: Given, size: int, show: Observer) -> np.ndarray:
         problems += wrong
         tell(min(begin + 256, len(found)), len(found))
     if problems:
-        count = f"{len(problems)} of {len(found)} images cannot be read: remove or replace them"
-        raise DataError("\n".join([count, *problems]))
+        raise unreadable(problems, len(found))
     return pixels
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pearl.data.augment import View
 from pearl.data.pictures import Picture, in_batches, is_one
-from pearl.errors import ConfigError, DataError, RunError, printable, short_of_memory, typed
+from pearl.errors import ConfigError, DataError, RunError, counted, printable, short_of_memory, typed
 from pearl.evaluation.evaluate import Ensemble
 from pearl.lifecycle.evaluation import UNKNOWN_RATE, Data, Evaluation, evaluate
 from pearl.lifecycle.outcome import Outcome, estimated
@@ -78,7 +78,7 @@ class Model:
         if not there:
             raise RunError(f"{path}: no task is finished; go on with: {resume_command(path, config)}")
         if tasks is not None and not 1 <= tasks <= there:
-            raise RunError(f"{path}: {there} tasks are finished, not {tasks}; ask for 1 to {there}")
+            raise RunError(f"{path}: it has {counted(there, 'finished task')}, not {tasks}; ask for 1 to {there}")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         if chosen.partition(":")[0] not in ("cpu", "cuda"):
             raise ConfigError(f"device {device!r} cannot be used here; use auto, cpu or cuda")
@@ -91,7 +91,8 @@ class Model:
 
     def __repr__(self) -> str:
         made = f"{readable(self.config.method['name'])} on {self.config.backbone['name']}"
-        return f"Model({printable(str(self.path))}: {made}, {len(self.tasks)} tasks, {len(self.classes)} classes)"
+        size = f"{counted(len(self.tasks), 'task')}, {counted(len(self.classes), 'class')}"
+        return f"Model({printable(str(self.path))}: {made}, {size})"
 
     def _repr_html_(self) -> str:
         rows = [(task.name, f"{len(task.names)}", ", ".join(task.names)) for task in self.tasks]
@@ -255,11 +256,11 @@ class Model:
         logits = torch.cat(parts)
         if logits.shape[1] != width:
             raise RunError(
-                f"{self.path}: its manifests name {width} classes, its weights answer with {logits.shape[1]}; restore "
-                f"them from a copy"
+                f"{self.path}: its manifests name {counted(width, 'class')}, its weights answer with "
+                f"{logits.shape[1]}; restore them from a copy"
             )
         if logits.isnan().any():
-            raise RunError(f"{self.path}: its tensors give no numbers for {width} classes; restore a copy")
+            raise RunError(f"{self.path}: its tensors give no numbers for {counted(width, 'class')}; restore a copy")
         return logits
 
     @typed
@@ -277,38 +278,12 @@ class Model:
         class statistics leaves them out, and says so. `aliases` maps folders to the classes that they show.
 
         Raises:
-            DataError: no class that the model knows, or images that cannot be read, all of which are named.
+            DataError: no class that the model knows, an alias of no folder, or images that cannot be read, all named.
             ConfigError: `unknown_rate` is no share.
         """
         return evaluate(self, data, unknown_rate=unknown_rate, aliases=aliases, nested=nested)
 
     # ----------------------------------------------------------------------------------------------------- learning
-
-    @typed
-    def learn(
-        self,
-        data: Any,
-        *,
-        task: str | None = None,
-        aliases: Mapping[str, str] | None = None,
-        fast: bool = False,
-        nested: bool = False,
-        holdout: float = 0.0,
-        **overrides: Any,
-    ) -> Self:
-        """Learn the classes of images as a new task, and store it: `pearl.learn`, which says what `data` may be.
-
-        Returns the grown model, whose `outcome` says how good it is. `overrides` are settings of training:
-        `learn(data, train={"epochs": 5})`.
-
-        Raises:
-            PearlError: anything a user can mend; the model is then as it was.
-        """
-        from pearl.lifecycle.learning import learn
-
-        how: dict[str, Any] = {"task": task, "aliases": aliases, "fast": fast, "nested": nested, "holdout": holdout}
-        learn(self.path, data, overrides=overrides, device=self.device.type, **how)
-        return type(self).open(self.path, device=self.device.type)
 
     @typed
     def refit(

@@ -6,7 +6,7 @@ import numpy as np
 
 from pearl.data.batches import Task
 from pearl.data.sources import some
-from pearl.errors import printable
+from pearl.errors import counted, printable
 from pearl.methods.base import Method
 
 FEW = 5  # images of a class: below, most of what is learnt is those images
@@ -31,5 +31,5 @@ def notes(method: Method, task: Task) -> Iterator[str]:
         yield f"fewer than {FEW} images of {named}: such classes are often confused; add images if you can"
     least, most = counts.argmin(), counts.argmax()
     if counts[most] >= UNBALANCED * counts[least]:
-        small, large = (f"{printable(task.classes[row])!r} ({counts[row]} images)" for row in (least, most))
+        small, large = (f"{printable(task.classes[row])!r} ({counted(counts[row], 'image')})" for row in (least, most))
         yield f"very unbalanced: {large} will be named too often where it is {small}; even them out if you can"

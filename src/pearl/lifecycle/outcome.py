@@ -6,7 +6,7 @@ estimates.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from pearl.data.batches import Task
-from pearl.errors import RunError
+from pearl.errors import RunError, counted
 from pearl.evaluation import sureness
 from pearl.evaluation.evaluate import Evaluator, TestSet
 from pearl.lifecycle.evaluation import Evaluation, percent
@@ -27,7 +27,7 @@ OLD = 10  # tasks, at most, whose state is estimated
 Entry = dict[str, Any]  # what a manifest says under "estimate"; see `shapes.Estimate`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """How good a model is on the classes of its newest task and on older ones, in percent; None where nobody knows.
 
@@ -41,11 +41,17 @@ class Outcome:
     new_in_task: float | None  # task-IL
     old_then: float | None  # class-IL, each class when it was learnt
     old_now: float | None
-    mistakes: tuple[tuple[str, str, int], ...] = field(repr=False)  # the most frequent: true class, answer, how often
+    mistakes: tuple[tuple[str, str, int], ...]  # the most frequent: true class, answer, how often
     sure: float  # mean probability of the answers
     right: float  # how many of them are right
     calibration_error: float
     first: bool = False
+
+    def __repr__(self) -> str:
+        parts = {"new": self.new, "old": self.old_then if self.old_now is None else self.old_now}
+        told = ", ".join(f"{name} classes {value:.1f} %" for name, value in parts.items() if value is not None)
+        kind = "estimated" if self.how == "left out" else "measured"
+        return f"Outcome({told}; {kind} on {counted(self.images, 'image')})"
 
 
 # ------------------------------------------------------------------------------------------- what a manifest keeps

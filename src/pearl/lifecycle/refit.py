@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pearl.data.batches import Task
-from pearl.errors import ConfigError, RunError
+from pearl.errors import ConfigError, RunError, counted
 from pearl.lifecycle.runs import Run, execute
+from pearl.lifecycle.saved import read_config
 from pearl.methods.base import Method
 from pearl.methods.common.subnetworks import SubNetworks
 from pearl.settings.config import RunConfig, check_config
@@ -34,6 +35,8 @@ def refit(
         RunError: `source` is no run, or has tasks left to learn.
         ConfigError: its method keeps no sub-networks, or the classifier has options that are wrong.
     """
+    if not isinstance(read_config(source), RunConfig):
+        raise RunError(f"{source}: a model, whose images nobody kept; give images of its classes with --data")
     run = Run.open(source)
     if not run.done:
         raise RunError(f"{source}: has tasks left to learn; finish it with: pearl resume {source}")
@@ -71,7 +74,7 @@ def _trained(classifier: Mapping[str, Any]) -> int | Literal["all"]:
 
 
 def _tasks(trained: int | Literal["all"]) -> str:
-    return "all tasks" if trained == "all" else f"{trained} task{'s' * (trained > 1)}"
+    return "all tasks" if trained == "all" else counted(trained, "task")
 
 
 class Taken(Engine):

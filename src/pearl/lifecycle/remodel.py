@@ -13,7 +13,7 @@ import numpy as np
 
 from pearl.data.augment import View
 from pearl.data.batches import Task
-from pearl.data.given import Given, given
+from pearl.data.given import Given, check_aliases, given
 from pearl.data.sources import some
 from pearl.errors import ConfigError, DataError, RunError, printable
 from pearl.lifecycle.copying import check_place, check_whole, copy_beside, made_aside
@@ -106,27 +106,22 @@ def _files(
     """The images of each class; aliases may be of folders in any of `data`."""
     known = [name for info in infos for name in info.classes]
     files: dict[str, list[Path]] = {name: [] for name in known}
-    found: set[str] = set()
-    for root in data:
-        part = given(root, size, part="train")
+    parts = [given(root, size, part="train") for root in data]
+    check_aliases(aliases, parts)
+    for root, part in zip(data, parts, strict=True):
         if not isinstance(part.images, tuple):
             raise DataError(f"{root}: statistics are gathered from files; give folders, or a .csv of paths and labels")
-        own = {name: label for name, label in aliases.items() if name in part.classes}
-        found |= own.keys()
-        part = part.renamed(own)
-        if strange := [name for name in part.classes if name not in files]:
+        named = part.renamed(aliases)
+        if strange := [name for name in named.classes if name not in files]:
             raise DataError(
                 f"{root}: {printable(strange[0])!r} is no class of the model ({nearest(strange[0], known)}); name "
                 f"the class that it shows with --alias, or leave its folder out"
             )
-        for image, label in zip(part.images, part.labels.tolist(), strict=True):
-            files[part.classes[label]].append(image)
-    if strange := sorted(aliases.keys() - found):
-        raise DataError(f"no folder {printable(strange[0])!r} that could be an alias")
+        for image, label in zip(part.images, named.labels.tolist(), strict=True):
+            files[named.classes[label]].append(image)
     if missing := [name for name, images in files.items() if not images]:
         raise DataError(
             f"no images of {some((repr(printable(name)) for name in missing), 5)}: a class without statistics could "
-            f"never be named; give images of all {len(known)} classes, a --data for each folder, or keep the model as "
-            f"it is"
+            f"never be named; give images of every class, a --data for each folder, or keep the model as it is"
         )
     return files

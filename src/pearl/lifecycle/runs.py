@@ -25,7 +25,7 @@ from pearl.data.batches import Task
 from pearl.data.cache import Images, decode_rows
 from pearl.data.sources import Source
 from pearl.data.stream import Stream, make_stream
-from pearl.errors import ConfigError, DataError, RunError, TrainingError, printable
+from pearl.errors import ConfigError, DataError, RunError, TrainingError, counted, printable
 from pearl.evaluation import metrics
 from pearl.evaluation.evaluate import Evaluator, TestSet
 from pearl.lifecycle.saved import build_method, isolation_size, load_method, read_config, resume_command
@@ -61,7 +61,8 @@ class Run:
     def __repr__(self) -> str:
         stages = self.results["stages"]
         accuracy = f", class-IL {self.summary['class_il.final']:.2f} %" if stages else ""
-        return f"Run({printable(str(self.path))}: {len(stages)} tasks{'' if self.done else ' so far'}{accuracy})"
+        done = f"{counted(len(stages), 'task')}{'' if self.done else ' so far'}"
+        return f"Run({printable(str(self.path))}: {done}{accuracy})"
 
     def _repr_html_(self) -> str:
         rows = [["task", "class-IL (%)", "task-IL (%)"]]
@@ -354,8 +355,11 @@ class _Work:
         started = time.perf_counter()
         splits = self.prepared.stream.tasks[: t + 1]
         tests = [
-            TestSet(torch.from_numpy(split.test_images(self.prepared.test)), torch.from_numpy(split.test_labels))
-            for split in splits
+            TestSet(
+                torch.from_numpy(self.prepared.stream.test_images(i, self.prepared.test)),
+                torch.from_numpy(split.test_labels),
+            )
+            for i, split in enumerate(splits)
         ]
         shown = [split.shown for split in splits]
         try:

@@ -11,7 +11,7 @@ import yaml
 from torch import nn
 
 from pearl.data.batches import fold
-from pearl.errors import ConfigError, RunError
+from pearl.errors import ConfigError, RunError, counted
 from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig, RunConfig, as_stored, check_config
 from pearl.settings.documents import parse_yaml
@@ -141,8 +141,8 @@ def task_infos(path: Path, tasks: int | None = None) -> list[TaskInfo]:
         rows = task_rows(len(found), manifest["tensors"])
         if rows - {len(info.classes)}:
             raise RunError(
-                f"{folder / MANIFEST}: names {len(info.classes)} classes, the task's tensors have {max(rows)}; restore "
-                f"it from a copy"
+                f"{folder / MANIFEST}: names {counted(len(info.classes), 'class')}, the task's tensors have "
+                f"{max(rows)}; restore it from a copy"
             )
         found.append(info)
         first += len(info.classes)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from pearl.data.sources import some
+from pearl.errors import counted
 from pearl.storage.paths import data_root, runs_root
 from pearl.training.engine import has_fast_bf16
 from pearl.training.world import kind_of
@@ -30,7 +31,7 @@ def report() -> tuple[str, bool]:
     lines = [f"pearl {__version__}"]
     lines += [f"  {name} {metadata.version(name)}" for name in _PACKAGES]
     device = kind_of("auto")
-    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {counted(torch.get_num_threads(), 'thread')}"
     lines += [f"device: {name}; automatic precision {'bf16' if has_fast_bf16(device) else 'fp32'}"]
     healthy = True
     for what, root in (("data", data_root()), ("runs", runs_root())):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pearl.errors import counted
 from pearl.reports.page import check_output
 from pearl.reports.parts import (
     Chapter,
@@ -18,7 +19,6 @@ from pearl.reports.parts import (
     line_figure,
     render,
 )
-from pearl.reports.records import counted
 from pearl.storage.files import write_file
 
 if TYPE_CHECKING:

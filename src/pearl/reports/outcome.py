@@ -3,16 +3,16 @@
 import shlex
 from typing import TYPE_CHECKING
 
-from pearl.errors import printable
+from pearl.errors import counted, printable
 
 if TYPE_CHECKING:
     from pearl.lifecycle.model import Model
     from pearl.lifecycle.outcome import Outcome
 
 HOW = {
-    "left out": "estimated on {} images of its own, each left out of the statistics that it meets",
-    "held out": "measured on {} images of its own that were held out of training",
-    "measured": "measured on {} images",
+    "left out": "estimated on {} of its own, each left out of the statistics that it meets",
+    "held out": "measured on {} of its own that were held out of training",
+    "measured": "measured on {}",
 }
 BEST_CASE = "its network has learnt from these images, so this is the best case; --holdout 0.1 measures on others"
 
@@ -29,7 +29,7 @@ def ending(model: "Model", measured: "Outcome | None" = None) -> str:
 
 def outcome_lines(outcome: "Outcome") -> list[str]:
     """Seven lines at most."""
-    lines = [f"{HOW[outcome.how].format(outcome.images)}:"]
+    lines = [f"{HOW[outcome.how].format(counted(outcome.images, 'image'))}:"]
     if outcome.new is not None:
         alone = f", {outcome.new_in_task:.1f} % among the task's own (task-IL)"
         lines.append(f"  new classes  {outcome.new:.1f} % right among all classes (class-IL){alone}")

@@ -9,12 +9,12 @@ import numpy as np
 import yaml
 from markupsafe import Markup
 
-from pearl.errors import ReportError
+from pearl.errors import ReportError, counted
 from pearl.evaluation import metrics
 from pearl.reports import plots
 from pearl.reports.compared import MODEL_NOTE, SHARE_NOTE, compare
 from pearl.reports.parts import Cell, Chapter, Figure, Part, Table, bar_figure, curve_figure, heat_map, plain, render
-from pearl.reports.records import SCENARIOS, Record, counted, flat, metric_title, percent, read_all
+from pearl.reports.records import SCENARIOS, Record, flat, metric_title, percent, read_all
 from pearl.reports.text import HEADLINES
 from pearl.storage.files import write_file
 
@@ -246,7 +246,8 @@ def _losses(record: Record, name: str) -> list[Figure]:
         svg = plots.lines(
             {"loss": curve},
             name=f"{name}-loss{index}",
-            alt=f"{table.title}: {len(epochs)} epochs over {len(marks)} tasks, the last at {loss[-1]:.4g}.",
+            alt=f"{table.title}: {counted(len(epochs), 'epoch')} over {counted(len(marks), 'task')}, the last at "
+            f"{loss[-1]:.4g}.",
             x="epoch of this phase, running",
             y="loss (nats)",
             marks=marks,

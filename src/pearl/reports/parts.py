@@ -17,6 +17,7 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
+from pearl.errors import counted
 from pearl.reports import plots
 from pearl.storage.sheets import rows_as_csv
 from pearl.version import __version__
@@ -117,8 +118,8 @@ def heat_map(title: str, values: Any, *, rows: Sequence[str], columns: Sequence[
         [axes["y"], *(f"{axes['x']} {column}" for column in columns)],
         [[row, *cells] for row, cells in zip(rows, values.tolist(), strict=True)],
     )
-    alt = f"{title}: heat map of {len(rows)} rows ({axes['y']}) by {len(columns)} columns ({axes['x']}), "
-    alt += f"from {np.nanmin(values):.4g} to {np.nanmax(values):.4g}."
+    alt = f"{title}: heat map of {counted(len(rows), 'row')} ({axes['y']}) by {counted(len(columns), 'column')} "
+    alt += f"({axes['x']}), from {np.nanmin(values):.4g} to {np.nanmax(values):.4g}."
     return Figure(Markup(plots.heat_map(values, alt=alt, rows=rows, columns=columns, **axes)), table)
 
 

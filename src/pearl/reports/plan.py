@@ -5,6 +5,7 @@ import time
 import torch
 from torch import nn
 
+from pearl.errors import counted
 from pearl.lifecycle.runs import Prepared, ready
 from pearl.methods.base import Method
 from pearl.methods.pearl import Pearl
@@ -50,19 +51,19 @@ def _shortened(lines: list[str], long: bool) -> list[str]:
 
 
 def _tasks(prepared: Prepared) -> list[str]:
-    lines = [f"{len(prepared.stream.tasks)} tasks, evaluated on the {prepared.stream.test_from} images:"]
+    lines = [f"{counted(len(prepared.stream.tasks), 'task')}, evaluated on the {prepared.stream.test_from} images:"]
     for t, task in enumerate(prepared.stream.tasks):
         classes = prepared.stream.shown(t)
         names = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
         lines.append(
-            f"  {task.name}: {len(classes)} classes ({names}), {len(task.train)} training and {len(task.test)} test "
-            f"images"
+            f"  {task.name}: {counted(len(classes), 'class')} ({names}), {len(task.train)} training and "
+            f"{counted(len(task.test), 'test image')}"
         )
     return lines
 
 
 def _targets(method: Pearl) -> list[str]:
-    lines = [f"{len(method.targets)} targets, fold {method.fold}:"]
+    lines = [f"{counted(len(method.targets), 'target')}, fold {method.fold}:"]
     for target in method.targets:
         rows, columns = matrix_shape(target.shape, method.fold)
         form = "dense copy" if target.dense else f"matrix {rows} x {columns}, full rank {min(rows, columns)}"
@@ -116,8 +117,11 @@ def _steps(config: RunConfig, prepared: Prepared, method: Method, engine: Engine
             timed[batch] = step_seconds(method.backbone, config.images.size, batch, engine)
         total += sum(steps)
         seconds += sum(steps) * timed.get(batch, 0) * min(settings.batch_size, max(counts)) / batch
-        lines.append(f"  {phase}: {sum(steps):,} steps in {len(steps)} tasks, batches of {settings.batch_size}")
-    how = ", ".join(f"a pass of {batch} images forward and backward took {took:.3f} s" for batch, took in timed.items())
+        size = f"{counted(sum(steps), 'step')} in {counted(len(steps), 'task')}"
+        lines.append(f"  {phase}: {size}, batches of {settings.batch_size}")
+    how = ", ".join(
+        f"a pass of {counted(batch, 'image')} forward and backward took {took:.3f} s" for batch, took in timed.items()
+    )
     return [
         f"steps: about {total:,}",
         *_shortened(lines, long),

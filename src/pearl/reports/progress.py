@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from pearl.errors import drawn_on, printable
+from pearl.errors import counted, drawn_on, printable
 from pearl.training.engine import Observer
 
 
@@ -48,17 +48,17 @@ class Lines(Observer):
         if kind == "run":
             self.tasks = facts["tasks"]
             after = f", going on after task {facts['done']}" if facts["done"] else ""
-            return f"{facts['tasks']} tasks, {facts['classes']} classes{after}"
+            return f"{counted(facts['tasks'], 'task')}, {counted(facts['classes'], 'class')}{after}"
         if kind == "task":
             names = ", ".join(facts["classes"][:6]) + (" ..." if len(facts["classes"]) > 6 else "")
-            size = f"{len(facts['classes'])} classes ({names}), {facts['images']} images"
+            size = f"{counted(len(facts['classes']), 'class')} ({names}), {counted(facts['images'], 'image')}"
             return f"task {facts['task'] + 1}/{self.tasks}: {size}"
         if kind == "data" and "left_out" in facts["notes"]:
             return f"note: {facts['notes']['left_out']}"
         if kind == "note":
             return f"  note: {facts['text']}"
         if kind == "phase":
-            return f"  {facts['phase']}: {facts['steps']} steps, {facts['trained']:,} parameters"
+            return f"  {facts['phase']}: {counted(facts['steps'], 'step')}, {counted(facts['trained'], 'parameter')}"
         if kind == "stage":
             accuracy = f"class-IL {facts['class_il']:.2f} %, task-IL {facts['task_il']:.2f} % (pooled over images)"
             return f"  after task {facts['task'] + 1}: {accuracy}"

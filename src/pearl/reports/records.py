@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pearl.errors import ReportError, RunError
+from pearl.errors import ReportError, RunError, counted
 from pearl.evaluation import metrics
 from pearl.reports.text import HEADLINES
 from pearl.settings.documents import parse_yaml
@@ -338,8 +338,3 @@ def metric_title(key: str) -> str:
 def percent(values: Sequence[int]) -> list[float]:
     """Each value's share of their sum."""
     return [100 * value / max(sum(values), 1) for value in values]
-
-
-def counted(number: int, what: str) -> str:
-    """So many of something."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

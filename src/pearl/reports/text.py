@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from pearl.errors import ConfigError, RunError, printable
+from pearl.errors import ConfigError, RunError, counted, printable
 from pearl.evaluation.metrics import accuracy_matrix
 from pearl.reports.measured import HOW, lines_of, old_data
 from pearl.reports.settings import REGISTRIES, SECTIONS, part_page, section_page
@@ -33,11 +33,11 @@ HEADLINES = {
     "task_il.final": "task-IL after the last task, mean over tasks",
     "domain_il.final": "domain-IL, mean over domains",
     "domain_il.worst": "domain-IL, the worst domain",
+    "place.final": "right class of whatever task, by its place",
     "task_identification": "task identified",
     "parameters_million": "parameters (million)",
     "growth": "parameters, share of isolation",
 }
-FOR_DOMAINS = {"domain_il.final": "domain-IL, where tasks are domains"}
 
 
 def names_of(what: str) -> dict[str, str]:
@@ -101,8 +101,7 @@ def run_page(run: "Run") -> str:
             lines.append(f"  {results['tasks'][t]['name']:10.10}{cells}")
     lines.append("")
     expected = {} if run.config.method["name"] != "pearl" or run.config.smoke else run.config.expected
-    rows = HEADLINES | {key: title for key, title in FOR_DOMAINS.items() if key in summary}
-    rows |= {key: key for key in expected if key not in rows}
+    rows = HEADLINES | {key: key for key in expected if key not in HEADLINES}
     width = max(map(len, [*rows.values(), _MEAN_RANK]))
     for key, title in rows.items():
         if key not in summary:  # of other streams
@@ -116,7 +115,7 @@ def run_page(run: "Run") -> str:
     if run.mean_rank is not None:
         lines.append(f"{_MEAN_RANK:{width}} {run.mean_rank:8.2f}")
     if not run.done:
-        lines.append(f"unfinished: {len(results['stages'])} tasks; the same `pearl run` goes on")
+        lines.append(f"unfinished: {counted(len(results['stages']), 'task')}; the same `pearl run` goes on")
     return "\n".join(lines)
 
 
@@ -142,7 +141,7 @@ def _sure(evaluation: "Evaluation") -> list[str]:
         images, sure, right = rows.sum(0)
         if images:
             shares = f"{100 * sure / images:.0f} % sure, {100 * right / images:.0f} % right"
-            lines.append(f"  from {low:2} %: {images:.0f} images, {shares}")
+            lines.append(f"  from {low:2} %: {counted(int(images), 'image')}, {shares}")
     return lines
 
 
@@ -154,8 +153,10 @@ def _unknown(evaluation: "Evaluation") -> list[str]:
     table = [["  answered, the most familiar first", *coverage], ["  right (%)", *coverage.values()]]
     lines = ["", "if it answers a part of the images alone:", aligned(table, numbers=True)]
     strangers, refused = ~evaluation.is_known, evaluation.refused
-    found = [f"refuses {refused[part].sum()} of {part.sum()}" for part in (evaluation.is_known, strangers)]
-    lines += ["", f"unknown, at --unknown-rate {evaluation.unknown_rate:g}: of known classes it {found[0]} images"]
+    found = [
+        f"refuses {refused[part].sum()} of {counted(part.sum(), 'image')}" for part in (evaluation.is_known, strangers)
+    ]
+    lines += ["", f"unknown, at --unknown-rate {evaluation.unknown_rate:g}: of known classes it {found[0]}"]
     if strangers.any():
         lines[-1] += f", of strangers it {found[1]}"
         lines.append(f"  strangers told from known classes: AUROC {evaluation.auroc:.1f} % (by chance 50)")
@@ -216,7 +217,8 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         "damaged": damaged,
     }
     lines = [
-        f"{path}: {facts['method']} on {facts['backbone']} at {facts['image_size']} pixels, {len(manifests)} tasks",
+        f"{path}: {facts['method']} on {facts['backbone']} at {facts['image_size']} pixels, "
+        f"{counted(len(manifests), 'task')}",
         f"reference: {reference.get('parameters', 0):,} parameters, {facts['reference_bytes']:,} bytes",
     ]
     before = reference.get("parameters", 0)
@@ -225,8 +227,9 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         if None in (task["name"], task["classes"], task["parameters"], task["bytes"]):
             lines.append(f"{task['folder']}: damaged, see below")
             continue
-        names = ", ".join(map(printable, task["classes"])) or "known ones again"
-        lines.append(f"task {printable(task['name'])}: {len(task['classes'])} classes ({names})")
+        names = ", ".join(map(printable, task["classes"]))
+        shown = f"{counted(len(task['classes']), 'class')} ({names})" if names else "known classes again"
+        lines.append(f"task {printable(task['name'])}: {shown}")
         lines.append(f"  {task['parameters'] - before:+,} parameters, {task['bytes']:,} bytes")
         before = task["parameters"]
         layers = task["layers"] or []
@@ -264,7 +267,7 @@ def _run_state(path: Path) -> str:
     file = path / "results.json"
     if not file.is_file():
         tasks = len(finished(path))
-        return f"{tasks} tasks, see `pearl inspect`" if tasks else "no task finished yet"
+        return f"{counted(tasks, 'task')}, see `pearl inspect`" if tasks else "no task finished yet"
     try:
         results = read_json(file, Results)
         if not results["stages"]:
@@ -274,7 +277,7 @@ def _run_state(path: Path) -> str:
     except (RunError, ZeroDivisionError):
         return "results.json is damaged"
     state = "done" if results.get("complete") else "unfinished"
-    return f"{state}, {len(results['stages'])} tasks, class-IL {accuracy:.2f} % pooled over images"
+    return f"{state}, {counted(len(results['stages']), 'task')}, class-IL {accuracy:.2f} % pooled over images"
 
 
 def duration(seconds: float) -> str:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pearl.errors import RunError
+from pearl.errors import RunError, counted
 from pearl.storage.files import FORMAT, MANIFEST, finished, manifests, open_regular, read_json, write_file, write_json
 from pearl.storage.shapes import Part
 
@@ -156,7 +156,7 @@ def load_state(
         )
     folders = finished(run)
     if tasks is not None and tasks > len(folders):
-        raise RunError(f"{run}: {len(folders)} tasks are finished, {tasks} were asked for; run it further first")
+        raise RunError(f"{run}: it has {counted(len(folders), 'finished task')}, not {tasks}; run it further first")
     parts = list(manifests(run, tasks, Part))  # each in its own place, so that what is newest is laid over all else
     newer: set[str] = set()
     stale = set()

@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pearl.errors import drawn_on, printable
+from pearl.errors import counted, drawn_on, printable
 from pearl.reports.text import duration
 
 
@@ -44,7 +44,7 @@ class Position:
         if kind == "run":
             self.learnt, self.tasks, self.doing = event["done"], event["tasks"], "starting"
         elif kind == "phase":
-            self.doing = f"{event['phase']}, {event['steps']} steps"
+            self.doing = f"{event['phase']}, {counted(event['steps'], 'step')}"
         elif kind == "epoch":
             self.doing = f"{event['phase']}, epoch {event['epoch']} done, loss {event['loss']:.3f}"
         elif kind == "learnt":

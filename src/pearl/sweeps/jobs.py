@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from pearl.errors import ConfigError, Interrupted, PearlError, RunError, WeightsError
+from pearl.errors import ConfigError, Interrupted, PearlError, RunError, WeightsError, counted
 from pearl.settings.config import RunConfig, load_config
 from pearl.storage import files
 from pearl.storage.paths import find, runs_root
@@ -84,7 +84,7 @@ def failures(outcomes: Iterable[Outcome]) -> list[str]:
         return []
     logs = [f"; see {outcome.log}" if outcome.log else "" for outcome in failed]
     lines = [f"{outcome.job.title}: {outcome.error}{log}" for outcome, log in zip(failed, logs, strict=True)]
-    return [*lines, f"{len(failed)} runs failed; once mended, the same command runs them again"]
+    return [*lines, f"{counted(len(failed), 'run')} failed; once mended, the same command runs them again"]
 
 
 def run_jobs(
@@ -245,15 +245,15 @@ class _Work:
         left = len(self.jobs) - len(self.outcomes)
         if left:
             raise Interrupted(
-                f"interrupted; {left} of {len(self.jobs)} runs are not done; what they have learnt is stored, and the "
-                f"same command goes on"
+                f"interrupted; not done: {left} of {counted(len(self.jobs), 'run')}; what they have learnt is stored, "
+                f"and the same command goes on"
             )
         return self.outcomes
 
     def _stop(self) -> None:
         self.told = len(self.asked)
         if self.running:
-            self.board.say(f"stopping: {len(self.running)} runs store what they have learnt")
+            self.board.say(f"stopping: storing what was learnt by {counted(len(self.running), 'run')}")
         for one in self.running.values():
             one.process.stop()
 
@@ -382,5 +382,5 @@ def reason(code: int | str, said: str) -> str:
 
 def one_line(lines: Sequence[str]) -> str:
     """The first of several lines, and how many more there are."""
-    more = f" (and {len(lines) - 1} more lines)" if len(lines) > 1 else ""
+    more = f" (and {counted(len(lines) - 1, 'more line')})" if len(lines) > 1 else ""
     return f"{lines[0]}{more}"

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from pearl.errors import ConfigError, ReportError, RunError, printable
+from pearl.errors import ConfigError, ReportError, RunError, counted, printable
 from pearl.reports.text import duration, markdown
 from pearl.settings.config import parse_overrides
 from pearl.settings.documents import parse_yaml
@@ -176,8 +176,8 @@ def plan(sweep: Sweep, workers: int) -> str:
         for run, job in unique.items()
     ]
     missing = [run for run in unique if run not in took]
-    total = f"{len(sweep.points)} x {len(sweep.seeds) or 1} = {len(sweep.jobs)} jobs, {len(unique)} runs: "
-    total += f"{len(took)} done, {len(missing)} missing"
+    total = f"{len(sweep.points)} x {len(sweep.seeds) or 1} = {counted(len(sweep.jobs), 'job')}, "
+    total += f"{counted(len(unique), 'run')}: {len(took)} done, {len(missing)} missing"
     if took and missing:
         expected, usual = _expected(sweep, took), mean(took.values())
         seconds = sum(expected.get(run, usual) for run in missing)
@@ -204,7 +204,7 @@ def _state(run: Path) -> str:
     except RunError:
         return "damaged"
     tasks = len(finished(run))
-    return f"{tasks} tasks" if tasks else "missing"
+    return counted(tasks, "task") if tasks else "missing"
 
 
 # ------------------------------------------------------------------------------------------------------ results

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from pearl.errors import counted
 from pearl.reports.text import duration
 from pearl.settings.config import RunConfig
 from pearl.storage.sheets import aligned
@@ -33,7 +34,7 @@ def listing(size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> 
             ]
         )
     rows.append(["all", "", "", "", str(len(waiting)), *_times([*waiting.values()]), ""])
-    counts = f"Size {size}, {seeds} seeds" if seeds else f"Size {size}"
+    counts = f"Size {size}, {counted(seeds, 'seed')}" if seeds else f"Size {size}"
     return f"{counts}. A run that several tables share is run once. Times are rough.\n{aligned(rows)}"
 
 

@@ -5,7 +5,7 @@ Each row has up to three lines: what the paper prints or quotes, ours, and the d
 
 from contextlib import suppress
 
-from pearl.errors import RunError
+from pearl.errors import RunError, counted
 from pearl.reports.parts import shown
 from pearl.reports.text import duration
 from pearl.storage.files import read_json
@@ -82,7 +82,7 @@ def about(filled: Filled) -> list[str]:
         "cpu": "settings for CPUs, far smaller than the paper's",
         "smoke": "smoke runs, whose numbers say nothing",
     }
-    state = f"Ours: {at[filled.size]}; {done} of {cells} cells complete, {len(filled.missing)} runs missing."
+    state = f"Ours: {at[filled.size]}; {done} of {cells} cells complete, {counted(len(filled.missing), 'run')} missing."
     where = f"{table.where[0].upper()}{table.where[1:]}."
     return [line for line in (where, table.about, state if cells else "") if line]
 
@@ -98,7 +98,7 @@ def made(filled: Filled) -> list[str]:
             commit = f", commit {made['commit'][:10]}" if made["commit"] else ""
             facts = f"{on}; pearl {made['pearl']}{commit}, Python {made['python']}, {', '.join(versions)}"
             alike.setdefault(facts, []).append(seconds_of(run))
-    return [f"{len(took)} runs in {duration(sum(took))}: {facts}" for facts, took in alike.items()]
+    return [f"{counted(len(took), 'run')} in {duration(sum(took))}: {facts}" for facts, took in alike.items()]
 
 
 READING = (

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO
 
-from pearl.errors import ConfigError
+from pearl.errors import ConfigError, counted
 
 COMMAND = (sys.executable, "-P", "-m", "pearl")  # without -P, Python files of the current folder would be imported
 LOST = 75  # exit code of a process that ends because another one has
@@ -64,13 +64,13 @@ def place(devices: int) -> Place | None:
         return None
     if not (here.rank < here.world and 0 < here.local_world <= here.world):
         raise ConfigError(
-            f"rank {here.rank} of {here.world} processes, {here.local_world} of them on this machine: the environment "
-            f"contradicts itself; unset RANK and WORLD_SIZE, or start with torchrun"
+            f"rank {here.rank} of {counted(here.world, 'process')}, {here.local_world} of them on this machine: the "
+            f"environment contradicts itself; unset RANK and WORLD_SIZE, or start with torchrun"
         )
     if here.local_world != devices:
         raise ConfigError(
-            f"--devices {devices}: {here.local_world} processes were started on this machine; start one for each "
-            f"device, or give --devices {here.local_world}"
+            f"--devices {devices}: {counted(here.local_world, 'process')} started on this machine; start one "
+            f"for each device, or give --devices {here.local_world}"
         )
     return here
 

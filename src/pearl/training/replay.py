@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pearl.errors import Interrupted, RunError
+from pearl.errors import Interrupted, RunError, counted
 from pearl.methods.base import Method, Phase
 from pearl.storage.checkpoint import changed, read_part, snapshot, write_part
 from pearl.storage.shapes import Moment
@@ -139,7 +139,7 @@ class Replay:
         self.world.wait()  # none ends before it is on disk
         self._stored_at = time.monotonic()
         if requested:
-            raise Interrupted(f"interrupted in phase {scene.phase.name} after {progress.done} steps")
+            raise Interrupted(f"interrupted in phase {scene.phase.name} after {counted(progress.done, 'step')}")
 
     def restore(self, at: tuple[int, int], scene: "Scene") -> Progress:
         """Put the newest stored moment of a phase back, and say how far it was; from the start if there is none."""

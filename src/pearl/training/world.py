@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pearl.data.batches import Batch, fold
-from pearl.errors import ConfigError
+from pearl.errors import ConfigError, counted
 from pearl.nn.precision import full
 from pearl.training.launch import Place, place
 
@@ -175,9 +175,8 @@ def enough(accelerator: str, devices: int) -> int:
         ConfigError: it has fewer.
     """
     if accelerator == "cuda" and torch.cuda.is_available() and devices > torch.cuda.device_count():
-        raise ConfigError(
-            f"--devices {devices}: {torch.cuda.device_count()} GPUs can be seen here; give fewer, or --device cpu"
-        )
+        seen = counted(torch.cuda.device_count(), "GPU")
+        raise ConfigError(f"--devices {devices}: {seen} can be seen here; give fewer, or --device cpu")
     return devices
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from pearl.data.sources.source import Source, Split, checked, reason, some, three_channels
-from pearl.errors import DataError
+from pearl.errors import DataError, counted
 from pearl.storage.files import open_regular
 from pearl.storage.paths import find
 
@@ -99,10 +99,12 @@ def _npz_split(place: Path, arrays: dict[str, np.ndarray], part: str, names: Seq
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise DataError(f"{place}: {part}_labels must be integers of shape (N,), not {labels.dtype} {labels.shape}")
     if len(labels) != len(images):
-        raise DataError(f"{place}: {part}_labels has {len(labels)} entries for {len(images)} images in {part}_images")
+        raise DataError(
+            f"{place}: {part}_labels is of length {len(labels)}, for {counted(len(images), 'image')} in {part}_images"
+        )
     if len(labels) and (labels.min() < 0 or labels.max() >= len(names)):
         raise DataError(
             f"{place}: {part}_labels has values from {labels.min()} to {labels.max()}, which must lie in "
-            f"0 to {len(names) - 1}, as there are {len(names)} classes"
+            f"0 to {len(names) - 1}, as there are {counted(len(names), 'class')}"
         )
     return Split(images, labels.astype(np.int64))

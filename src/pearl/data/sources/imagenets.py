@@ -13,7 +13,7 @@ import yaml
 
 from pearl.data.sources.source import Source, checked, reason, some, unique
 from pearl.data.sources.trees import Files, class_images, draw, images_in, labelled, read_text, split_hash, tree
-from pearl.errors import DataError
+from pearl.errors import DataError, counted
 from pearl.settings.documents import parse_yaml
 from pearl.storage.network import short_waits
 from pearl.storage.paths import data_root, find
@@ -150,7 +150,9 @@ def _listed(root: Path, files: Files, train_list: str, test_list: str) -> tuple[
         entries = Counter("/".join(PurePosixPath(entry).parts[-2:]) for entry in _entries(place))
         missing = sorted(set(entries) - existing)
         if missing:
-            raise DataError(f"{place} names {len(missing)} files that {root} lacks: {some(missing)}; mend the list")
+            raise DataError(
+                f"{place} names {counted(len(missing), 'file')} that {root} lacks: {some(missing)}; mend the list"
+            )
         repeated = sorted(entry for entry, count in entries.items() if count > 1 or entry in seen)
         if repeated:
             raise DataError(f"{place} names files for a second time: {some(repeated)}; keep each in one list, once")

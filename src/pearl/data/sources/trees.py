@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from pearl.data.sources.source import Split, reason, some
-from pearl.errors import DataError
+from pearl.errors import DataError, counted
 from pearl.storage.files import read_regular
 
 Files = dict[str, list[Path]]  # class -> its images; both in order
@@ -47,6 +47,8 @@ def class_places(root: Path, *, nested: bool = False) -> dict[str, Path]:
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: give one that holds a folder of images per class")
+    if (root / "config.yaml").is_file():  # or its folders would be taken for classes that want images
+        raise DataError(f"{root} is a model or run: give a folder that holds a folder of images per class")
     classes: dict[str, Path] = {}
     waiting: list[tuple[Path, tuple[Path, ...]]] = [
         (place, (root.resolve(), place.resolve())) for place in _folders(root)
@@ -96,7 +98,7 @@ def left_out(root: Path, *, nested: bool = False) -> list[str]:
     lines = no_images(root, inside)
     if below and not nested:
         mend = "--nested makes classes of their folders"
-        lines.append(f"{root}: {below} images lie deeper than class folders, and are left out; {mend}")
+        lines.append(f"{root}: {counted(below, 'image')} deeper than class folders left out; {mend}")
     return lines
 
 
@@ -111,7 +113,7 @@ def no_images(root: Path, files: Iterable[Path]) -> list[str]:
         return []
     first = kinds.most_common(5)
     named = [f"{count} {kind}" for kind, count in first]
-    named += [f"{kinds.total() - sum(count for _, count in first)} others"] if len(kinds) > len(first) else []
+    named += [counted(kinds.total() - sum(count for _, count in first), "other")] if len(kinds) > len(first) else []
     heic = "; HEIC needs pip install 'pearl[heic]'" if kinds.keys() & {".heic", ".heif"} else ""
     return [f"{root}: files that are no image known here ({', '.join(named)}) are left out{heic}"]
 

@@ -27,7 +27,7 @@ class SiPrompts(PromptMethod):
 
     Defaults are the authors': SGD at 0.01 with momentum 0.9 and a cosine, weight decay 2e-4, batches of 128, 30 epochs.
     They learn domains, in each of which all classes come again, and count an answer as right if its class is, in
-    whatever domain: here that is `domain_il`, an extra metric beside class-IL and task-IL, which says something only
+    whatever domain: here that is `place.final`, an extra metric beside class-IL and task-IL, which says something only
     where class i of every task is the same thing. In class-IL the logits of tasks that were not chosen are moved below
     those of the chosen one; they are of its prompts, as there is one prompted pass. Centroids are of images without
     augmentation, where the authors augment.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pearl.data.sources.arrays import read_npz
-from pearl.errors import ConfigError, printable
+from pearl.errors import ConfigError, counted, printable
 from pearl.storage.paths import find
 
 
@@ -55,7 +55,7 @@ class TextFeatures:
         if missing:
             raise ConfigError(
                 f"{self.file}: no feature of {printable(missing[0])!r}"
-                + (f" and {len(missing) - 1} more classes" if missing[1:] else "")
+                + (f" and {counted(len(missing) - 1, 'more class')}" if missing[1:] else "")
                 + "; make the file with the names of all classes"
             )
         return [self.features[self.rows[_plain(name)]] for name in names]
