@@ -41,6 +41,7 @@ from pearl.methods.rehearsal.er import Er
 from pearl.methods.rehearsal.er_ace import ErAce
 from pearl.methods.rehearsal.ocdnet import OcdNet
 from pearl.methods.rehearsal.tamil import Tamil
+from pearl.methods.rehearsal.trire import TriRe
 from pearl.methods.sparse.packnet import PackNet
 from pearl.methods.sparse.pnn import Progressive
 from pearl.nn.bsconv import bsc
@@ -82,6 +83,7 @@ ZOO = {
     "tamil": lambda: Tamil(small_resnet(), buffer_size=20, minibatch_size=8),
     "agile": lambda: Agile(small_resnet(), code_dim=6, buffer_size=20, minibatch_size=8, ema_norms="averaged"),
     "ocdnet": lambda: OcdNet(small_resnet(), buffer_size=20, minibatch_size=8),
+    "trire": lambda: TriRe(small_resnet(), tasks=3, buffer_size=20, minibatch_size=8),
     "lwf": lambda: Lwf(small_resnet()),
     "ewc": lambda: OnlineEwc(small_resnet()),
     "pearl": lambda: Pearl(small_resnet()),

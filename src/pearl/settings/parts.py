@@ -15,6 +15,7 @@ METHODS = Registry(
         "derpp": "pearl.methods.rehearsal.derpp:DerPlusPlus",
         "co2l": "pearl.methods.rehearsal.co2l:Co2L",
         "ocdnet": "pearl.methods.rehearsal.ocdnet:OcdNet",
+        "trire": "pearl.methods.rehearsal.trire:TriRe",
         "tamil": "pearl.methods.rehearsal.tamil:Tamil",
         "agile": "pearl.methods.rehearsal.agile:Agile",
         "lwf": "pearl.methods.regularization.lwf:Lwf",

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task
-from pearl.methods.base import Method, Phase
+from pearl.methods.base import Method, Network, Phase
 from pearl.methods.common.average import Average, Statistics
 from pearl.methods.common.memory import Memory, Policy, Shown
 
@@ -110,25 +110,22 @@ class Rehearsing(Method):
         """Images of the memory, drawn and augmented anew."""
         return self.memory.draw(self.minibatch_size, task.view)
 
-    def rehearsed(self, task: Task, reg_weight: float, beta: float) -> Tensor:
+    def rehearsed(self, task: Task, reg_weight: float, beta: float, ask: Network | None = None) -> Tensor:
         """reg_weight * squared distance to the teacher + beta * cross-entropy, each on remembered images of its own.
 
-        A term of weight 0 is left out, its images too.
+        A term of weight 0 is left out, its images too. `ask` gives logits in the place of the forward pass.
         """
+        ask = ask or self
         loss = torch.zeros((), device=self.device)
         if reg_weight and (old := self.shown(task)) is not None:
-            loss = loss + reg_weight * F.mse_loss(self(old.x), self.taught(old))
+            loss = loss + reg_weight * F.mse_loss(ask(old.x), self.taught(old))
         if beta and (old := self.shown(task)) is not None:
-            loss = loss + beta * self.told(old)
+            loss = loss + beta * F.cross_entropy(ask(old.x), old.y)
         return loss
 
     def taught(self, old: Shown) -> Tensor:
         """What the teacher says of remembered images (B, classes seen)."""
         return self.teacher.asked(self.network, lambda: self(old.x))
-
-    def told(self, old: Shown) -> Tensor:
-        """The loss of remembered images by their labels."""
-        return F.cross_entropy(self(old.x), old.y)
 
     def facts(self, task: int) -> dict[str, Any]:
         """What the memory holds."""

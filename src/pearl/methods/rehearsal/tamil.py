@@ -42,7 +42,7 @@ class Tamil(Rehearsing):
         beta: weight of remembered labels; `auto` is the authors' for 200 images, 1.0 for TinyImageNet and 0.5 else.
         ema_update_freq: probability of a step that the teacher follows it, see `MeanTeacher`.
         ema_alpha: its decay.
-        ema_tasks: it is at most so many tasks long; ours.
+        ema_tasks: it is at most so many tasks long; ours, and just above theirs on CIFAR-100 in 5 tasks.
         ema_norms: running statistics of the teacher, see `Average`; the authors have its `own`.
         buffer_size: images kept; 200 and 500 are usual.
         minibatch_size: images shown again in each step, for either term.
