@@ -43,6 +43,7 @@ METHODS = {
     **{name: [f"method={name}"] for name in ("fetril", "fecam", "seqlora", "inflora", "l2p", "coda_prompt")},
     **{name: [f"method={name}"] for name in ("dualprompt", "sprompts", "hide", "dualprompt_pgp", "l2p_pgp")},
     **{name: [f"method={name}"] for name in ("evoprompt", "cprompt", "convprompt")},
+    **{name: [f"method={name}"] for name in ("co2l", "ocdnet", "tamil", "trire", "agile")},
     "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # somebody's, in $PEARL_DATA
 }
 COLUMNS = {
@@ -102,7 +103,7 @@ def fit_for(recipe: str) -> list[str]:
     on_vit = load_config(recipe).backbone["name"].startswith("timm/")
     names = {method: load_config(recipe, settings).method["name"] for method, settings in METHODS.items()}
     kinds = {method: parts.METHODS.load(name).backbones for method, name in names.items()}  # type: ignore[attr-defined]
-    return [method for method in METHODS if on_vit or kinds[method] == "any"]
+    return [method for method in METHODS if kinds[method] in ("any", "vit" if on_vit else "residual")]
 
 
 @torch.no_grad()

@@ -34,9 +34,14 @@ from pearl.methods.prototypes.fetril import FeTril
 from pearl.methods.prototypes.ncm import NearestMean
 from pearl.methods.regularization.ewc import OnlineEwc
 from pearl.methods.regularization.lwf import Lwf
+from pearl.methods.rehearsal.agile import Agile
+from pearl.methods.rehearsal.co2l import Co2L
 from pearl.methods.rehearsal.derpp import DerPlusPlus
 from pearl.methods.rehearsal.er import Er
 from pearl.methods.rehearsal.er_ace import ErAce
+from pearl.methods.rehearsal.ocdnet import OcdNet
+from pearl.methods.rehearsal.tamil import Tamil
+from pearl.methods.rehearsal.trire import TriRe
 from pearl.methods.sparse.packnet import PackNet
 from pearl.methods.sparse.pnn import Progressive
 from pearl.nn.bsconv import bsc
@@ -74,6 +79,11 @@ ZOO = {
     "er_ace": lambda: ErAce(small_resnet(), buffer_size=20, minibatch_size=8),
     "er_ace, cosine": lambda: ErAce(small_resnet(), buffer_size=20, minibatch_size=8, head="cosine"),
     "derpp": lambda: DerPlusPlus(small_resnet(), buffer_size=20, minibatch_size=8),
+    "co2l": lambda: Co2L(small_resnet(), buffer_size=20),
+    "tamil": lambda: Tamil(small_resnet(), buffer_size=20, minibatch_size=8),
+    "agile": lambda: Agile(small_resnet(), code_dim=6, buffer_size=20, minibatch_size=8, ema_norms="averaged"),
+    "ocdnet": lambda: OcdNet(small_resnet(), buffer_size=20, minibatch_size=8),
+    "trire": lambda: TriRe(small_resnet(), tasks=3, buffer_size=20, minibatch_size=8),
     "lwf": lambda: Lwf(small_resnet()),
     "ewc": lambda: OnlineEwc(small_resnet()),
     "pearl": lambda: Pearl(small_resnet()),

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pearl.data.augment import View
-from pearl.data.batches import Batch, Task, batch_bounds, fold
+from pearl.data.batches import Balanced, Batch, Task, batch_bounds, fold
+from pearl.lifecycle.small import make_task
 from pearl.settings.sections import ImagesConfig
 
 
@@ -180,3 +181,42 @@ def test_a_closed_task_holds_no_images() -> None:
     of.close()
     gc.collect()
     assert held() is None
+
+
+# With images of a memory
+
+
+def test_a_task_joined_by_others_has_all_of_them_in_one_shuffle_and_ends_with_it() -> None:
+    task = make_task(1)
+    others, labels = torch.full((5, *task.images.shape[1:]), 7, dtype=torch.uint8), torch.tensor([0, 1, 0, 1, 0])
+    joined = task.joined(others, labels)
+    seen = [*joined.batches(8, seed=3)]
+    rows = torch.cat([batch.rows for batch in seen])
+    assert rows.sort()[0].tolist() == list(range(29))
+    every = torch.cat([task.labels, labels])
+    assert torch.equal(torch.cat([batch.y for batch in seen]), every[rows])
+    assert torch.equal(joined.images[24:], others) and len(task) == 24
+    task.close()
+    with pytest.raises(RuntimeError, match="is over"):
+        next(joined.batches(8, seed=3))
+
+
+def test_balanced_draws_have_each_class_as_often_and_augment_an_image_anew() -> None:
+    task = make_task(0).joined(make_task(1).images[:2], torch.tensor([2, 3]))  # 12 images, 12, one and one
+    balanced = Balanced(task)
+    assert len(balanced) == 26
+    labels = torch.cat([batch.y for seed in range(60) for batch in balanced.batches(8, seed)])
+    counts = labels.bincount()
+    assert ((counts / counts.sum() - 0.25).abs() < 0.04).all()
+    (whole,) = balanced.batches(26, seed=1)
+    single = [image for image, label in zip(whole.x, whole.y.tolist(), strict=True) if label == 3]
+    assert len(single) > 2 and len({image.numpy().tobytes() for image in single}) > 1
+    assert torch.equal(whole.y, task.labels[whole.rows])
+
+
+def test_balanced_draws_can_be_entered_again() -> None:
+    balanced = Balanced(make_task(0))
+    every, rest = [*balanced.batches(5, seed=9)], [*balanced.batches(5, seed=9, skip=2)]
+    assert [len(batch.y) for batch in every] == [5, 5, 5, 5, 4]
+    for one, other in zip(every[2:], rest, strict=True):
+        assert torch.equal(one.x, other.x) and torch.equal(one.rows, other.rows)

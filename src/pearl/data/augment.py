@@ -34,7 +34,7 @@ class View:
         if images.augment == "crop":
             shift = torch.randint(2 * images.pad + 1, (count, 2), generator=generator) - images.pad
             return shift, flip
-        return _draw_boxes(count, shape, images.scale, generator), flip
+        return draw_boxes(count, shape, images.scale, generator), flip
 
     def train(self, raw: Tensor, draws: Draws) -> Tensor:
         """Augmented: `draws` are the rows that belong to these images."""
@@ -97,18 +97,24 @@ def resized_crop(raw: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
     return F.grid_sample(raw.permute(0, 3, 1, 2).float(), grid, padding_mode="border", align_corners=False)
 
 
-def _draw_boxes(
-    count: int, shape: tuple[int, int], scale: tuple[float, float], generator: torch.Generator, tries: int = 10
+def draw_boxes(
+    count: int,
+    shape: tuple[int, int],
+    scale: tuple[float, float],
+    generator: torch.Generator,
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    tries: int = 10,
 ) -> Tensor:
-    """Boxes (count, 4) of random area and aspect ratio 3/4 to 4/3, the draw of torchvision's RandomResizedCrop.
+    """Boxes (count, 4) of random area and aspect ratio, the draw of torchvision's RandomResizedCrop.
 
     The first of ten candidates that fits is taken; the whole image (at most 4/3 long) where none does.
     """
     height, width = shape
     uniform: Callable[..., Tensor] = lambda *size: torch.rand(*size, generator=generator)  # noqa: E731
     area = height * width * (scale[0] + (scale[1] - scale[0]) * uniform(count, tries))
-    ratio = torch.exp(math.log(3 / 4) + (math.log(4 / 3) - math.log(3 / 4)) * uniform(count, tries))
-    wide, tall = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    low, high = map(math.log, ratio)
+    aspect = torch.exp(low + (high - low) * uniform(count, tries))
+    wide, tall = (area * aspect).sqrt().round(), (area / aspect).sqrt().round()
     fits = (wide >= 1) & (wide <= width) & (tall >= 1) & (tall <= height)
     first = fits.int().argmax(dim=1, keepdim=True)
     some = fits.any(dim=1)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pearl.data.augment import View
+from pearl.data.augment import Draws, View
 
 
 class Batch(NamedTuple):
@@ -107,6 +107,18 @@ class Task:
         self._parts.append(part)
         return part
 
+    def joined(self, images: Tensor, labels: Tensor, view: View | None = None) -> "Task":
+        """Its images and behind them others (n, H, W, 3) with their logit indices (n,), such as those of a memory.
+
+        A task of its own, which ends with this one.
+        """
+        every = torch.cat([self.images.cpu(), images.cpu()]).numpy()
+        own = torch.cat([self.labels.cpu(), labels.cpu()]).numpy()
+        place = self.id, self.name, self.classes, self.first_class
+        made = Task(*place, every, own, view or self.view, self.device, train=self.train)
+        self._parts.append(made)
+        return made
+
     def hold_out(self, share: float) -> tuple["Task", "Task"]:
         """Two parts: what stays for training, and a `share` of each class's images for choices; drawn at random.
 
@@ -144,10 +156,34 @@ class Task:
         draws = tuple(draw.to(self.device) for draw in self.view.draw(len(labels), (height, width), generator))
         order = order.to(self.device)
         for start, stop in batch_bounds(len(labels), size)[skip:]:
-            self._check_open("batches")
             rows = order[start:stop]
-            raw = images[rows.to(images.device)].to(self.device, non_blocking=True)
-            yield Batch(self.view.train(raw, tuple(draw[rows] for draw in draws)), labels[rows], rows)
+            yield self.batch(rows, tuple(draw[rows] for draw in draws))
+
+    def batch(self, rows: Tensor, draws: Draws) -> Batch:
+        """The images of these rows (B,), augmented by `draws` of as many rows."""
+        raw = self.images[rows.to(self.images.device)].to(self.device, non_blocking=True)
+        return Batch(self.view.train(raw, draws), self.labels[rows], rows)
+
+
+class Balanced:
+    """Random images of a task, drawn with replacement: each class as likely as any other. As many as the task has."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __len__(self) -> int:
+        return len(self.task)
+
+    def batches(self, size: int, seed: int, *, skip: int = 0) -> Iterator[Batch]:
+        """See `Batches.batches`. An image that is drawn twice is augmented in two ways."""
+        generator, task = torch.Generator().manual_seed(seed), self.task
+        labels = task.labels.cpu()
+        rows = torch.multinomial(1 / labels.bincount()[labels], len(task), replacement=True, generator=generator)
+        height, width = task.images.shape[1:3]
+        draws = tuple(draw.to(task.device) for draw in task.view.draw(len(task), (height, width), generator))
+        rows = rows.to(task.device)
+        for start, stop in batch_bounds(len(task), size)[skip:]:
+            yield task.batch(rows[start:stop], tuple(draw[start:stop] for draw in draws))
 
 
 def batch_bounds(count: int, size: int) -> list[tuple[int, int]]:

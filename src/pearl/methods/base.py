@@ -122,7 +122,7 @@ class Method(nn.Module):
     """
 
     oracle = False  # True: a task holds the data of all tasks so far
-    backbones: Literal["any", "vit"] = "any"  # what it can learn on
+    backbones: Literal["any", "residual", "vit"] = "any"  # what it can learn on; `residual`: pearl's own networks
     shown_again = False  # True: a task may show classes that earlier ones have shown
     rehearsal = False  # True: it keeps images of past tasks
     couples = False  # True: a loss compares the images of a batch with each other, so that it needs the whole batch

@@ -3,7 +3,7 @@
 A fresh object can therefore load any run strictly, before it has learnt anything.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,6 +59,34 @@ class TaskTensors(nn.Module):
             name = key.removeprefix(prefix)
             if key.startswith(prefix) and (name not in self._tensors() or self[name].shape != value.shape):
                 self.add(name, value)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class TaskModules(nn.Module):
+    """A module per task, all of one form."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.make = make
+        self.blocks = nn.ModuleList()
+
+    def grow(self) -> nn.Module:
+        """Add that of a new task."""
+        self.blocks.append(self.make())
+        return self.blocks[-1]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, task: int) -> nn.Module:
+        return self.blocks[task]
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self.blocks)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        while any(key.startswith(f"{prefix}blocks.{len(self)}.") for key in state_dict):
+            self.grow()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -258,7 +258,7 @@ def _needs(method: str) -> str:
         kind: Any = METHODS.load(method)
     except ConfigError:
         return "-"
-    backbone = "a ViT" if kind.backbones == "vit" else "any backbone"
+    backbone = {"residual": "resnet18 or bsc", "vit": "a ViT"}.get(kind.backbones, "any backbone")
     test = "made for task-IL" if kind.task_identity else "class-IL and task-IL"
     return f"{backbone}; {old_data(kind)}; {test}; phases {', '.join(kind.phases)}"
 

@@ -1,44 +1,75 @@
 """A moving average of a network, in the state_dict, that can be asked as the network itself can."""
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from pearl.nn.growing import TaskTensors
 
+Statistics = Literal["averaged", "own"]
+
 
 class Average(nn.Module):
-    """Moving average of a network's weights and normalisation statistics, across tasks.
+    """Moving average of a network's weights across tasks, with normalisation statistics.
 
     It is in the state_dict as buffers: no optimizer sees it, it does not count as parameters, and grows as the network
     does. The network itself only lends its structure.
+
+    Statistics are `averaged` like the weights, and the average is always in evaluation mode: what it says of an image
+    depends on nothing else. Or they are its `own`: it is in the network's mode, so that in training it normalises by
+    the batch, and its running statistics come from what it was asked then. Averaged weights have smaller outputs than
+    each of those they are made of, which averaged statistics do not know (Izmailov et al., UAI 2018).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, statistics: Statistics = "averaged") -> None:
         super().__init__()
+        self.statistics = statistics
         self.tensors = TaskTensors(buffers=True)
 
     @torch.no_grad()
     def update(self, network: nn.Module, decay: float) -> None:
         """average = decay * average + (1 - decay) * network; what the network has new is taken as it is."""
+        statistics = dict(network.named_buffers())
         for name, value in _tensors(network).items():
             if name not in self.tensors:
                 self.tensors.add(name, value)
+            elif name in statistics and self.statistics == "own":
+                continue
             elif value.is_floating_point():
                 self.tensors[name].lerp_(value, 1 - decay)
             else:
                 self.tensors[name].copy_(value)
 
-    @torch.no_grad()
     def forward(self, network: nn.Module, x: Tensor) -> Tensor:
-        """What the network gives in evaluation mode with the averaged weights."""
+        """What the network gives with the averaged weights."""
+        return self.asked(network, lambda: network(x))
+
+    @torch.no_grad()
+    def asked(self, network: nn.Module, question: Callable[[], Tensor]) -> Tensor:
+        """What a question that is put to the network, or to parts of it, gives with the averaged weights."""
         training = {module: module.training for module in network.modules()}
-        network.eval()
+        if self.statistics == "averaged":
+            network.eval()
+        averaged = {f"network.{name}": self.tensors[name] for name in _tensors(network)}
         try:
-            return functional_call(network, {name: self.tensors[name] for name in _tensors(network)}, (x,))
+            return functional_call(_Question(network, question), averaged, ())
         finally:
             for module, mode in training.items():
                 module.training = mode
+
+
+class _Question(nn.Module):
+    """A question as the forward pass of the network it is put to."""
+
+    def __init__(self, network: nn.Module, question: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self.network, self.question = network, question
+
+    def forward(self) -> Tensor:
+        return self.question()
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:

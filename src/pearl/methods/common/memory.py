@@ -91,6 +91,11 @@ class Memory(nn.Module):
         if logits is not None:
             self.logits[places] = widened(logits[rows].float(), self.logits.shape[1])
 
+    def fill(self, task: Task) -> None:
+        """Offer all images of a task that has been learnt, for a memory that changes between tasks alone."""
+        rows = torch.arange(len(task), device=task.device)
+        self.offer(task, Batch(rows, task.labels, rows))
+
     def _reservoir(self, count: int) -> dict[int, int]:
         """Place -> row of the batch: image i goes to a random one of i + 1 places, if the memory has that many."""
         before, self.offered[0] = self.offered[0], self.offered[0] + count

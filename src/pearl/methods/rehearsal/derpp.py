@@ -21,7 +21,8 @@ from pearl.settings.follow import Follows, data_of
 Weight = Annotated[float, Field(ge=0)]
 
 
-def _beta(config: Any) -> float:
+def beta_of(config: Any) -> float:
+    """The weight of labels that Mammoth, and who built on it, have for the data."""
     return 1.0 if data_of(config) == "tinyimagenet" else 0.5
 
 
@@ -48,7 +49,7 @@ class DerPlusPlus(Method):
         backbone: nn.Module,
         *,
         alpha: Weight = 0.1,
-        beta: Annotated[Weight | Literal["auto"], Follows(_beta)] = "auto",
+        beta: Annotated[Weight | Literal["auto"], Follows(beta_of)] = "auto",
         buffer_size: Images = 200,
         minibatch_size: Annotated[int, Field(ge=1, strict=True)] = 32,
         policy: Policy = "reservoir",

@@ -1,0 +1,117 @@
+"""TAMiL: Task-Aware Information Routing from Common Representation Space in Lifelong Learning (Bhat et al., ICLR 2023).
+
+Each task has a small network that gates the features all tasks share, and is also to reproduce them. An image takes
+the gate that reproduces its features best, in rehearsal and when it is asked about; nobody tells its task.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Batch, Task
+from pearl.methods.base import Phase
+from pearl.methods.common.average import Statistics
+from pearl.methods.common.memory import Policy, Shown
+from pearl.methods.rehearsal.derpp import beta_of
+from pearl.methods.rehearsal.er import Images
+from pearl.methods.rehearsal.gates import repulsion
+from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Rehearsing, Tasks, Weight
+from pearl.nn.growing import TaskModules
+from pearl.nn.precision import full, outside_autocast
+from pearl.settings.follow import Follows
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+class Tamil(Rehearsing):
+    """Cross-entropy through the task's own gate - pairwise_weight * distance of gates + rehearsal through chosen gates.
+
+    The teacher is told the task of a remembered image, the network chooses. Every weight goes on learning, earlier
+    gates through the memory. Logits, in task-IL too, are of the chosen gate. In the authors' network all gates and
+    logits are there from the start; those of tasks to come take no part here.
+
+    Options:
+        code_dim: width of a gate's hidden layer.
+        pairwise_weight: weight of the distance of gates.
+        reg_weight: weight of the squared distance to the teacher's logits.
+        beta: weight of remembered labels; `auto` is the authors' for 200 images, 1.0 for TinyImageNet and 0.5 else.
+        ema_update_freq: probability of a step that the teacher follows it, see `MeanTeacher`.
+        ema_alpha: its decay.
+        ema_tasks: it is at most so many tasks long; ours, and just above theirs on CIFAR-100 in 5 tasks.
+        ema_norms: running statistics of the teacher, see `Average`; the authors have its `own`.
+        buffer_size: images kept; 200 and 500 are usual.
+        minibatch_size: images shown again in each step, for either term.
+        policy: which images are kept, see `Memory`.
+    """
+
+    phases = ("tamil",)
+    averaged = ("backbone", "heads", "gates")
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        code_dim: Count = 64,
+        pairwise_weight: Weight = 0.1,
+        reg_weight: Weight = 0.1,
+        beta: Annotated[Weight | Literal["auto"], Follows(beta_of)] = "auto",
+        ema_update_freq: Chance = 0.05,
+        ema_alpha: Decay = 0.999,
+        ema_tasks: Tasks = 1.3,
+        ema_norms: Statistics = "own",
+        buffer_size: Images = 200,
+        minibatch_size: Count = 32,
+        policy: Policy = "reservoir",
+    ) -> None:
+        teacher = MeanTeacher(ema_update_freq, ema_alpha, ema_tasks, ema_norms)
+        super().__init__(backbone, teacher, buffer_size=buffer_size, minibatch_size=minibatch_size, policy=policy)
+        self.pairwise_weight, self.reg_weight = pairwise_weight, reg_weight
+        self.beta = 0.5 if beta == "auto" else beta
+        dim = self.heads.dim
+        self.gates = TaskModules(
+            lambda: nn.Sequential(nn.Linear(dim, code_dim), nn.ReLU(), nn.Linear(code_dim, dim), nn.Sigmoid())
+        )
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Train everything on the new task and the memory."""
+        self.begin(task)
+        self.gates.grow().to(self.device)
+        yield self.phase("tamil", task, partial(self.loss, task))
+
+    def loss(self, task: Task, batch: Batch) -> Tensor:
+        """New images through their own gate, the distance of gates, and the memory."""
+        features = self.backbone(batch.x)
+        own, *others = (gate for gate in reversed(self.opened(features).unbind(1)))
+        loss = F.cross_entropy(self.heads(features * own), batch.y)
+        loss = loss + self.pairwise_weight * repulsion(own, others)
+        return loss + self.rehearsed(task, self.reg_weight, self.beta)
+
+    def opened(self, features: Tensor) -> Tensor:
+        """All tasks' gates (B, tasks, dim) for features (B, dim), in full precision: a choice hangs on them."""
+        with outside_autocast(features):
+            return torch.stack([gate(full(features)) for gate in self.gates], dim=1)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Gated features (B, dim), each image's by the gate that is nearest to its features."""
+        features = self.backbone(x)
+        gates = self.opened(features)
+        return features * of(gates, (gates - full(features)[:, None]).square().mean(2).argmin(1))
+
+    def taught(self, old: Shown) -> Tensor:
+        """What the teacher says of remembered images, each through the gate of its task."""
+
+        def told() -> Tensor:
+            features = self.backbone(old.x)
+            return self.heads(features * of(self.opened(features), old.tasks))
+
+        return self.teacher.asked(self.network, told)
+
+
+def of(gates: Tensor, tasks: Tensor) -> Tensor:
+    """Each image's gate (B, dim), of its task (B,), from all (B, tasks, dim)."""
+    return gates[torch.arange(len(gates), device=gates.device), tasks]

@@ -1,0 +1,83 @@
+"""k-winners: of each block's channels only those that answer an image most are heard (TriRE).
+
+And which weights matter to a task by how often their channels won, and by what the loss says of them.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from pearl.errors import ConfigError
+from pearl.nn.networks import BasicBlock, SeparableBlock
+
+Blocks = Mapping[str, nn.Module]
+
+
+def blocks_of(backbone: nn.Module) -> dict[str, nn.Module]:
+    """The residual blocks of a network, by name.
+
+    Raises:
+        ConfigError: it has none that are known.
+    """
+    found = {name: m for name, m in backbone.named_modules() if isinstance(m, BasicBlock | SeparableBlock)}
+    if not found:
+        raise ConfigError("method=trire ranks the channels of residual blocks; use backbone=resnet18 or backbone=bsc")
+    return found
+
+
+def k_winners(x: Tensor, share: float) -> Tensor:
+    """Maps (B, C, H, W) of which each image keeps floor(share * C) channels, those with the largest maxima; at least 1.
+
+    The others are 0.
+    """
+    count = max(1, math.floor(share * x.shape[1] + 1e-6))
+    best = x.amax((2, 3)).topk(count, dim=1).indices
+    return x * torch.zeros_like(x[:, :, 0, 0]).scatter(1, best, 1.0)[:, :, None, None]
+
+
+def compete(block: nn.Module, share: float) -> None:
+    """Let the channels of a block compete before both of its ReLUs, from now on.
+
+    The second one comes behind: a channel whose maximum is below 0 is 0 either way.
+    """
+    for place in (block.bn1, block):
+        place.register_forward_hook(lambda module, inputs, out: k_winners(out, share))  # type: ignore[operator, union-attr]
+
+
+@contextmanager
+def counting(blocks: Blocks) -> Iterator[dict[str, Tensor]]:
+    """How often each channel is heard meanwhile, by the name of the block's half: "layer2.0.1" and "layer2.0.2"."""
+    counts: dict[str, Tensor] = {}
+
+    def count(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: object, out: Tensor) -> None:
+            counts[name] = counts.get(name, 0) + (out.detach().amax((2, 3)) > 0).sum(0)
+
+        return hook
+
+    hooks = [
+        place.register_forward_hook(count(f"{name}.{half}"))  # type: ignore[union-attr]
+        for name, block in blocks.items()
+        for half, place in ((1, block.bn1), (2, block))
+    ]
+    try:
+        yield counts
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def chosen(importance: Tensor, counts: Tensor, channels: float, weights: float) -> Tensor:
+    """Which entries of a weight (C, ...) matter: of the channels that won most, the most important entries.
+
+    floor(channels * C) channels, and of all their entries floor(weights * their number).
+    """
+    winners = counts.topk(math.floor(channels * len(counts) + 1e-6)).indices
+    there = torch.zeros_like(importance, dtype=torch.bool)
+    there[winners] = True
+    count = math.floor(weights * int(there.sum()) + 1e-6)
+    best = importance.masked_fill(~there, -torch.inf).flatten().topk(count).indices
+    return torch.zeros_like(there).view(-1).index_fill(0, best, True).view_as(there)
