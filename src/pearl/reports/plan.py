@@ -18,7 +18,12 @@ from pearl.training.world import enough, kind_of
 _GB = 1e9
 _LINES = 7  # of tasks, targets or phases that are shown, if not all
 _TIMED = 32  # images of a pass that is timed, at most: larger batches take in proportion
-_FIRST = {"reference", "extractor", "lwf_first"}  # phases of the first task; what has one has the others after it
+_FIRST = {
+    "reference",
+    "extractor",
+    "lwf_first",
+    "ssre_first",
+}  # phases of the first task; what has one has the others after it
 
 
 def plan(config: RunConfig, *, device: str = "auto", devices: int = 1, long: bool = False) -> str:
