@@ -39,11 +39,7 @@ METHODS = {
     "finetune": ["method=finetune"],
     "joint": ["method=joint"],
     "joint, 6 epochs": ["method=joint", "train.phases.joint.epochs=6"],
-    **{name: [f"method={name}"] for name in ("er", "er_ace", "derpp", "lwf", "ewc", "pnn", "packnet", "ncm")},
-    **{name: [f"method={name}"] for name in ("fetril", "fecam", "seqlora", "inflora", "l2p", "coda_prompt")},
-    **{name: [f"method={name}"] for name in ("dualprompt", "sprompts", "hide", "dualprompt_pgp", "l2p_pgp")},
-    **{name: [f"method={name}"] for name in ("evoprompt", "cprompt", "convprompt")},
-    **{name: [f"method={name}"] for name in ("co2l", "ocdnet", "tamil", "trire", "agile")},
+    **{name: [f"method={name}"] for name in parts.METHODS.own if name not in ("pearl", "isolation", "finetune", "joint")},
     "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # somebody's, in $PEARL_DATA
 }
 COLUMNS = {

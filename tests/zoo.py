@@ -31,7 +31,10 @@ from pearl.methods.prompts.pgp import DualPromptPgp, L2PPgp
 from pearl.methods.prompts.sprompts import SiPrompts
 from pearl.methods.prototypes.fecam import FeCam
 from pearl.methods.prototypes.fetril import FeTril
+from pearl.methods.prototypes.il2a import IL2A
 from pearl.methods.prototypes.ncm import NearestMean
+from pearl.methods.prototypes.pass_ import PASS
+from pearl.methods.prototypes.ssre import SSRE
 from pearl.methods.regularization.ewc import OnlineEwc
 from pearl.methods.regularization.lwf import Lwf
 from pearl.methods.rehearsal.agile import Agile
@@ -128,6 +131,9 @@ ZOO = {
     "fetril": lambda: FeTril(small_resnet()),
     "fetril with given weights": lambda: FeTril(small_resnet(), extractor="given"),
     "fecam": lambda: FeCam(small_resnet()),
+    "pass": lambda: PASS(small_resnet()),
+    "il2a": lambda: IL2A(small_resnet()),
+    "ssre": lambda: SSRE(small_resnet()),
 }
 
 

@@ -96,7 +96,11 @@ def test_every_method_that_can_be_shared_out_learns_in_several_processes(found, 
 
 @pytest.mark.parametrize(
     ("method", "why"),
-    [("er", "keeps images, which each process would draw for"), ("hide", "compares the images of a batch with each")],
+    [
+        ("er", "keeps images, which each process would draw for"),
+        ("hide", "learns from a batch as a whole, of which each"),
+        ("ssre", "learns from a batch as a whole, of which each"),
+    ],
 )
 def test_what_cannot_be_shared_out_is_for_one_process(method, why, monkeypatch):
     monkeypatch.setattr(World, "join", lambda *_: World(Place(0, 2, 2)))

@@ -230,7 +230,7 @@ def _alone(kind: type[Method]) -> str | None:
     """Why several processes cannot learn by a method as one does."""
     if kind.rehearsal:
         return "keeps images, which each process would draw for itself"
-    return "compares the images of a batch with each other, of which each process has a part" if kind.couples else None
+    return "learns from a batch as a whole, of which each process has a part" if kind.couples else None
 
 
 def _check_same_data(path: Path, prepared: Prepared) -> None:

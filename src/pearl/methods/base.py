@@ -125,7 +125,7 @@ class Method(nn.Module):
     backbones: Literal["any", "residual", "vit"] = "any"  # what it can learn on; `residual`: pearl's own networks
     shown_again = False  # True: a task may show classes that earlier ones have shown
     rehearsal = False  # True: it keeps images of past tasks
-    couples = False  # True: a loss compares the images of a batch with each other, so that it needs the whole batch
+    couples = False  # True: a loss is no mean over images, but compares them or takes a norm over the whole batch
     domains = False  # True: made for tasks in which the same classes come again, in the same order, with another look
     own_classes = False  # True: a task's loss compares its own classes alone, so a single one is learnt from nothing
     task_identity = False  # True: made for task-IL; its class-IL puts the heads' raw logits side by side

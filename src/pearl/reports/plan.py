@@ -24,6 +24,7 @@ _FIRST = {
     "extractor",
     "lwf_first",
     "co2l_first",
+    "ssre_first",
 }  # phases of the first task; what has one has the others after it
 
 

@@ -38,6 +38,9 @@ METHODS = Registry(
         "ncm": "pearl.methods.prototypes.ncm:NearestMean",
         "fetril": "pearl.methods.prototypes.fetril:FeTril",
         "fecam": "pearl.methods.prototypes.fecam:FeCam",
+        "pass": "pearl.methods.prototypes.pass_:PASS",
+        "il2a": "pearl.methods.prototypes.il2a:IL2A",
+        "ssre": "pearl.methods.prototypes.ssre:SSRE",
     },
     base="pearl.methods.base:Method",
 )

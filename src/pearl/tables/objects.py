@@ -101,8 +101,8 @@ def implied_rank(request: Request, total: float) -> float:
 # AVX-512 BF16 (ResNet-18 at 32 pixels: 110 images/s in training); a GPU of 2024, whose small batches wait for Python.
 CPU_CORE = (1.5e11, 0.02)
 GPU = (1e14, 0.006)
-FIRST_TASK_ONLY = ("reference", "lwf_first", "extractor")
-NOT_OF_THE_REFERENCE = ("probe", "adapt", "lwf", "fetril")
+FIRST_TASK_ONLY = ("reference", "lwf_first", "extractor", "ssre_first")
+NOT_OF_THE_REFERENCE = ("probe", "adapt", "lwf", "fetril", "ssre")
 
 
 def seconds(config: RunConfig, machine: tuple[float, float]) -> float:

@@ -56,3 +56,12 @@ class ClassStatistics(nn.Module):
         """Where a task's classes stand among all."""
         sizes = [len(self.tensors[f"{t}.count"]) for t in range(task + 1)]
         return slice(sum(sizes[:-1]), sum(sizes))
+
+
+def class_covariances(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Covariances (classes, dim, dim), float64, of features (N, dim) with labels (N,) from 0; divided by count - 1."""
+    spread = ClassStatistics(features.shape[1], covariance=True)
+    spread.grow(classes, features.device)
+    for some, own in zip(features.split(1024), labels.split(1024), strict=True):
+        spread.update(some, own)
+    return spread.covariances(0)

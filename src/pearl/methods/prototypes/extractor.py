@@ -1,18 +1,18 @@
 """What methods with a frozen feature extractor share: it is trained on the first task, or comes trained."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
-from pearl.methods.base import Method, Phase, own_loss
-from pearl.methods.common.statistics import ClassStatistics
+from pearl.methods.base import Phase, own_loss
+from pearl.methods.prototypes.prototype import PrototypeMethod
 from pearl.nn.precision import full
 
 
-class FrozenExtractor(Method):
+class FrozenExtractor(PrototypeMethod):
     """A backbone that stays as the first task left it, and the statistics of each class's features.
 
     Options:
@@ -27,13 +27,6 @@ class FrozenExtractor(Method):
         if extractor == "auto":
             extractor = "given" if backbone.pretrained else "first_task"
         self.extractor = extractor
-        self.statistics = ClassStatistics(self.heads.dim)
-
-    def train(self, mode: bool = True) -> "FrozenExtractor":
-        """What is frozen is frozen with its running statistics."""
-        super().train(mode)
-        self.backbone.train(mode and any(p.requires_grad for p in self.backbone.parameters()))
-        return self
 
     def trains_on(self, task: Task) -> bool:
         """Whether the extractor is trained on this task."""
@@ -50,20 +43,6 @@ class FrozenExtractor(Method):
         yield Phase("extractor", params, own_loss(self.backbone, head, task), extra=head, steady=True)
         self.requires_grad_(False)
 
-    @torch.no_grad()
-    def observe(self, task: Task, batch: int = 256) -> Tensor:
-        """The features (N, dim) of a task's images, not augmented; counts and means of its classes are added."""
-        self.eval()
-        images = task.images.split(batch)
-        features = torch.cat([self.seen(full(self.backbone(task.view.test(raw.to(self.device))))) for raw in images])
-        self.statistics.grow(len(task.classes), self.device)
-        self.statistics.update(features, task.labels - task.first_class)
-        return features
-
-    def seen(self, features: Tensor) -> Tensor:
-        """What statistics and scores see of features (B, dim); by default the features."""
-        return features
-
     def score(self, features: Tensor) -> Tensor:
         """Logits (B, classes seen) of float32 features, as they are `seen`."""
         raise NotImplementedError
@@ -78,7 +57,3 @@ class FrozenExtractor(Method):
     def columns(self, task: int) -> slice:
         """See `Method.columns`."""
         return self.statistics.columns(task)
-
-    def facts(self, task: int) -> dict[str, Any]:
-        """How many numbers are kept beside the parameters: `size` does not count statistics."""
-        return {"statistics": sum(buffer.numel() for name, buffer in self.named_buffers() if "backbone." not in name)}

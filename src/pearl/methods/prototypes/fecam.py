@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.base import Phase
-from pearl.methods.common.statistics import ClassStatistics
+from pearl.methods.common.statistics import class_covariances
 from pearl.methods.prototypes.closed_form import correlation, mahalanobis, shrink
 from pearl.methods.prototypes.extractor import FrozenExtractor
 from pearl.nn.growing import TaskTensors
@@ -97,11 +97,8 @@ class FeCam(FrozenExtractor):
         """Train the extractor if this is its task; then means of the features and covariances of the transformed."""
         yield from self.train_extractor(task)
         features = self.observe(task)
-        spread = ClassStatistics(self.heads.dim, covariance=True)
-        spread.grow(len(task.classes), self.device)
-        for rows in torch.arange(len(task), device=self.device).split(1024):
-            spread.update(self.transform(features[rows].double()), task.labels[rows] - task.first_class)
-        self.precisions.add(f"{task.id}", self.precision(spread.covariances(0)).to(features))
+        spread = class_covariances(self.transform(features.double()), task.labels - task.first_class, len(task.classes))
+        self.precisions.add(f"{task.id}", self.precision(spread).to(features))
 
     def seen(self, features: Tensor) -> Tensor:
         """Features, of length 1 if they are to be `unit`."""

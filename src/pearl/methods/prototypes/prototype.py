@@ -1,0 +1,43 @@
+"""What methods with class prototypes share: the mean feature of each class, as it was when the class's task ended."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pearl.data.batches import Task
+from pearl.methods.base import Method
+from pearl.methods.common.statistics import ClassStatistics
+from pearl.nn.precision import full
+
+
+class PrototypeMethod(Method):
+    """A method that looks at its images once more when a task is learnt, and keeps what it saw of each class."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__(backbone)
+        self.statistics = ClassStatistics(self.heads.dim)
+
+    def train(self, mode: bool = True) -> "PrototypeMethod":
+        """A backbone that is frozen is frozen with its running statistics."""
+        super().train(mode)
+        self.backbone.train(mode and any(p.requires_grad for p in self.backbone.parameters()))
+        return self
+
+    @torch.no_grad()
+    def observe(self, task: Task, batch: int = 256) -> Tensor:
+        """The features (N, dim) of a task's images, not augmented; counts and means of its classes are added."""
+        self.eval()
+        images = task.images.split(batch)
+        features = torch.cat([self.seen(full(self.backbone(task.view.test(raw.to(self.device))))) for raw in images])
+        self.statistics.grow(len(task.classes), self.device)
+        self.statistics.update(features, task.labels - task.first_class)
+        return features
+
+    def seen(self, features: Tensor) -> Tensor:
+        """What statistics and scores see of features (B, dim); by default the features."""
+        return features
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """How many numbers are kept beside the parameters: `size` does not count statistics."""
+        return {"statistics": sum(buffer.numel() for name, buffer in self.named_buffers() if "backbone." not in name)}

@@ -1,0 +1,97 @@
+"""SSRE: Self-Sustaining Representation Expansion for Non-Exemplar Class-Incremental Learning (Zhu et al., CVPR 2022).
+
+The first task trains the network. Later ones train 1x1 convolutions beside its 3x3 ones, which then become part of
+them, so that nothing grows. Images that resemble an old class teach the network to stay as it was, the others what is
+new.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pearl.data.batches import Batch, Task
+from pearl.errors import ConfigError
+from pearl.methods.base import Phase
+from pearl.methods.prototypes.non_exemplar import NonExemplar, old_classes
+from pearl.nn.branches import SideBranches, absorb_norms, wide_convs
+from pearl.nn.precision import full
+
+
+class SSRE(NonExemplar):
+    """Mean of (1 - s) * cross-entropy + kd_weight * sum of s * |F(x) - F_old(x)| + protoAug_weight * prototypes' own.
+
+    s is the largest cosine of an image's features and an old prototype. It weighs and is not learnt by: the authors'
+    code lets the loss lower it. The distances are summed over a batch, as in their code, so that a batch is learnt as a
+    whole, by one process. Prototypes are means over all images of a class as they are, where the code takes one
+    augmented pass without its last batch.
+
+    After the first task BatchNorms are frozen and their scales part of the convolutions, as in the authors' code, which
+    drops them; here they stay in the network with the shift alone. How the first task is trained was not published: it
+    is by the same cross-entropy. Branches stand beside every convolution wider than 1x1 but the stem. A grouped one has
+    a grouped branch, so that of `bsc`, which is depthwise there, little trains; the paper has no such network.
+
+    Options:
+        temp: by which all logits are divided.
+        protoAug_weight: of the cross-entropy of as many drawn prototypes as a batch has images.
+        kd_weight: of the distances to the features of the network before the task.
+    """
+
+    phases = ("ssre_first", "ssre")
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        temp: Annotated[float, Field(gt=0)] = 0.1,
+        protoAug_weight: Annotated[float, Field(ge=0)] = 10.0,
+        kd_weight: Annotated[float, Field(ge=0)] = 1.0,
+    ) -> None:
+        super().__init__(backbone, temp=temp)
+        self.protoAug_weight, self.kd_weight = protoAug_weight, kd_weight
+        if not wide_convs(backbone):
+            raise ConfigError("method=ssre: the backbone has no 3x3 convolutions to stand beside; use resnet18")
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Train everything on the first task, branches and heads on later ones; then the prototypes of its classes."""
+        self.heads.grow(len(task.classes)).to(self.device)
+        if not task.id:
+            yield Phase("ssre_first", self.parameters(), self.first_loss, steady=True)
+            absorb_norms(self.backbone)
+        else:
+            self.backbone.requires_grad_(False)
+            branches = SideBranches(wide_convs(self.backbone))
+            params = [*branches.parameters(), *self.heads.parameters()]
+            yield Phase("ssre", params, partial(self.loss, branches), extra=branches, steady=True)
+            branches.merge(self.backbone)
+        self.observe(task)
+
+    def first_loss(self, batch: Batch) -> Tensor:
+        """There are no old classes."""
+        return self.cross_entropy(self.heads(self.backbone(batch.x)), batch.y)
+
+    def loss(self, branches: SideBranches, batch: Batch) -> Tensor:
+        """The network without its branches is the one before the task."""
+        features = full(functional_call(self.backbone, branches.merged(self.backbone), (batch.x,)))
+        with torch.no_grad():
+            before = full(self.backbone(batch.x))
+        means = self.statistics.means().to(features)
+        near = resemblance(features.detach(), means)
+        new = F.cross_entropy(self.heads(features) / self.temp, batch.y, reduction="none")
+        moved = torch.linalg.vector_norm(features - before, dim=1)
+        old = old_classes(batch.y, len(means))
+        return (
+            ((1 - near) * new).mean()
+            + self.kd_weight * (near * moved).sum()
+            + self.protoAug_weight * self.cross_entropy(self.heads(means[old]), old)
+        )
+
+
+def resemblance(features: Tensor, means: Tensor) -> Tensor:
+    """The largest cosine (B,) of each of features (B, dim) and one of the means (classes, dim)."""
+    return (F.normalize(features) @ F.normalize(means).T).amax(1)
