@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from pearl.lifecycle.small import SIZE, small_resnet, small_vit
+from pearl.methods.adapters.clora import CLora
 from pearl.methods.adapters.inflora import InfLoRA
+from pearl.methods.adapters.lae import Lae
 from pearl.methods.adapters.seqlora import SeqLora
 from pearl.methods.base import Method
 from pearl.methods.bounds.finetune import Finetune
@@ -94,6 +96,12 @@ ZOO = {
     "seqlora on a ResNet": lambda: SeqLora(small_resnet()),
     "seqlora on BSC, given weights": lambda: SeqLora(separable(), rank=2, reference="given"),
     "inflora": lambda: InfLoRA(small_vit(), rank=2, energy=0.9, tasks=3),
+    "clora": lambda: CLora(small_vit(), rank=2),
+    "clora on a ResNet": lambda: CLora(small_resnet(), rank=2),
+    "lae": lambda: Lae(small_vit(), adapt_blocks=(0, 2), ema_decay=0.5),
+    "lae, prefixes": lambda: Lae(small_vit(), pet="prefix", size=3, adapt_blocks=(0, 2), ema_decay=0.5),
+    "lae, LoRA": lambda: Lae(small_vit(), pet="lora", size=2, adapt_blocks=(0, 2), ema_decay=0.5),
+    "lae on a ResNet": lambda: Lae(small_resnet(), size=2, ema_decay=0.5),
     "l2p": lambda: L2P(small_vit(), pool=4, length=2, top_k=2),
     "coda-prompt": lambda: CodaPrompt(small_vit(), per_task=2, length=4, blocks=2, ortho=0.1),
     "dualprompt": lambda: DualPrompt(small_vit(), **DUAL),

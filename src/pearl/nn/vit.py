@@ -4,7 +4,7 @@ Functions over timm's own module: no weight is copied and no layer wrapped; with
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,13 @@ Prefix = tuple[Tensor, Tensor]  # keys and values (B or 1, length, dim), beside 
 PrefixOf = Callable[[Tensor], Prefix]  # one that is made of the tokens (B, n, dim) that enter its block
 Prompts = Tensor | Mapping[int, Tensor]  # tokens (B or 1, length, dim) before the first block, or by block
 Adapter = Callable[[Tensor], Tensor]  # what is added to the output of a layer that reads the same tokens (B, n, dim)
+
+
+class Compensated(NamedTuple):
+    """A prefix at full strength: own tokens count as beside it, its values as if it stood alone (LAE's)."""
+
+    keys: Tensor
+    values: Tensor
 
 
 def require_plain(net: nn.Module) -> None:
@@ -40,6 +47,15 @@ def require_plain(net: nn.Module) -> None:
     ]:
         if type(part) is not plain:
             raise refuse(f"one with {type(part).__name__}")
+
+
+def is_plain(net: nn.Module) -> bool:
+    """Whether something can be put into this network, see `require_plain`."""
+    try:
+        require_plain(net)
+    except ConfigError:
+        return False
+    return True
 
 
 def features(
@@ -107,7 +123,7 @@ def _block(
     if prefix is None and adapter is None and beside is None:
         return block(x)
     seen = block.norm1(x)
-    attended = block.attn(seen) if prefix is None else _attention(block.attn, seen, *prefix)
+    attended = block.attn(seen) if prefix is None else _attention(block.attn, seen, prefix)
     if beside is not None:
         attended = attended + beside(seen)
     x = x + block.drop_path1(block.ls1(attended))
@@ -120,14 +136,18 @@ def heads(part: Tensor, count: int) -> Tensor:
     return part.unflatten(2, (count, -1)).transpose(1, 2)
 
 
-def _attention(attn: Any, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def _attention(attn: Any, x: Tensor, prefix: Prefix) -> Tensor:
     """Attention over a block's tokens and a prefix, whose keys and values are given as they are."""
     q, k, v = (heads(part, attn.num_heads) for part in attn.qkv(x).chunk(3, dim=2))
     q, k = attn.q_norm(q), attn.k_norm(k)
-    before_k, before_v = (heads(part.to(k.dtype).expand(x.shape[0], -1, -1), attn.num_heads) for part in (keys, values))
-    k, v = torch.cat([before_k, k], dim=2), torch.cat([before_v, v], dim=2)
+    keys, values = (heads(part.to(k.dtype).expand(x.shape[0], -1, -1), attn.num_heads) for part in prefix)
+    compensated = isinstance(prefix, Compensated)
+    k, v = torch.cat([keys, k], dim=2), torch.cat([0 * values if compensated else values, v], dim=2)
     dropout = attn.attn_drop.p if attn.training else 0.0
-    out = attn.norm(F.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).flatten(2))
+    out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+    if compensated:
+        out = out + F.scaled_dot_product_attention(q, keys, values, dropout_p=dropout)
+    out = attn.norm(out.transpose(1, 2).flatten(2))
     if getattr(attn, "gate", None) is not None:
         out = out * attn.gate(x).sigmoid()
     return attn.proj_drop(attn.proj(out))

@@ -17,6 +17,8 @@ METHODS = Registry(
         "ewc": "pearl.methods.regularization.ewc:OnlineEwc",
         "seqlora": "pearl.methods.adapters.seqlora:SeqLora",
         "inflora": "pearl.methods.adapters.inflora:InfLoRA",
+        "clora": "pearl.methods.adapters.clora:CLora",
+        "lae": "pearl.methods.adapters.lae:Lae",
         "l2p": "pearl.methods.prompts.l2p:L2P",
         "coda_prompt": "pearl.methods.prompts.coda_prompt:CodaPrompt",
         "dualprompt": "pearl.methods.prompts.dualprompt:DualPrompt",

@@ -1,5 +1,7 @@
 """A moving average of a network, in the state_dict, that can be asked as the network itself can."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -30,12 +32,12 @@ class Average(nn.Module):
                 self.tensors[name].copy_(value)
 
     @torch.no_grad()
-    def forward(self, network: nn.Module, x: Tensor) -> Tensor:
+    def forward(self, network: nn.Module, *inputs: Any) -> Tensor:
         """What the network gives in evaluation mode with the averaged weights."""
         training = {module: module.training for module in network.modules()}
         network.eval()
         try:
-            return functional_call(network, {name: self.tensors[name] for name in _tensors(network)}, (x,))
+            return functional_call(network, {name: self.tensors[name] for name in _tensors(network)}, inputs)
         finally:
             for module, mode in training.items():
                 module.training = mode
