@@ -42,7 +42,7 @@ METHODS = {
     **{name: [f"method={name}"] for name in ("fetril", "fecam", "seqlora", "inflora", "l2p", "coda_prompt")},
     **{name: [f"method={name}"] for name in ("dualprompt", "sprompts", "hide", "dualprompt_pgp", "l2p_pgp")},
     **{name: [f"method={name}"] for name in ("evoprompt", "cprompt", "convprompt")},
-    **{name: [f"method={name}"] for name in ("clora", "lae")},
+    **{name: [f"method={name}"] for name in ("clora", "lae", "sema", "dia", "ada")},
     "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # somebody's, in $PEARL_DATA
 }
 COLUMNS = {

@@ -14,6 +14,7 @@ from pearl.lifecycle.small import SIZE, small_resnet, small_vit
 from pearl.methods.adapters.clora import CLora
 from pearl.methods.adapters.inflora import InfLoRA
 from pearl.methods.adapters.lae import Lae
+from pearl.methods.adapters.sema import Sema
 from pearl.methods.adapters.seqlora import SeqLora
 from pearl.methods.base import Method
 from pearl.methods.bounds.finetune import Finetune
@@ -102,6 +103,10 @@ ZOO = {
     "lae, prefixes": lambda: Lae(small_vit(), pet="prefix", size=3, adapt_blocks=(0, 2), ema_decay=0.5),
     "lae, LoRA": lambda: Lae(small_vit(), pet="lora", size=2, adapt_blocks=(0, 2), ema_decay=0.5),
     "lae on a ResNet": lambda: Lae(small_resnet(), size=2, ema_decay=0.5),
+    "sema": lambda: Sema(small_vit(), ffn_num=4, rd_dim=6, adapt_start_layer=1, adapt_end_layer=2, exp_threshold=0.9),
+    "sema, batches": lambda: Sema(
+        small_vit(), ffn_num=4, rd_dim=6, adapt_start_layer=1, adapt_end_layer=2, exp_threshold=-1, detect_batch_size=8
+    ),
     "l2p": lambda: L2P(small_vit(), pool=4, length=2, top_k=2),
     "coda-prompt": lambda: CodaPrompt(small_vit(), per_task=2, length=4, blocks=2, ortho=0.1),
     "dualprompt": lambda: DualPrompt(small_vit(), **DUAL),

@@ -19,6 +19,7 @@ METHODS = Registry(
         "inflora": "pearl.methods.adapters.inflora:InfLoRA",
         "clora": "pearl.methods.adapters.clora:CLora",
         "lae": "pearl.methods.adapters.lae:Lae",
+        "sema": "pearl.methods.adapters.sema:Sema",
         "l2p": "pearl.methods.prompts.l2p:L2P",
         "coda_prompt": "pearl.methods.prompts.coda_prompt:CodaPrompt",
         "dualprompt": "pearl.methods.prompts.dualprompt:DualPrompt",

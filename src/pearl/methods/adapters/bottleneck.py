@@ -3,11 +3,12 @@
 AdaptFormer (Chen et al., NeurIPS 2022). `nn.vit.features` puts them in; see there what they read.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pearl.nn.growing import Grown
@@ -64,3 +65,20 @@ class TaskAdapters(Grown):
     def by_block(self, task: int) -> dict[int, nn.Module]:
         """A task's, as `nn.vit` takes them."""
         return self[task].by_block()  # type: ignore[operator]
+
+
+def mixed(adapters: Sequence[Bottleneck], tokens: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of what several adapters add (B, n, dim), in a single pass: side by side they are a wider one.
+
+    They are made alike. Tokens (B, n, dim); weights (B, n, adapters), or (B, 1, adapters) of whole images.
+    """
+    first, *_ = adapters
+    down = torch.cat([adapter.down.weight for adapter in adapters])
+    up = torch.cat([adapter.scale * adapter.up.weight for adapter in adapters], dim=1)
+    bias = None if first.down.bias is None else torch.cat([adapter.down.bias for adapter in adapters])
+    hidden = first.dropout(_FUNCTIONS[first.activation](F.linear(tokens, down, bias)))
+    parts = hidden.unflatten(2, (len(adapters), -1)) * weights.to(hidden.dtype)[..., None]
+    out = F.linear(parts.flatten(2), up)
+    if first.up.bias is None:
+        return out
+    return out + weights.to(out) @ torch.stack([adapter.scale * adapter.up.bias for adapter in adapters]).to(out)
