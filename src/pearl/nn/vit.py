@@ -142,7 +142,7 @@ def _attention(attn: Any, x: Tensor, prefix: Prefix) -> Tensor:
     q, k = attn.q_norm(q), attn.k_norm(k)
     keys, values = (heads(part.to(k.dtype).expand(x.shape[0], -1, -1), attn.num_heads) for part in prefix)
     compensated = isinstance(prefix, Compensated)
-    k, v = torch.cat([keys, k], dim=2), torch.cat([0 * values if compensated else values, v], dim=2)
+    k, v = torch.cat([keys, k], dim=2), torch.cat([torch.zeros_like(values) if compensated else values, v], dim=2)
     dropout = attn.attn_drop.p if attn.training else 0.0
     out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
     if compensated:

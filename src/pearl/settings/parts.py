@@ -20,6 +20,8 @@ METHODS = Registry(
         "clora": "pearl.methods.adapters.clora:CLora",
         "lae": "pearl.methods.adapters.lae:Lae",
         "sema": "pearl.methods.adapters.sema:Sema",
+        "dia": "pearl.methods.adapters.dia:Dia",
+        "ada": "pearl.methods.adapters.ada:Ada",
         "l2p": "pearl.methods.prompts.l2p:L2P",
         "coda_prompt": "pearl.methods.prompts.coda_prompt:CodaPrompt",
         "dualprompt": "pearl.methods.prompts.dualprompt:DualPrompt",

@@ -66,9 +66,9 @@ class CLora(SeqLora):
         """Cross-entropy among the task's own classes, and the penalty."""
         own = super().loss(head, task)
         earlier = self.tasks[:-1]
-        if not earlier:
+        before = {target: self.summed(target, earlier).detach() for target in self.low_rank if earlier}
+        if not before:
             return own
-        before = {target: self.summed(target, earlier).detach() for target in self.low_rank}
 
         def loss(batch: Batch) -> Tensor:
             with torch.autocast(self.device.type, enabled=False):  # the product of two small ones needs float32
