@@ -83,7 +83,7 @@ class Dia(FrozenVit):
         beta: share of an old class's prototype that is not moved.
     """
 
-    couples = own_classes = True
+    couples = True
     phases = ("dia", "dia_align")
 
     def __init__(

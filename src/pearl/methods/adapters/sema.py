@@ -125,7 +125,7 @@ class Sema(FrozenVit):
         detect_batch_size: Count | None = None,
     ) -> None:
         super().__init__(backbone)
-        check_blocks(backbone, [*{adapt_start_layer, adapt_end_layer}], "adapt_start_layer, adapt_end_layer")
+        check_blocks(backbone, [adapt_end_layer], "adapt_end_layer")
         growing = range(adapt_start_layer, adapt_end_layer + 1)
         if not growing:
             raise ConfigError(
@@ -145,7 +145,7 @@ class Sema(FrozenVit):
             yield from self.grow(task, blocks, self.adapters.parameters())
             return
         left = [*blocks]
-        while (block := self.unfamiliar(task, left)) is not None:
+        while left and (block := self.unfamiliar(task, left)) is not None:
             left.remove(block)
             yield from self.grow(task, [block])
         if left == blocks:
