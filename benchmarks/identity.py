@@ -38,6 +38,7 @@ def settings() -> dict[str, dict[str, Any]]:
         network = VIT if METHODS.load(name).backbones == "vit" else CNN  # type: ignore[attr-defined]
         runs[name] = {**SHORT, **network, "method": name}
     runs["lgcl"]["method"] = {"name": "lgcl", "text_features": "texts.npz"}
+    runs["sema"]["method"] = {"name": "sema", "adapt_start_layer": 3, "adapt_end_layer": 5}
     runs["convprompt"]["method"] = {"name": "convprompt", "blocks": 6}
     for name in ("pearl", "seqlora"):
         runs[f"{name} on a ViT"] = {**SHORT, **VIT, "method": name}

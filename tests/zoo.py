@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from pearl.lifecycle.small import SIZE, small_resnet, small_vit
+from pearl.methods.adapters.ada import Ada
+from pearl.methods.adapters.clora import CLora
+from pearl.methods.adapters.dia import Dia
 from pearl.methods.adapters.inflora import InfLoRA
+from pearl.methods.adapters.lae import Lae
+from pearl.methods.adapters.sema import Sema
 from pearl.methods.adapters.seqlora import SeqLora
 from pearl.methods.base import Method
 from pearl.methods.bounds.finetune import Finetune
@@ -107,6 +112,19 @@ ZOO = {
     "seqlora on a ResNet": lambda: SeqLora(small_resnet()),
     "seqlora on BSC, given weights": lambda: SeqLora(separable(), rank=2, reference="given"),
     "inflora": lambda: InfLoRA(small_vit(), rank=2, energy=0.9, tasks=3),
+    "clora": lambda: CLora(small_vit(), rank=2),
+    "clora on a ResNet": lambda: CLora(small_resnet(), rank=2),
+    "lae": lambda: Lae(small_vit(), adapt_blocks=(0, 2), ema_decay=0.5),
+    "lae, prefixes": lambda: Lae(small_vit(), pet="prefix", size=3, adapt_blocks=(0, 2), ema_decay=0.5),
+    "lae, LoRA": lambda: Lae(small_vit(), pet="lora", size=2, adapt_blocks=(0, 2), ema_decay=0.5),
+    "lae on a ResNet": lambda: Lae(small_resnet(), size=2, ema_decay=0.5),
+    "sema": lambda: Sema(small_vit(), ffn_num=4, rd_dim=6, adapt_start_layer=1, adapt_end_layer=2, exp_threshold=0.9),
+    "sema, batches": lambda: Sema(
+        small_vit(), ffn_num=4, rd_dim=6, adapt_start_layer=1, adapt_end_layer=2, exp_threshold=-1, detect_batch_size=8
+    ),
+    "dia": lambda: Dia(small_vit(), width=3, prototypes=5),
+    "ada": lambda: Ada(small_vit(), width=3, pool=2),
+    "ada, transrate": lambda: Ada(small_vit(), width=3, pool=1, score="transrate", train_heads=True),
     "l2p": lambda: L2P(small_vit(), pool=4, length=2, top_k=2),
     "coda-prompt": lambda: CodaPrompt(small_vit(), per_task=2, length=4, blocks=2, ortho=0.1),
     "dualprompt": lambda: DualPrompt(small_vit(), **DUAL),

@@ -18,7 +18,7 @@ from pearl.methods.rehearsal.agile import Agile
 from pearl.methods.rehearsal.gates import repulsion
 from pearl.methods.rehearsal.mean_teacher import MeanTeacher
 from pearl.methods.rehearsal.tamil import Tamil, of
-from pearl.nn.growing import TaskModules
+from pearl.nn.growing import Grown
 from pearl.nn.resnet import resnet18
 from pearl.settings.parts import METHODS
 from pearl.training.engine import Engine
@@ -124,10 +124,10 @@ def test_an_average_is_no_longer_than_its_tasks(chance, planned):
 
 
 def test_modules_grow_from_a_file():
-    modules = TaskModules(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
+    modules = Grown(lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)))
     for _ in range(11):  # ten and more: names are not compared by their beginnings
         modules.grow()
-    fresh = TaskModules(modules.make)
+    fresh = Grown(modules.make)
     fresh.load_state_dict(modules.state_dict(), strict=True)
     assert len(fresh) == 11 and torch.equal(fresh[10][2].weight, modules[10][2].weight)
 

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from odd import ODD, Groups, Projects, TwoViews, clones, make
 from pearl.data.batches import fold
@@ -16,7 +17,7 @@ from pearl.settings.config import check_config
 from pearl.settings.parts import METHODS
 from pearl.settings.sections import PhaseConfig
 from pearl.training.engine import Engine, Observer
-from pearl.training.optimizers import Course, learning_rate
+from pearl.training.optimizers import Course, learning_rate, make_optimizers, take_over
 
 CHECKS = ["strict_reload", "resume_inside_a_task_bit_exact", "resume_after_a_task_bit_exact", "past_data_closed"]
 CHECKS += ["only_the_phase_changes", "a_last_batch_of_one", "classes_of_one_image", "bfloat16"]
@@ -236,6 +237,23 @@ def test_an_optimizer_is_handed_on():
     whole = weights(one, 2)
     assert all(torch.equal(a, b) for a, b in zip(weights(two, 1), whole, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(weights(apart, 1), whole, strict=True))
+
+
+def test_momentum_is_handed_on_to_a_phase_with_more_parameters():
+    first, second = (nn.Parameter(torch.zeros(2)) for _ in range(2))
+    settings = config(train={"optimizer": "sgd", "lr": 1.0, "momentum": 0.5}).train.phase("finetune")
+
+    def step(params, before):
+        optimizers = make_optimizers(settings, {"": params}, torch.device("cpu"))
+        take_over(optimizers, before)
+        for parameter in params:
+            parameter.grad = torch.ones(2)
+        optimizers[0].step()
+        return optimizers
+
+    step([first, second], step([first], []))
+    assert first.tolist() == [-2.5, -2.5]  # 1, then 1 and half of that
+    assert second.tolist() == [-1.0, -1.0]
 
 
 # --------------------------------------------------------------------------------------------------------------- hooks

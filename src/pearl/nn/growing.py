@@ -62,30 +62,20 @@ class TaskTensors(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class TaskModules(nn.Module):
-    """A module per task, all of one form."""
+class Grown(nn.ModuleList):
+    """Modules that are made alike, added as they are needed."""
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.make = make
-        self.blocks = nn.ModuleList()
 
     def grow(self) -> nn.Module:
-        """Add that of a new task."""
-        self.blocks.append(self.make())
-        return self.blocks[-1]
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, task: int) -> nn.Module:
-        return self.blocks[task]
-
-    def __iter__(self) -> Iterator[nn.Module]:
-        return iter(self.blocks)
+        """Add one more."""
+        self.append(self.make())
+        return self[-1]
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        while any(key.startswith(f"{prefix}blocks.{len(self)}.") for key in state_dict):
+        while any(key.startswith(f"{prefix}{len(self)}.") for key in state_dict):
             self.grow()
         super()._load_from_state_dict(state_dict, prefix, *args)
 

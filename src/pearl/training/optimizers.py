@@ -117,3 +117,10 @@ def take_over(optimizers: Optimizers, before: Optimizers) -> None:
     known = states(before)
     for parameter, state in states(optimizers).items():
         state.update(known.get(parameter, {}))
+    for optimizer in optimizers:
+        own = states([optimizer])
+        if any(
+            "momentum_buffer" in state for state in own.values()
+        ):  # a fused step of SGD needs those of all or of none
+            for parameter, state in own.items():
+                state.setdefault("momentum_buffer", torch.zeros_like(parameter))

@@ -1,6 +1,6 @@
 """SeqLoRA: one low-rank update, trained on all tasks in turn. The baseline of InfLoRA (Liang and Li, CVPR 2024)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 import torch
@@ -8,11 +8,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pearl.data.batches import Task
+from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase, own_loss
 from pearl.nn import lowrank
 from pearl.nn.growing import TaskTensors
-from pearl.nn.lowrank import Fold
+from pearl.nn.lowrank import Fold, Target
 
 
 class SeqLora(Method):
@@ -32,7 +32,7 @@ class SeqLora(Method):
     """
 
     own_classes = True
-    phases = ("reference", "seqlora")
+    phases: tuple[str, ...] = ("reference", "seqlora")
 
     def __init__(
         self,
@@ -67,22 +67,34 @@ class SeqLora(Method):
             self.requires_grad_(False)
             return
 
-        if not len(self.update):
-            self.start_update()
-        params = [*self.update.in_order(), *map(self.backbone.get_parameter, self.further), *head.parameters()]
+        params = [*self.start(task), *map(self.backbone.get_parameter, self.further), *head.parameters()]
         for parameter in params:
             parameter.requires_grad_(True)
-        yield Phase("seqlora", params, own_loss(self.features, head, task), steady=True)
+        yield Phase(self.phases[-1], params, self.loss(head, task), steady=True)
         self.requires_grad_(False)
 
-    def start_update(self) -> None:
-        """B A is zero at the start."""
+    def start(self, task: Task) -> list[nn.Parameter]:
+        """The factors that a task trains: those there are."""
+        if not len(self.update):
+            self.add("")
+        return self.update.in_order()
+
+    def add(self, prefix: str) -> None:
+        """Factors of each target, whose names start so; B A is zero at the start."""
         for target in self.low_rank:
             rows, columns = lowrank.matrix_shape(target.shape, self.fold)
             rank, like = min(self.rank, rows, columns), self.backbone.get_parameter(target.parameter)
             a, b = lowrank.kaiming_factors((rows, columns), rank, like)
-            self.update.add(f"A.{target.label}", a)
-            self.update.add(f"B.{target.label}", b)
+            self.update.add(f"{prefix}A.{target.label}", a)
+            self.update.add(f"{prefix}B.{target.label}", b)
+
+    def loss(self, head: nn.Module, task: Task) -> Callable[[Batch], Tensor]:
+        """What a task minimises with its head."""
+        return own_loss(self.features, head, task)
+
+    def product(self, target: Target) -> Tensor:
+        """The update of a target, scale * B A, as a matrix (rows, columns)."""
+        return self.scale * (self.update[f"B.{target.label}"] @ self.update[f"A.{target.label}"])
 
     def weights(self) -> dict[str, Tensor]:
         """The adapted weights, by the backbone's own names."""
@@ -90,8 +102,8 @@ class SeqLora(Method):
         with torch.autocast(self.device.type, enabled=False):  # updates are merged in float32, then cast once
             for target in self.low_rank if len(self.update) else ():
                 weight = changed.get(target.parameter, self.backbone.get_parameter(target.parameter))
-                product = self.scale * (self.update[f"B.{target.label}"] @ self.update[f"A.{target.label}"])
-                changed[target.parameter] = target.add(weight, lowrank.from_matrix(product, target.shape, self.fold))
+                update = lowrank.from_matrix(self.product(target), target.shape, self.fold)
+                changed[target.parameter] = target.add(weight, update)
         return changed
 
     def features(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A moving average of a network, in the state_dict, that can be asked as the network itself can."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +43,9 @@ class Average(nn.Module):
             else:
                 self.tensors[name].copy_(value)
 
-    def forward(self, network: nn.Module, x: Tensor) -> Tensor:
+    def forward(self, network: nn.Module, *inputs: Any) -> Tensor:
         """What the network gives with the averaged weights."""
-        return self.asked(network, lambda: network(x))
+        return self.asked(network, lambda: network(*inputs))
 
     @torch.no_grad()
     def asked(self, network: nn.Module, question: Callable[[], Tensor]) -> Tensor:

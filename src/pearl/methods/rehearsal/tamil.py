@@ -21,7 +21,7 @@ from pearl.methods.rehearsal.derpp import beta_of
 from pearl.methods.rehearsal.er import Images
 from pearl.methods.rehearsal.gates import repulsion
 from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Rehearsing, Tasks, Weight
-from pearl.nn.growing import TaskModules
+from pearl.nn.growing import Grown
 from pearl.nn.precision import full, outside_autocast
 from pearl.settings.follow import Follows
 
@@ -73,7 +73,7 @@ class Tamil(Rehearsing):
         self.pairwise_weight, self.reg_weight = pairwise_weight, reg_weight
         self.beta = 0.5 if beta == "auto" else beta
         dim = self.heads.dim
-        self.gates = TaskModules(
+        self.gates = Grown(
             lambda: nn.Sequential(nn.Linear(dim, code_dim), nn.ReLU(), nn.Linear(code_dim, dim), nn.Sigmoid())
         )
 

@@ -1,0 +1,171 @@
+"""DIA: Dynamic Integration of Task-Specific Adapters for Class Incremental Learning (Li et al., CVPR 2025).
+
+Each task has an adapter and a signature in every block. Token by token, adapters count by how near their signatures
+are. While a task is learnt, patches that are not its object's stay where they were; afterwards the heads are trained on
+prototypes of old classes, which are moved by those patches of new images that resemble them.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Batch, Task
+from pearl.methods.adapters.bottleneck import Adapters, Bottleneck, mixed
+from pearl.methods.base import Phase
+from pearl.methods.common.frozen_vit import FrozenVit
+from pearl.methods.common.statistics import ClassStatistics
+from pearl.nn import vit
+from pearl.nn.growing import Grown
+from pearl.nn.precision import full, outside_autocast
+
+TINY = 1e-6
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Single = Literal["cosine", "softmax"]
+
+
+class SignedAdapter(nn.Module):
+    """An adapter without biases, and the direction of the tokens that it is for."""
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.adapter = Bottleneck(dim, width, bias=False)
+        self.signature = nn.Parameter(torch.empty(dim).uniform_(-1, 1))
+
+
+class Integration(nn.Module):
+    """The adapters of all tasks in one block, mixed token by token."""
+
+    def __init__(self, dim: int, width: int, single: Single) -> None:
+        super().__init__()
+        self.tasks, self.single = Grown(lambda: SignedAdapter(dim, width)), single
+
+    def first(self, tasks: int) -> list[SignedAdapter]:
+        """The adapters of the first tasks."""
+        return [*self.tasks][:tasks]
+
+    def weights(self, tokens: Tensor, tasks: int) -> Tensor:
+        """Of tokens (B, n, dim) the weights (B, n, tasks) of the adapters of the first tasks."""
+        with outside_autocast(tokens):
+            signatures = torch.stack([own.signature for own in self.first(tasks)])
+            cosines = F.normalize(full(tokens), dim=2) @ F.normalize(signatures, dim=1).T
+        return cosines if tasks == 1 and self.single == "cosine" else cosines.softmax(2)
+
+    def forward(self, tokens: Tensor, tasks: int) -> Tensor:
+        """Tokens (B, n, dim) -> what the adapters of the first tasks add (B, n, dim)."""
+        return mixed([own.adapter for own in self.first(tasks)], tokens, self.weights(tokens, tasks))
+
+
+class Dia(FrozenVit):
+    """A frozen ViT with an adapter per task beside each MLP, and heads that are aligned on prototypes.
+
+    There is no code; this is the method by its equations. Settings are the paper's: 20 epochs at 0.015 with a cosine,
+    batches of 32. It does not say, and chosen here are: SGD with momentum 0.9 and weight decay 5e-4; 5 epochs of
+    alignment, none after the first task; adapters that read tokens before the MLP's norm layer, without biases;
+    signatures that start anywhere; tokens of the loss and of prototypes behind the last norm layer; angles that are
+    measured in the network that learns. Cosines below 0 count as 0 when prototypes are moved, as the ratio of their
+    difference to their sum is bounded only so. Alignment compares the patches of a whole batch with each prototype, so
+    one process learns.
+
+    Options:
+        width: of an adapter.
+        single: what the adapter of a single task counts by: `cosine`, of token and signature, as in the paper, where it
+            jumps to about a half with the second task; or `softmax`, always 1.
+        pdl: weight of keeping patches where they were (patch-level distillation), from the second task on.
+        prototypes: classes drawn for each batch of the alignment.
+        beta: share of an old class's prototype that is not moved.
+    """
+
+    couples = True
+    phases = ("dia", "dia_align")
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        width: Count = 8,
+        single: Single = "cosine",
+        pdl: Annotated[float, Field(ge=0)] = 0.1,
+        prototypes: Count = 32,
+        beta: Share = 0.7,
+    ) -> None:
+        super().__init__(backbone)
+        depth = len(backbone.blocks)  # type: ignore[arg-type]
+        self.adapters = Adapters(range(depth), lambda: Integration(self.dim, width, single))
+        self.pdl, self.prototypes, self.beta = pdl, prototypes, beta
+        self.statistics = ClassStatistics(self.dim)
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Adapters, signatures and the head of the new task; then all heads on images and prototypes."""
+        t, known = task.id, task.first_class
+        head = self.heads.grow(len(task.classes)).to(self.device)
+        new = [own.tasks.grow().to(self.device) for own in self.adapters.values()]  # type: ignore[operator,union-attr]
+        params = self.only(parameter for part in (*new, head) for parameter in part.parameters())
+
+        def loss(batch: Batch) -> Tensor:
+            features, patches = self.seen(batch.x, t + 1)
+            own = F.cross_entropy(head(features), batch.y - known)
+            return own + self.pdl * self.moved(batch.x, features, patches, t) if t and self.pdl else own
+
+        yield Phase("dia", params, loss, steady=True)
+        self.requires_grad_(False)
+        self.statistics.grow(len(task.classes), self.device)
+        self.statistics.update(self.of_images(task, self.features), task.labels - known)
+        if t:
+            means, params = self.statistics.means().to(head.weight), self.only(self.heads.parameters())
+            yield Phase("dia_align", params, lambda batch: self.aligned(batch, means, known))
+        self.requires_grad_(False)
+
+    def moved(self, x: Tensor, features: Tensor, patches: Tensor, tasks: int) -> Tensor:
+        """How far patches (B, n, dim) have turned since the first tasks; those that are not the object's count most."""
+        with torch.no_grad():
+            _, before = self.seen(x, tasks)
+        with outside_autocast(x):
+            features, patches, before = (F.normalize(full(part), dim=-1) for part in (features, patches, before))
+            return (foreign(features, patches).detach() * (patches - before).norm(dim=2)).mean()
+
+    def aligned(self, batch: Batch, means: Tensor, known: int) -> Tensor:
+        """Cross-entropy among all classes, of a batch's images and of prototypes drawn from `means`."""
+        with torch.no_grad():
+            features, patches = map(full, self.seen(batch.x, len(self.heads)))
+            labels = torch.randint(len(means), (self.prototypes,)).to(means.device)
+            drawn = means[labels]
+            with outside_autocast(batch.x):
+                moved = calibrated(drawn, features, patches, self.beta)
+            prototypes = torch.where((labels < known)[:, None], moved, drawn)
+        return F.cross_entropy(self.heads(features), batch.y) + F.cross_entropy(self.heads(prototypes), labels)
+
+    def seen(self, x: Tensor, tasks: int) -> tuple[Tensor, Tensor]:
+        """Features (B, dim) and patches (B, n, dim) of the network as it was after so many tasks."""
+        adapters = {block: partial(own, tasks=tasks) for block, own in self.adapters.by_block().items()}
+        own, _ = vit.tokens(self.backbone, x, adapters=adapters)
+        return vit.pool(self.backbone, own), own[:, self.backbone.num_prefix_tokens :]
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features (B, dim) with the adapters of all tasks, mixed token by token: a single pass."""
+        return self.seen(x, len(self.heads))[0]
+
+
+def foreign(features: Tensor, patches: Tensor) -> Tensor:
+    """Angles (B, n) between unit features (B, dim) and patches (B, n, dim): 0 of the same direction, 1 of opposite."""
+    cosines = (patches @ features[:, :, None])[..., 0]
+    return cosines.clamp(-1, 1).arccos() / math.pi
+
+
+def calibrated(means: Tensor, features: Tensor, patches: Tensor, beta: float) -> Tensor:
+    """Prototypes (k, dim), a share 1 - beta of each replaced by patches (B, n, dim) that resemble it.
+
+    Patches count by how much nearer they are to the prototype than to their own image's feature (B, dim).
+    """
+    unit = F.normalize(patches, dim=2)
+    near = (unit @ F.normalize(means, dim=1).T).clamp(min=0)  # (B, n, k)
+    own = (unit @ F.normalize(features, dim=1)[:, :, None]).clamp(min=0)
+    nearer = ((near - own) / (near + own + TINY)).clamp(min=0).flatten(0, 1)
+    return beta * means + (1 - beta) * nearer.softmax(0).T @ patches.flatten(0, 1)

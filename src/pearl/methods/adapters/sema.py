@@ -1,0 +1,222 @@
+"""SEMA: Self-Expansion of Pre-trained Models with Mixture of Adapters for Continual Learning (Wang et al., CVPR 2025).
+
+Adapters stand beside the MLPs of a frozen ViT. In the last blocks there are several, and a router mixes them image by
+image. Each comes with a descriptor of what it was trained on; a block gets another adapter when none of its descriptors
+knows the images of a new task.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Batch, Task
+from pearl.errors import ConfigError
+from pearl.methods.adapters.bottleneck import Adapters, Bottleneck, mixed
+from pearl.methods.base import Phase, own_loss
+from pearl.methods.common.frozen_vit import IMAGES, FrozenVit
+from pearl.methods.prompts.prefixes import check_blocks
+from pearl.nn import vit
+from pearl.nn.growing import Grown
+from pearl.nn.precision import full, outside_autocast
+
+FEW = 3  # errors of which no deviation can be told
+
+Count = Annotated[int, Field(ge=1)]
+Block = Annotated[int, Field(ge=0)]
+
+
+class Descriptor(nn.Module):
+    """An autoencoder of token means, and how well it has rebuilt those that it was trained on."""
+
+    record: Tensor
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(dim, width), nn.Linear(width, dim)
+        self.register_buffer("record", torch.zeros(3))  # how many errors, their mean, their deviation
+
+    def forward(self, means: Tensor) -> Tensor:
+        """Token means (B, dim) -> errors (B,): the mean square over their numbers."""
+        with outside_autocast(means):
+            return (self.decode(self.encode(full(means))) - full(means)).square().mean(1)
+
+    @torch.no_grad()
+    def remember(self, means: Tensor) -> None:
+        """Record the errors on token means (N, dim)."""
+        errors = self(means).double()
+        self.record.copy_(torch.stack([errors.new_tensor(len(errors)), errors.mean(), errors.std(correction=0)]))
+
+    @torch.no_grad()
+    def unusual(self, means: Tensor) -> Tensor:
+        """By how many deviations errors differ from those recorded (B,); 0 where there are few."""
+        count, mean, deviation = self.record
+        z = (self(means) - mean).abs() / deviation.clamp(min=1e-12)
+        return torch.where(count < FEW, 0, z)
+
+
+class Mixture(nn.Module):
+    """The adapters of one block, their descriptors, and a router: logistic, by the mean of an image's tokens."""
+
+    def __init__(self, dim: int, width: int, described: int) -> None:
+        super().__init__()
+        self.adapters = Grown(lambda: Bottleneck(dim, width))
+        self.descriptors = Grown(lambda: Descriptor(dim, described))
+        self.router = Grown(lambda: nn.Linear(dim, 1))
+
+    def grow(self, device: torch.device) -> tuple[list[nn.Parameter], Descriptor]:
+        """Add an adapter; its parameters with those of its row of the router, and its descriptor."""
+        new = [part.grow().to(device) for part in (self.adapters, self.router, self.descriptors)]
+        return [*new[0].parameters(), *new[1].parameters()], new[2]  # type: ignore[return-value]
+
+    def unusual(self, means: Tensor) -> Tensor:
+        """By how many deviations token means (B, dim) differ on average from what the nearest descriptor knows."""
+        return torch.stack([own.unusual(means).mean() for own in self.descriptors]).min()  # type: ignore[operator]
+
+    def weights(self, tokens: Tensor) -> Tensor:
+        """Of tokens (B, n, dim) the weights of the adapters (B, adapters), which sum to 1."""
+        means = tokens.mean(1)
+        with outside_autocast(means):
+            return torch.cat([row(full(means)) for row in self.router], dim=1).softmax(1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, n, dim) -> what is added (B, n, dim)."""
+        return mixed([*self.adapters], tokens, self.weights(tokens)[:, None])
+
+
+class Sema(FrozenVit):
+    """A frozen ViT with an adapter in every block, and as many as the tasks ask for in the last ones.
+
+    Defaults are the authors': SGD with momentum 0.9, a cosine and weight decay 5e-4, batches of 32. Adapters and head
+    20 epochs at 5e-3 (CIFAR-100: 5), descriptors 20 at 0.01. After the first task only what is added learns, and the
+    head of the task; if nothing is, the head alone.
+
+    A block grows once a task at most, beginning with the first block that does not know the images. As in the authors'
+    code, errors deviate upwards or downwards, and descriptors are linear. Unlike there, errors are recorded once a
+    descriptor is trained, and are in the state: the authors' are those of its last 500 images in training, and lost
+    when a model is saved. The decision is by the mean over all of a task's images, so that it hangs neither on their
+    order nor on a batch; `detect_batch_size` gives the authors'. Both look at images as they are trained on, by a fixed
+    seed. Heads of earlier tasks do not decay. What earlier tasks' images give changes as the router is shared: a new
+    adapter takes its share of each image.
+
+    Options:
+        ffn_num: width of an adapter.
+        rd_dim: width of a descriptor.
+        adapt_start_layer: first block that may grow, from 0.
+        adapt_end_layer: last block that may grow.
+        exp_threshold: deviations above which a block grows; -1 is always, and a large number never.
+        detect_batch_size: decide by the first batch of so many images that is above it; null decides by the whole task.
+    """
+
+    own_classes = True
+    phases = ("sema_func", "sema_rd", "sema_head")
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        ffn_num: Count = 16,
+        rd_dim: Count = 128,
+        adapt_start_layer: Block = 9,
+        adapt_end_layer: Block = 11,
+        exp_threshold: float = 2.0,
+        detect_batch_size: Count | None = None,
+    ) -> None:
+        super().__init__(backbone)
+        check_blocks(backbone, [adapt_end_layer], "adapt_end_layer")
+        growing = range(adapt_start_layer, adapt_end_layer + 1)
+        if not growing:
+            raise ConfigError(
+                f"method.adapt_start_layer={adapt_start_layer} is behind adapt_end_layer={adapt_end_layer}; "
+                f"no block could grow: let it come first"
+            )
+        others = [block for block in range(len(backbone.blocks)) if block not in growing]  # type: ignore[arg-type]
+        self.adapters = Adapters(others, lambda: Bottleneck(self.dim, ffn_num))
+        self.mixtures = Adapters(growing, lambda: Mixture(self.dim, ffn_num, rd_dim))
+        self.exp_threshold, self.detect_batch_size = exp_threshold, detect_batch_size
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Grow what does not know the images, block by block; if nothing does, train the head alone."""
+        head = self.heads.grow(len(task.classes)).to(self.device)
+        blocks = [*self.mixtures.by_block()]
+        if not task.id:
+            yield from self.grow(task, blocks, self.adapters.parameters())
+            return
+        left = [*blocks]
+        while left and (block := self.unfamiliar(task, left)) is not None:
+            left.remove(block)
+            yield from self.grow(task, [block])
+        if left == blocks:
+            yield Phase("sema_head", self.only(head.parameters()), own_loss(self.features, head, task), steady=True)
+            self.requires_grad_(False)
+
+    def grow(self, task: Task, blocks: Sequence[int], others: Iterable[nn.Parameter] = ()) -> Iterator[Phase]:
+        """Add an adapter to these blocks and train it with the head; then its descriptor, and record its errors."""
+        head, params = self.heads[task.id], [*others]
+        descriptors: dict[int, Descriptor] = {}
+        for block in blocks:
+            own, descriptors[block] = self.mixture(block).grow(self.device)
+            params += own
+        params = self.only([*params, *head.parameters()])
+        yield Phase("sema_func", params, own_loss(self.features, head, task), steady=True)
+
+        def rebuilt(batch: Batch) -> Tensor:
+            means = self.token_means(batch.x)
+            return torch.stack([descriptor(means[block]).mean() for block, descriptor in descriptors.items()]).sum()
+
+        params = self.only(parameter for own in descriptors.values() for parameter in own.parameters())
+        yield Phase("sema_rd", params, rebuilt, steady=True)
+        self.requires_grad_(False)
+        batches = self.seen(task)
+        for block, descriptor in descriptors.items():
+            descriptor.remember(torch.cat([means[block] for means in batches]))
+
+    def unfamiliar(self, task: Task, blocks: Sequence[int]) -> int | None:
+        """The first of these blocks none of whose descriptors knows the task's images, or a batch of them."""
+        batches = self.seen(task)
+        if self.detect_batch_size is None:
+            batches = [{block: torch.cat([means[block] for means in batches]) for block in blocks}]
+        for means in batches:
+            for block in blocks:
+                if self.mixture(block).unusual(means[block]) > self.exp_threshold:
+                    return block
+        return None
+
+    def seen(self, task: Task) -> list[dict[int, Tensor]]:
+        """Token means of a task's images as they are trained on, batch by batch; always the same."""
+        self.eval()
+        return [self.token_means(batch.x) for batch in task.batches(self.detect_batch_size or IMAGES, seed=0)]
+
+    @torch.no_grad()
+    def token_means(self, x: Tensor) -> dict[int, Tensor]:
+        """Of each block that may grow the mean (B, dim) of the tokens that its adapters read."""
+        means: dict[int, Tensor] = {}
+
+        def watch(block: int, adapter: vit.Adapter) -> vit.Adapter:
+            def read(tokens: Tensor) -> Tensor:
+                means[block] = full(tokens.mean(1))
+                return adapter(tokens)
+
+            return read
+
+        watched = {block: watch(block, adapter) for block, adapter in self.mixtures.by_block().items()}
+        vit.tokens(self.backbone, x, adapters=self.adapters.by_block() | watched)
+        return means
+
+    def mixture(self, block: int) -> Mixture:
+        """The adapters of a block that may grow."""
+        return self.mixtures[f"{block}"]  # type: ignore[return-value]
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features (B, dim) with the adapters of all blocks, mixed image by image: a single pass."""
+        return vit.features(self.backbone, x, adapters=self.adapters.by_block() | self.mixtures.by_block())
+
+    def size(self) -> int:
+        """What answers; descriptors are asked by new tasks alone."""
+        return sum(p.numel() for name, p in self.named_parameters() if ".descriptors." not in name)
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """How many adapters each block has that may grow."""
+        return {"adapters": {f"{block}": len(self.mixture(block).adapters) for block in self.mixtures.by_block()}}
