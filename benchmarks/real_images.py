@@ -34,12 +34,9 @@ from speed.timing import peak_above, ratios
 RECIPES = ["cpu-cifar20-resnet18", "cpu-cifar100-deit_tiny", "cpu-grocery-deit_tiny"]
 METHODS = {
     "pearl": [],
-    "isolation": ["method=isolation"],
     "fixed rank 8": ["method.rank.name=fixed", "method.rank.r=8"],
-    "finetune": ["method=finetune"],
-    "joint": ["method=joint"],
     "joint, 6 epochs": ["method=joint", "train.phases.joint.epochs=6"],
-    **{name: [f"method={name}"] for name in parts.METHODS.own if name not in ("pearl", "isolation", "finetune", "joint")},
+    **{name: [f"method={name}"] for name in parts.METHODS.own if name != "pearl"},
     "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # somebody's, in $PEARL_DATA
 }
 COLUMNS = {

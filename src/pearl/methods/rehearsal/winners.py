@@ -16,13 +16,14 @@ from pearl.nn.networks import BasicBlock, SeparableBlock
 Blocks = Mapping[str, nn.Module]
 
 
-def blocks_of(backbone: nn.Module) -> dict[str, nn.Module]:
+def blocks_of(backbone: nn.Module) -> Blocks:
     """The residual blocks of a network, by name.
 
     Raises:
         ConfigError: it has none that are known.
     """
-    found = {name: m for name, m in backbone.named_modules() if isinstance(m, BasicBlock | SeparableBlock)}
+    kinds = BasicBlock, SeparableBlock
+    found = {name: module for name, module in backbone.named_modules() if isinstance(module, kinds)}
     if not found:
         raise ConfigError("method=trire ranks the channels of residual blocks; use backbone=resnet18 or backbone=bsc")
     return found
@@ -44,7 +45,7 @@ def compete(block: nn.Module, share: float) -> None:
     The second one comes behind: a channel whose maximum is below 0 is 0 either way.
     """
     for place in (block.bn1, block):
-        place.register_forward_hook(lambda module, inputs, out: k_winners(out, share))  # type: ignore[operator, union-attr]
+        place.register_forward_hook(lambda module, inputs, out: k_winners(out, share))  # type: ignore[union-attr]
 
 
 @contextmanager
