@@ -39,7 +39,7 @@ def run(method, tasks):
     return method
 
 
-def naive(net, x, prefixes, adapters):
+def naive(net, x, prefixes, adapters, attention_adapters=()):
     """A ViT written out, one image and one head at a time."""
     features = []
     for image in x.double():
@@ -55,10 +55,11 @@ def naive(net, x, prefixes, adapters):
                 part = slice(h * size, (h + 1) * size)
                 scores = torch.einsum("qd,kd->qk", q[:, part], k[:, part]) / math.sqrt(size)
                 out.append(torch.einsum("qk,kd->qd", scores.softmax(1), v[:, part]))
-            tokens = tokens + torch.cat(out, 1) @ block.attn.proj.weight.T + block.attn.proj.bias
+            attended = torch.cat(out, 1) @ block.attn.proj.weight.T + block.attn.proj.bias
+            tokens = tokens + attended + (attention_adapters[i](seen) if i in attention_adapters else 0)
             seen = F.layer_norm(tokens, (WIDTH,), block.norm2.weight, block.norm2.bias, block.norm2.eps)
             hidden = F.gelu(seen @ block.mlp.fc1.weight.T + block.mlp.fc1.bias)
             after = tokens + hidden @ block.mlp.fc2.weight.T + block.mlp.fc2.bias
-            tokens = after + adapters[i](tokens, after) if i in adapters else after
+            tokens = after + adapters[i](tokens) if i in adapters else after
         features.append(F.layer_norm(tokens, (WIDTH,), net.norm.weight, net.norm.bias, net.norm.eps)[0])
     return torch.stack(features)

@@ -426,7 +426,7 @@ def queries_of(net, x, block, prefixes):
     tokens = net._pos_embed(net.patch_embed(x))
     for i in range(block):
         keys, values = prefixes[i]
-        tokens = vit._block(net.blocks[i], tokens, (keys[None], values[None]), None)
+        tokens = vit._block(net.blocks[i], tokens, (keys[None], values[None]))
     q = net.blocks[block].attn.qkv(net.blocks[block].norm1(tokens)).chunk(3, 2)[0]
     return q.unflatten(2, (HEADS, -1)).permute(2, 0, 1, 3).flatten(1, 2)
 
@@ -736,7 +736,7 @@ def test_convprompt_weights_its_kernels_block_by_block():
                         n = part * HEADS + head
                         out = F.conv2d(method.shared[i, n][None, None], weight[n][None, None], bias[n][None])
                         made[:, part, :, head * 8 : head * 8 + 8] += alike[:, k, None, None] * out[0]
-            tokens = vit._block(block, tokens, tuple((made + before).unbind(1)), None)
+            tokens = vit._block(block, tokens, tuple((made + before).unbind(1)))
             before = made
         feature = net.norm(tokens)[:, 0]
         heads = [

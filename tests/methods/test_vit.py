@@ -50,7 +50,11 @@ def test_with_nothing_put_in_it_is_timm(name, options):
     dim = net.embed_dim
     nothing = torch.empty(1, 0, dim)
     assert torch.equal(vit.features(net, x, prompts=nothing), expected)
-    rest = {"prefixes": {0: (nothing, nothing)}, "adapters": {1: lambda before, after: 0 * before}}
+    rest = {
+        "prefixes": {0: (nothing, nothing)},
+        "adapters": {1: torch.zeros_like},
+        "attention_adapters": {1: torch.zeros_like},
+    }
     close(vit.features(net, x, **rest), expected, atol=1e-6, rtol=1e-5)
     own, theirs = vit.tokens(net, x, prompts=drawn(1, 4, dim))
     assert theirs.shape == (2, 4, dim)
@@ -74,9 +78,13 @@ def test_prefixes_and_adapters_against_a_vit_written_out():
     net, x = small().double(), images().double()
     prefixes = {i: (drawn(4, WIDTH, seed=i).double(), drawn(4, WIDTH, seed=9 + i).double()) for i in (0, 2)}
     matrix = drawn(WIDTH, WIDTH).double()
-    adapters = {1: lambda before, after: before @ matrix, 2: lambda before, after: 0.1 * after}
-    ours = vit.features(net, x, prefixes={i: (k[None], v[None]) for i, (k, v) in prefixes.items()}, adapters=adapters)
-    close(ours, naive(net, x, prefixes, adapters), atol=1e-10, rtol=1e-8)
+    adapters, beside = (
+        {1: lambda tokens: tokens @ matrix, 2: torch.sin},
+        {0: lambda tokens: tokens @ matrix, 1: torch.cos},
+    )
+    own = {i: (k[None], v[None]) for i, (k, v) in prefixes.items()}
+    ours = vit.features(net, x, prefixes=own, adapters=adapters, attention_adapters=beside)
+    close(ours, naive(net, x, prefixes, adapters, beside), atol=1e-10, rtol=1e-8)
     close(net(x), naive(net, x, {}, {}), atol=1e-10, rtol=1e-8)
 
 

@@ -3,7 +3,7 @@
 A fresh object can therefore load any run strictly, before it has learnt anything.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -59,6 +59,24 @@ class TaskTensors(nn.Module):
             name = key.removeprefix(prefix)
             if key.startswith(prefix) and (name not in self._tensors() or self[name].shape != value.shape):
                 self.add(name, value)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class Grown(nn.ModuleList):
+    """Modules that are made alike, added as they are needed."""
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.make = make
+
+    def grow(self) -> nn.Module:
+        """Add one more."""
+        self.append(self.make())
+        return self[-1]
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        while any(key.startswith(f"{prefix}{len(self)}.") for key in state_dict):
+            self.grow()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -15,7 +15,7 @@ from pearl.errors import ConfigError
 Prefix = tuple[Tensor, Tensor]  # keys and values (B or 1, length, dim), beside those a block makes of its tokens
 PrefixOf = Callable[[Tensor], Prefix]  # one that is made of the tokens (B, n, dim) that enter its block
 Prompts = Tensor | Mapping[int, Tensor]  # tokens (B or 1, length, dim) before the first block, or by block
-Adapter = Callable[[Tensor, Tensor], Tensor]  # (tokens before a block's MLP, tokens after it) -> what is added to these
+Adapter = Callable[[Tensor], Tensor]  # what is added to the output of a layer that reads the same tokens (B, n, dim)
 
 
 def require_plain(net: nn.Module) -> None:
@@ -49,9 +49,13 @@ def features(
     prompts: Prompts | None = None,
     prefixes: Mapping[int, Prefix | PrefixOf] | None = None,
     adapters: Mapping[int, Adapter] | None = None,
+    attention_adapters: Mapping[int, Adapter] | None = None,
 ) -> Tensor:
     """Features (B, dim) as the network pools its own tokens; prompts take part in attention, not in pooling."""
-    return pool(net, tokens(net, x, prompts=prompts, prefixes=prefixes, adapters=adapters)[0])
+    own, _ = tokens(
+        net, x, prompts=prompts, prefixes=prefixes, adapters=adapters, attention_adapters=attention_adapters
+    )
+    return pool(net, own)
 
 
 def unnormalised(net: Any, x: Tensor, *, prompts: Prompts | None = None) -> Tensor:
@@ -66,12 +70,14 @@ def tokens(
     prompts: Prompts | None = None,
     prefixes: Mapping[int, Prefix | PrefixOf] | None = None,
     adapters: Mapping[int, Adapter] | None = None,
+    attention_adapters: Mapping[int, Adapter] | None = None,
     normalised: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The last tokens: the network's own (B, n, dim), and those of the prompts (B, length, dim).
 
     `prompts` stand between the class tokens and the patches, without a position, later ones behind earlier ones, and
-    stay to the end. `prefixes` and `adapters` are by the number of the block.
+    stay to the end. All else is by the number of the block: `prefixes`; `adapters`, which stand beside the MLP and read
+    the tokens before its norm layer; `attention_adapters`, beside attention, which read what attention does.
     """
     x = net.norm_pre(net.patch_drop(net._pos_embed(net.patch_embed(x))))
     start = stop = net.num_prefix_tokens  # class, distillation and register tokens
@@ -83,7 +89,8 @@ def tokens(
             x = torch.cat([x[:, :stop], more, x[:, stop:]], dim=1)
             stop += more.shape[1]
         prefix = (prefixes or {}).get(i)
-        x = _block(block, x, prefix(x) if callable(prefix) else prefix, (adapters or {}).get(i))
+        prefix = prefix(x) if callable(prefix) else prefix
+        x = _block(block, x, prefix, (adapters or {}).get(i), (attention_adapters or {}).get(i))
     if normalised:
         x = net.norm(x)
     return torch.cat([x[:, :start], x[:, stop:]], dim=1), x[:, start:stop]
@@ -94,14 +101,18 @@ def pool(net: Any, own: Tensor) -> Tensor:
     return net.forward_head(own, pre_logits=True)
 
 
-def _block(block: Any, x: Tensor, prefix: Prefix | None, adapter: Adapter | None) -> Tensor:
-    if prefix is None and adapter is None:
+def _block(
+    block: Any, x: Tensor, prefix: Prefix | None, adapter: Adapter | None = None, beside: Adapter | None = None
+) -> Tensor:
+    if prefix is None and adapter is None and beside is None:
         return block(x)
     seen = block.norm1(x)
     attended = block.attn(seen) if prefix is None else _attention(block.attn, seen, *prefix)
+    if beside is not None:
+        attended = attended + beside(seen)
     x = x + block.drop_path1(block.ls1(attended))
     after = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
-    return after if adapter is None else after + adapter(x, after)
+    return after if adapter is None else after + adapter(x)
 
 
 def heads(part: Tensor, count: int) -> Tensor:

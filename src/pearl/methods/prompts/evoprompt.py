@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Phase, own_loss
+from pearl.methods.common.frozen_vit import IMAGES
 from pearl.methods.common.statistics import ClassStatistics
 from pearl.methods.common.transport import transport
-from pearl.methods.prompts.pool import IMAGES, PromptMethod
+from pearl.methods.prompts.pool import PromptMethod
 from pearl.nn import vit
 
 Count = Annotated[int, Field(ge=1)]

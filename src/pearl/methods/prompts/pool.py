@@ -1,62 +1,16 @@
-"""What prompt methods share: a frozen ViT that asks itself for a query, and prompts, of a pool or of a task each."""
-
-from collections.abc import Iterable
+"""Prompts, of a pool or of a task each, in a frozen ViT that asks itself for a query."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pearl.data.batches import Task
-from pearl.methods.base import Method, Network
-from pearl.nn import vit
+from pearl.methods.common.frozen_vit import FrozenVit
 from pearl.nn.growing import TaskTensors
 from pearl.nn.precision import full
 
-IMAGES = 256  # that pass through the network at once between two phases
 
-
-class PromptMethod(Method):
-    """A frozen ViT and heads. A subclass defines `features`; a query belongs to one image, never to a batch."""
-
-    backbones = "vit"
-
-    def __init__(self, backbone: nn.Module) -> None:
-        vit.require_plain(backbone)
-        super().__init__(backbone.requires_grad_(False))
-
-    @property
-    def dim(self) -> int:
-        """Width of the tokens."""
-        return self.heads.dim
-
-    def train(self, mode: bool = True) -> "PromptMethod":
-        """The frozen ViT drops nothing."""
-        super().train(mode)
-        self.backbone.eval()
-        return self
-
-    def query(self, x: Tensor) -> Tensor:
-        """Features (B, dim) of the ViT as it came."""
-        with torch.no_grad():
-            return self.backbone(x)
-
-    def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) of the prompted ViT."""
-        raise NotImplementedError
-
-    def only(self, params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """These parameters, which alone are trained from now on."""
-        params = list(params)
-        self.requires_grad_(False)
-        for parameter in params:
-            parameter.requires_grad_(True)
-        return params
-
-    @torch.no_grad()
-    def of_images(self, task: Task, network: Network) -> Tensor:
-        """What a network gives (N, dim) of a task's images as they are tested, in float32."""
-        self.eval()
-        return torch.cat([full(network(task.view.test(raw.to(self.device)))) for raw in task.images.split(IMAGES)])
+class PromptMethod(FrozenVit):
+    """A frozen ViT that is asked with prompts."""
 
 
 class PromptPool(nn.Module):

@@ -1,0 +1,66 @@
+"""Adapters: two thin linear layers beside the MLP, or beside attention, of blocks of a ViT that stays as it came.
+
+AdaptFormer (Chen et al., NeurIPS 2022). `nn.vit.features` puts them in; see there what they read.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from pearl.nn.growing import Grown
+
+Activation = Literal["relu", "gelu"]
+_FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": nn.functional.gelu}
+
+
+class Bottleneck(nn.Module):
+    """scale * Up(Dropout(activation(Down(x)))): nothing at the start, since Up is zero; Down as `nn.Linear` starts."""
+
+    def __init__(
+        self,
+        dim: int,
+        width: int,
+        *,
+        scale: float = 1.0,
+        learnable: bool = False,
+        dropout: float = 0.0,
+        activation: Activation = "relu",
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(dim, width, bias=bias), nn.Linear(width, dim, bias=bias)
+        self.scale = nn.Parameter(torch.tensor(scale)) if learnable else scale
+        self.activation, self.dropout = activation, nn.Dropout(dropout)
+        nn.init.zeros_(self.up.weight)
+        if bias:
+            nn.init.zeros_(self.up.bias)
+            nn.init.zeros_(self.down.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (B, n, dim) -> what is added (B, n, dim)."""
+        return self.scale * self.up(self.dropout(_FUNCTIONS[self.activation](self.down(tokens))))
+
+
+class Adapters(nn.ModuleDict):
+    """An adapter in each of some blocks."""
+
+    def __init__(self, blocks: Iterable[int], make: Callable[[], nn.Module]) -> None:
+        super().__init__({f"{block}": make() for block in blocks})
+
+    def by_block(self) -> dict[int, nn.Module]:
+        """As `nn.vit` takes them."""
+        return {int(block): adapter for block, adapter in self.items()}
+
+
+class TaskAdapters(Grown):
+    """For each task an adapter in each of some blocks."""
+
+    def __init__(self, blocks: Iterable[int], make: Callable[[], nn.Module]) -> None:
+        super().__init__(partial(Adapters, tuple(blocks), make))
+
+    def by_block(self, task: int) -> dict[int, nn.Module]:
+        """A task's, as `nn.vit` takes them."""
+        return self[task].by_block()  # type: ignore[operator]
