@@ -51,14 +51,22 @@ class FrozenExtractor(Method):
         self.requires_grad_(False)
 
     @torch.no_grad()
-    def observe(self, task: Task, batch: int = 256) -> Tensor:
-        """The features (N, dim) of a task's images, not augmented; counts and means of its classes are added."""
+    def features_of(self, task: Task, batch: int = 256) -> Tensor:
+        """The features (N, dim) of a task's images, not augmented, as they are `seen`."""
         self.eval()
         images = task.images.split(batch)
-        features = torch.cat([self.seen(full(self.backbone(task.view.test(raw.to(self.device))))) for raw in images])
+        return torch.cat([self.seen(full(self.extract(task.view.test(raw.to(self.device))))) for raw in images])
+
+    def observe(self, task: Task) -> Tensor:
+        """The features (N, dim) of a task's images, not augmented; counts and means of its classes are added."""
+        features = self.features_of(task)
         self.statistics.grow(len(task.classes), self.device)
         self.statistics.update(features, task.labels - task.first_class)
         return features
+
+    def extract(self, x: Tensor) -> Tensor:
+        """Features (B, dim) of images; by default the backbone's."""
+        return self.backbone(x)
 
     def seen(self, features: Tensor) -> Tensor:
         """What statistics and scores see of features (B, dim); by default the features."""
@@ -70,7 +78,7 @@ class FrozenExtractor(Method):
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """See `Method.forward`. The extractor runs in the recipe's precision, distances in full."""
-        features = self.backbone(x)
+        features = self.extract(x)
         with torch.autocast(self.device.type, enabled=False):
             logits = self.score(self.seen(full(features)))
         return logits if task is None else logits[:, self.columns(task)]
@@ -81,4 +89,6 @@ class FrozenExtractor(Method):
 
     def facts(self, task: int) -> dict[str, Any]:
         """How many numbers are kept beside the parameters: `size` does not count statistics."""
-        return {"statistics": sum(buffer.numel() for name, buffer in self.named_buffers() if "backbone." not in name)}
+        stored = self.state_dict()
+        buffers = {name: buffer for name, buffer in self.named_buffers() if name in stored and "backbone." not in name}
+        return {"statistics": sum(buffer.numel() for buffer in buffers.values())}
