@@ -42,6 +42,9 @@ METHODS = {
     **{name: [f"method={name}"] for name in ("fetril", "fecam", "seqlora", "inflora", "l2p", "coda_prompt")},
     **{name: [f"method={name}"] for name in ("dualprompt", "sprompts", "hide", "dualprompt_pgp", "l2p_pgp")},
     **{name: [f"method={name}"] for name in ("evoprompt", "cprompt", "convprompt")},
+    **{name: [f"method={name}"] for name in ("aper", "ssiat", "ease")},
+    "ranpac": ["method=ranpac", "method.M=2000"],  # as many random features as there are images
+    "loranpac": ["method=loranpac", "method.E=2000"],
     "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # somebody's, in $PEARL_DATA
 }
 COLUMNS = {

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from pearl.lifecycle.small import SIZE, small_resnet, small_vit
+from pearl.methods.adapters.ease import Ease
 from pearl.methods.adapters.inflora import InfLoRA
 from pearl.methods.adapters.seqlora import SeqLora
+from pearl.methods.adapters.ssiat import Ssiat
 from pearl.methods.base import Method
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
@@ -29,9 +31,12 @@ from pearl.methods.prompts.l2p import L2P
 from pearl.methods.prompts.lgcl import Lgcl
 from pearl.methods.prompts.pgp import DualPromptPgp, L2PPgp
 from pearl.methods.prompts.sprompts import SiPrompts
+from pearl.methods.prototypes.aper import Aper
 from pearl.methods.prototypes.fecam import FeCam
 from pearl.methods.prototypes.fetril import FeTril
+from pearl.methods.prototypes.loranpac import LoRanPac
 from pearl.methods.prototypes.ncm import NearestMean
+from pearl.methods.prototypes.ranpac import RanPac
 from pearl.methods.regularization.ewc import OnlineEwc
 from pearl.methods.regularization.lwf import Lwf
 from pearl.methods.rehearsal.derpp import DerPlusPlus
@@ -94,6 +99,9 @@ ZOO = {
     "seqlora on a ResNet": lambda: SeqLora(small_resnet()),
     "seqlora on BSC, given weights": lambda: SeqLora(separable(), rank=2, reference="given"),
     "inflora": lambda: InfLoRA(small_vit(), rank=2, energy=0.9, tasks=3),
+    # each process drops other units
+    "ssiat": lambda: Ssiat(small_vit(), ffn_num=4, dropout=0.0, draws=8),
+    "ease": lambda: Ease(small_vit(), ffn_num=4, dropout=0.0),
     "l2p": lambda: L2P(small_vit(), pool=4, length=2, top_k=2),
     "coda-prompt": lambda: CodaPrompt(small_vit(), per_task=2, length=4, blocks=2, ortho=0.1),
     "dualprompt": lambda: DualPrompt(small_vit(), **DUAL),
@@ -118,6 +126,12 @@ ZOO = {
     "fetril": lambda: FeTril(small_resnet()),
     "fetril with given weights": lambda: FeTril(small_resnet(), extractor="given"),
     "fecam": lambda: FeCam(small_resnet()),
+    "aper": lambda: Aper(small_vit()),
+    "aper, deep prompts": lambda: Aper(small_vit(), tuning="vpt_deep", prompt_token_num=2),
+    "aper on a ResNet": lambda: Aper(small_resnet()),
+    "ranpac": lambda: RanPac(small_vit(), M=50),
+    "loranpac": lambda: LoRanPac(small_resnet(), E=60, rank=8),
+    "loranpac, adapted": lambda: LoRanPac(small_vit(), E=60, rank=12, tuning="ssf"),
 }
 
 

@@ -17,6 +17,8 @@ METHODS = Registry(
         "ewc": "pearl.methods.regularization.ewc:OnlineEwc",
         "seqlora": "pearl.methods.adapters.seqlora:SeqLora",
         "inflora": "pearl.methods.adapters.inflora:InfLoRA",
+        "ssiat": "pearl.methods.adapters.ssiat:Ssiat",
+        "ease": "pearl.methods.adapters.ease:Ease",
         "l2p": "pearl.methods.prompts.l2p:L2P",
         "coda_prompt": "pearl.methods.prompts.coda_prompt:CodaPrompt",
         "dualprompt": "pearl.methods.prompts.dualprompt:DualPrompt",
@@ -33,6 +35,9 @@ METHODS = Registry(
         "ncm": "pearl.methods.prototypes.ncm:NearestMean",
         "fetril": "pearl.methods.prototypes.fetril:FeTril",
         "fecam": "pearl.methods.prototypes.fecam:FeCam",
+        "aper": "pearl.methods.prototypes.aper:Aper",
+        "ranpac": "pearl.methods.prototypes.ranpac:RanPac",
+        "loranpac": "pearl.methods.prototypes.loranpac:LoRanPac",
     },
     base="pearl.methods.base:Method",
 )
