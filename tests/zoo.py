@@ -14,10 +14,12 @@ from pearl.lifecycle.small import SIZE, small_resnet, small_vit
 from pearl.methods.adapters.ada import Ada
 from pearl.methods.adapters.clora import CLora
 from pearl.methods.adapters.dia import Dia
+from pearl.methods.adapters.ease import Ease
 from pearl.methods.adapters.inflora import InfLoRA
 from pearl.methods.adapters.lae import Lae
 from pearl.methods.adapters.sema import Sema
 from pearl.methods.adapters.seqlora import SeqLora
+from pearl.methods.adapters.ssiat import Ssiat
 from pearl.methods.base import Method
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
@@ -34,11 +36,14 @@ from pearl.methods.prompts.l2p import L2P
 from pearl.methods.prompts.lgcl import Lgcl
 from pearl.methods.prompts.pgp import DualPromptPgp, L2PPgp
 from pearl.methods.prompts.sprompts import SiPrompts
+from pearl.methods.prototypes.aper import Aper
 from pearl.methods.prototypes.fecam import FeCam
 from pearl.methods.prototypes.fetril import FeTril
 from pearl.methods.prototypes.il2a import IL2A
+from pearl.methods.prototypes.loranpac import LoRanPac
 from pearl.methods.prototypes.ncm import NearestMean
 from pearl.methods.prototypes.pass_ import PASS
+from pearl.methods.prototypes.ranpac import RanPac
 from pearl.methods.prototypes.ssre import SSRE
 from pearl.methods.regularization.ewc import OnlineEwc
 from pearl.methods.regularization.lwf import Lwf
@@ -125,6 +130,9 @@ ZOO = {
     "dia": lambda: Dia(small_vit(), width=3, prototypes=5),
     "ada": lambda: Ada(small_vit(), width=3, pool=2),
     "ada, transrate": lambda: Ada(small_vit(), width=3, pool=1, score="transrate", train_heads=True),
+    # each process drops other units
+    "ssiat": lambda: Ssiat(small_vit(), ffn_num=4, dropout=0.0, draws=8),
+    "ease": lambda: Ease(small_vit(), ffn_num=4, dropout=0.0),
     "l2p": lambda: L2P(small_vit(), pool=4, length=2, top_k=2),
     "coda-prompt": lambda: CodaPrompt(small_vit(), per_task=2, length=4, blocks=2, ortho=0.1),
     "dualprompt": lambda: DualPrompt(small_vit(), **DUAL),
@@ -152,6 +160,12 @@ ZOO = {
     "pass": lambda: PASS(small_resnet()),
     "il2a": lambda: IL2A(small_resnet()),
     "ssre": lambda: SSRE(small_resnet()),
+    "aper": lambda: Aper(small_vit()),
+    "aper, deep prompts": lambda: Aper(small_vit(), tuning="vpt_deep", prompt_token_num=2),
+    "aper on a ResNet": lambda: Aper(small_resnet()),
+    "ranpac": lambda: RanPac(small_vit(), M=50),
+    "loranpac": lambda: LoRanPac(small_resnet(), E=60, rank=8),
+    "loranpac, adapted": lambda: LoRanPac(small_vit(), E=60, rank=12, tuning="ssf"),
 }
 
 

@@ -658,3 +658,15 @@ def test_the_tables_of_prompts_have_runs_for_all_prompts() -> None:
     for name in ("imagenet_r", "inference"):
         (row,) = [row for row in spec.read(name).rows if row.name == "DualPrompt"]
         assert row.set == ["method=dualprompt"]
+
+
+def test_the_tables_of_adapters_have_runs_for_what_there_is() -> None:
+    for table, row, method in (
+        ("imagenet_r", "EASE", "ease"),
+        ("imagenet_r", "TSVD", "loranpac"),
+        ("adapters", "Adam-ssf", "aper"),
+        ("adapters", "SSIAT", "ssiat"),
+        ("inference", "Adam-ssf", "aper"),
+    ):
+        (found,) = [one for one in spec.read(table).rows if one.name == row]
+        assert found.set == [f"method={method}"]

@@ -130,6 +130,7 @@ class Method(nn.Module):
     own_classes = False  # True: a task's loss compares its own classes alone, so a single one is learnt from nothing
     task_identity = False  # True: made for task-IL; its class-IL puts the heads' raw logits side by side
     phases: tuple[str, ...] = ()  # names of the phases that `learn` may yield
+    once: tuple[str, ...] = ()  # those of them that the first task alone has
     groups: Mapping[str, tuple[str, ...]] = {}  # of these phases, the names of the groups that parameters are in
     fast = True  # False: no faster form of the same function is used, in evaluation or in training
 

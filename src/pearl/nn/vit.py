@@ -3,7 +3,7 @@
 Functions over timm's own module: no weight is copied and no layer wrapped; with nothing put in, the result is timm's.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,6 +74,22 @@ def features(
     return pool(net, own)
 
 
+def features_of_each(net: Any, x: Tensor, adapters: Sequence[Mapping[int, Adapter]]) -> list[Tensor]:
+    """Features (B, dim) with each of several sets of adapters; what lies before the first adapter is computed once."""
+    first = min(min(own) for own in adapters)
+    x = _embedded(net, x)
+    for block in net.blocks[:first]:
+        x = block(x)
+    before, after = _block_halves(net.blocks[first], x)
+    found = []
+    for own in adapters:
+        tokens = after + own[first](before) if first in own else after
+        for i, block in enumerate(net.blocks[first + 1 :], first + 1):
+            tokens = _block(block, tokens, None, own.get(i))
+        found.append(pool(net, net.norm(tokens)))
+    return found
+
+
 def unnormalised(net: Any, x: Tensor, *, prompts: Prompts | None = None) -> Tensor:
     """Features (B, dim) before the last norm layer."""
     return net.pool(tokens(net, x, prompts=prompts, normalised=False)[0])
@@ -95,7 +111,7 @@ def tokens(
     stay to the end. All else is by the number of the block: `prefixes`; `adapters`, which stand beside the MLP and read
     the tokens before its norm layer; `attention_adapters`, beside attention, which read what attention does.
     """
-    x = net.norm_pre(net.patch_drop(net._pos_embed(net.patch_embed(x))))
+    x = _embedded(net, x)
     start = stop = net.num_prefix_tokens  # class, distillation and register tokens
     entering = {0: prompts} if isinstance(prompts, Tensor) else prompts or {}
     for i, block in enumerate(net.blocks):
@@ -112,6 +128,11 @@ def tokens(
     return torch.cat([x[:, :start], x[:, stop:]], dim=1), x[:, start:stop]
 
 
+def _embedded(net: Any, x: Tensor) -> Tensor:
+    """The tokens that enter the first block."""
+    return net.norm_pre(net.patch_drop(net._pos_embed(net.patch_embed(x))))
+
+
 def pool(net: Any, own: Tensor) -> Tensor:
     """The network's own last tokens (B, n, dim) -> features (B, dim)."""
     return net.forward_head(own, pre_logits=True)
@@ -122,18 +143,35 @@ def _block(
 ) -> Tensor:
     if prefix is None and adapter is None and beside is None:
         return block(x)
+    before, after = _block_halves(block, x, prefix, beside)
+    return after if adapter is None else after + adapter(before)
+
+
+def _block_halves(
+    block: Any, x: Tensor, prefix: Prefix | None = None, beside: Adapter | None = None
+) -> tuple[Tensor, Tensor]:
+    """Tokens before a block's MLP, with its norm layer, and after it."""
     seen = block.norm1(x)
     attended = block.attn(seen) if prefix is None else _attention(block.attn, seen, prefix)
     if beside is not None:
         attended = attended + beside(seen)
-    x = x + block.drop_path1(block.ls1(attended))
-    after = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
-    return after if adapter is None else after + adapter(x)
+    before = x + block.drop_path1(block.ls1(attended))
+    return before, before + block.drop_path2(block.ls2(block.mlp(block.norm2(before))))
 
 
 def heads(part: Tensor, count: int) -> Tensor:
     """Vectors (B, n, dim) cut into those of so many heads (B, heads, n, dim / heads): a view."""
     return part.unflatten(2, (count, -1)).transpose(1, 2)
+
+
+def prefix_of(block: Any, tokens: Tensor) -> Prefix:
+    """The keys and values that a block makes of tokens (B or 1, length, dim): a prefix that is as if they were there.
+
+    That is so of prompts which leave the sequence behind their block, as VPT's deep ones do (Jia et al., ECCV 2022).
+    """
+    attn = block.attn
+    _, k, v = attn.qkv(block.norm1(tokens)).chunk(3, dim=2)
+    return attn.k_norm(heads(k, attn.num_heads)).transpose(1, 2).flatten(2), v
 
 
 def _attention(attn: Any, x: Tensor, prefix: Prefix) -> Tensor:

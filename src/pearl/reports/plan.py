@@ -115,6 +115,8 @@ def _steps(config: RunConfig, prepared: Prepared, method: Method, engine: Engine
         mine = counts
         if phase in _FIRST:
             mine = [] if pretrained else counts[:1]
+        elif phase in method.once:
+            mine = counts[:1]
         elif _FIRST & {*method.phases} and not pretrained:
             mine = counts[1:]
         steps = [Course.of(settings, count, config.engine.max_steps).steps for count in mine]

@@ -27,6 +27,8 @@ METHODS = Registry(
         "sema": "pearl.methods.adapters.sema:Sema",
         "dia": "pearl.methods.adapters.dia:Dia",
         "ada": "pearl.methods.adapters.ada:Ada",
+        "ssiat": "pearl.methods.adapters.ssiat:Ssiat",
+        "ease": "pearl.methods.adapters.ease:Ease",
         "l2p": "pearl.methods.prompts.l2p:L2P",
         "coda_prompt": "pearl.methods.prompts.coda_prompt:CodaPrompt",
         "dualprompt": "pearl.methods.prompts.dualprompt:DualPrompt",
@@ -46,6 +48,9 @@ METHODS = Registry(
         "pass": "pearl.methods.prototypes.pass_:PASS",
         "il2a": "pearl.methods.prototypes.il2a:IL2A",
         "ssre": "pearl.methods.prototypes.ssre:SSRE",
+        "aper": "pearl.methods.prototypes.aper:Aper",
+        "ranpac": "pearl.methods.prototypes.ranpac:RanPac",
+        "loranpac": "pearl.methods.prototypes.loranpac:LoRanPac",
     },
     base="pearl.methods.base:Method",
 )

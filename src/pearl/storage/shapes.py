@@ -165,7 +165,7 @@ class OfTask(Record):
     task: Whole
 
 
-class Grown(OfTask):
+class Finished(OfTask):
     """A line of events.jsonl about a task that is learnt."""
 
     parameters: Whole
@@ -178,4 +178,4 @@ class Seen(OfTask):
     task_il: Number
 
 
-EVENTS: dict[str, type[Record]] = {"task": OfTask, "phase": OfTask, "epoch": Epoch, "learnt": Grown, "stage": Seen}
+EVENTS: dict[str, type[Record]] = {"task": OfTask, "phase": OfTask, "epoch": Epoch, "learnt": Finished, "stage": Seen}

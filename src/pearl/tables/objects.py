@@ -112,12 +112,15 @@ def seconds(config: RunConfig, machine: tuple[float, float]) -> float:
     sizes = classes_per_task(config) if data else [10]
     images = [count * (config.stream.per_class or (data.per_class if data else 100)) for count in sizes]
     total = 0.0
-    for phase in METHODS.load(config.method["name"]).phases:  # type: ignore[attr-defined]
+    method: Any = METHODS.load(config.method["name"])
+    for phase in method.phases:
         if phase == "reference" and not _trains_first(config):
             continue
         settings: PhaseConfig = config.train.phase(phase)
         for t, count in enumerate(images):
-            if (phase in FIRST_TASK_ONLY and t) or (phase in NOT_OF_THE_REFERENCE and not t and _trains_first(config)):
+            if (phase in (*FIRST_TASK_ONLY, *method.once) and t) or (
+                phase in NOT_OF_THE_REFERENCE and not t and _trains_first(config)
+            ):
                 continue
             seen = sum(images[: t + 1]) if config.method["name"] == "joint" else count
             steps = settings.epochs * -(-seen // settings.batch_size)

@@ -5,14 +5,17 @@ AdaptFormer (Chen et al., NeurIPS 2022). `nn.vit.features` puts them in; see the
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from pearl.nn.growing import Grown
 
+Count = Annotated[int, Field(ge=1)]
+Dropout = Annotated[float, Field(ge=0, lt=1)]
 Activation = Literal["relu", "gelu"]
 _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": nn.functional.gelu}
 

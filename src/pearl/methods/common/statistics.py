@@ -1,6 +1,7 @@
 """Class statistics: how many features a class has, their mean and covariance, from batches in any order and size."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pearl.nn.growing import TaskTensors
@@ -10,7 +11,7 @@ class ClassStatistics(nn.Module):
     """Count, mean and (if `covariance`) scatter of each class, in float64, as buffers of each task.
 
     Batches are merged pairwise (Chan, Golub & LeVeque, 1983): no sum of squares, so nothing cancels. A task's buffers
-    never change after it, and a fresh object takes them from the file.
+    do not change after it, unless means `move`, and a fresh object takes them from the file.
     """
 
     def __init__(self, dim: int, *, covariance: bool = False) -> None:
@@ -18,9 +19,10 @@ class ClassStatistics(nn.Module):
         self.dim, self.keeps_scatter = dim, covariance
         self.tensors = TaskTensors(buffers=True)  # "t.count" (k,), "t.mean" (k, dim), "t.scatter" (k, dim, dim)
 
-    def grow(self, classes: int, device: torch.device) -> None:
-        """Make room for the classes of a new task."""
-        shapes = {"count": (classes,), "mean": (classes, self.dim), "scatter": (classes, self.dim, self.dim)}
+    def grow(self, classes: int, device: torch.device, dim: int | None = None) -> None:
+        """Make room for the classes of a new task, whose features may have a width of their own."""
+        dim = dim or self.dim
+        shapes = {"count": (classes,), "mean": (classes, dim), "scatter": (classes, dim, dim)}
         t = len(self)
         for name in ("count", "mean", "scatter")[: 3 if self.keeps_scatter else 2]:
             self.tensors.add(f"{t}.{name}", torch.zeros(shapes[name], dtype=torch.float64, device=device))
@@ -48,6 +50,12 @@ class ClassStatistics(nn.Module):
         """Means (classes, dim) of all tasks in order of arrival, or of one."""
         return torch.cat([self.tensors[f"{t}.mean"] for t in (range(len(self)) if task is None else [task])])
 
+    @torch.no_grad()
+    def move(self, ways: Tensor) -> None:
+        """Add `ways` (classes, dim) to the means of all tasks."""
+        for t in range(len(self)):
+            self.tensors[f"{t}.mean"].add_(ways[self.columns(t)])
+
     def covariances(self, task: int) -> Tensor:
         """Covariances (k, dim, dim) of a task's classes, divided by count - 1; zero for a class with one feature."""
         return self.tensors[f"{task}.scatter"] / (self.tensors[f"{task}.count"] - 1).clamp(min=1)[:, None, None]
@@ -65,3 +73,8 @@ def class_covariances(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     for some, own in zip(features.split(1024), labels.split(1024), strict=True):
         spread.update(some, own)
     return spread.covariances(0)
+
+
+def cosines(features: Tensor, means: Tensor) -> Tensor:
+    """Cosines (B, classes) of the angles between features (B, dim) and class means (classes, dim)."""
+    return (F.normalize(features.to(means)) @ F.normalize(means).T).to(features)

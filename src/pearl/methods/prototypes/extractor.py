@@ -49,7 +49,7 @@ class FrozenExtractor(PrototypeMethod):
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """See `Method.forward`. The extractor runs in the recipe's precision, distances in full."""
-        features = self.backbone(x)
+        features = self.extract(x)
         with torch.autocast(self.device.type, enabled=False):
             logits = self.score(self.seen(full(features)))
         return logits if task is None else logits[:, self.columns(task)]

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.base import Phase
+from pearl.methods.common.statistics import cosines
 from pearl.methods.prototypes.closed_form import nearest_mean
 from pearl.methods.prototypes.extractor import FrozenExtractor
 
@@ -38,7 +38,7 @@ class NearestMean(FrozenExtractor):
 
     def score(self, features: Tensor) -> Tensor:
         """Minus the squared distance to each mean, or the cosine of the angle."""
-        features, means = features.double(), self.statistics.means()
+        means = self.statistics.means()
         if self.distance == "cosine":
-            return (F.normalize(features) @ F.normalize(means).T).float()
-        return nearest_mean(features, means).float()
+            return cosines(features, means)
+        return nearest_mean(features.double(), means).float()

@@ -25,14 +25,22 @@ class PrototypeMethod(Method):
         return self
 
     @torch.no_grad()
-    def observe(self, task: Task, batch: int = 256) -> Tensor:
-        """The features (N, dim) of a task's images, not augmented; counts and means of its classes are added."""
+    def features_of(self, task: Task, batch: int = 256) -> Tensor:
+        """The features (N, dim) of a task's images, not augmented, as they are `seen`."""
         self.eval()
         images = task.images.split(batch)
-        features = torch.cat([self.seen(full(self.backbone(task.view.test(raw.to(self.device))))) for raw in images])
+        return torch.cat([self.seen(full(self.extract(task.view.test(raw.to(self.device))))) for raw in images])
+
+    def observe(self, task: Task) -> Tensor:
+        """The features (N, dim) of a task's images, not augmented; counts and means of its classes are added."""
+        features = self.features_of(task)
         self.statistics.grow(len(task.classes), self.device)
         self.statistics.update(features, task.labels - task.first_class)
         return features
+
+    def extract(self, x: Tensor) -> Tensor:
+        """Features (B, dim) of images; by default the backbone's."""
+        return self.backbone(x)
 
     def seen(self, features: Tensor) -> Tensor:
         """What statistics and scores see of features (B, dim); by default the features."""
@@ -40,4 +48,6 @@ class PrototypeMethod(Method):
 
     def facts(self, task: int) -> dict[str, Any]:
         """How many numbers are kept beside the parameters: `size` does not count statistics."""
-        return {"statistics": sum(buffer.numel() for name, buffer in self.named_buffers() if "backbone." not in name)}
+        stored = self.state_dict()
+        buffers = {name: buffer for name, buffer in self.named_buffers() if name in stored and "backbone." not in name}
+        return {"statistics": sum(buffer.numel() for buffer in buffers.values())}

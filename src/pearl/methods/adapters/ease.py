@@ -1,0 +1,106 @@
+"""EASE: Expandable Subspace Ensemble for Pre-Trained Model-Based Class-Incremental Learning (Zhou et al., CVPR 2024).
+
+Each task trains adapters of its own, and with them a space. A class has a prototype in every space: in those that came
+later than it, one that is put together of the classes that were there, by how like them it is in its own space.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Task
+from pearl.methods.adapters.bottleneck import Bottleneck, Count, Dropout, TaskAdapters
+from pearl.methods.base import Phase, own_loss
+from pearl.methods.common.frozen_vit import FrozenVit
+from pearl.methods.common.statistics import ClassStatistics, cosines
+from pearl.nn import vit
+from pearl.nn.growing import CosineHeads
+from pearl.nn.precision import full, outside_autocast
+
+
+class Ease(FrozenVit):
+    """A frozen ViT with a set of adapters for each task, all of which are asked.
+
+    Defaults are the authors' for ImageNet-R: SGD at 0.05 with a cosine, 20 epochs, batches of 16, decay 5e-3
+    (CIFAR-100: 0.025, batches of 48, decay 5e-4), with a classifier of the task's own cosines that is then thrown away.
+    An image passes through the first block once, and through all others once for each task: adapters change what the
+    next layers read, so that no pass can serve several tasks.
+
+    Options:
+        ffn_num: width of the adapters.
+        dropout: of their hidden units, in training.
+        alpha: weight of all spaces together but a class's own, which has 1.
+    """
+
+    own_classes = True
+    phases = ("ease",)
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        ffn_num: Count = 64,
+        dropout: Dropout = 0.1,
+        alpha: Annotated[float, Field(ge=0)] = 0.1,
+    ) -> None:
+        super().__init__(backbone)
+        depth, dim = len(backbone.blocks), self.dim  # type: ignore[arg-type]
+        self.adapters = TaskAdapters(range(depth), lambda: Bottleneck(dim, ffn_num, scale=0.1, dropout=dropout))
+        self.alpha = alpha
+        self.statistics = ClassStatistics(dim)  # of a task's classes in the spaces there were, side by side
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Train the adapters of a new space; then the prototypes of the new classes in all spaces."""
+        t = task.id
+        adapters = self.adapters.grow().to(self.device)
+        head = CosineHeads(self.dim, 1.0, learnable=True)
+        head.grow(len(task.classes))
+        params = [*self.only(adapters.parameters()), *head.to(self.device).parameters()]
+
+        def features(x: Tensor) -> Tensor:
+            return vit.features(self.backbone, x, adapters=self.adapters.by_block(t))
+
+        yield Phase("ease", params, own_loss(features, head, task), extra=head, steady=True)
+        self.requires_grad_(False)
+        rows = self.of_images(task, lambda x: torch.cat(self.spaces(x), dim=1))
+        self.statistics.grow(len(task.classes), self.device, rows.shape[1])
+        self.statistics.update(rows, task.labels - task.first_class)
+
+    def spaces(self, x: Tensor) -> list[Tensor]:
+        """Features (B, dim) in the space of each task."""
+        tasks = range(len(self.adapters))
+        return vit.features_of_each(self.backbone, x, [self.adapters.by_block(t) for t in tasks])
+
+    def prototypes(self, t: int, s: int) -> Tensor:
+        """Of a task's classes (k, dim) in the space of task s; where it came later, put together."""
+        if s <= t:
+            return self.statistics.means(t).split(self.dim, dim=1)[s]
+        later = range(s, len(self.adapters))  # tasks whose classes have prototypes in both spaces
+        here, there = (torch.cat([self.prototypes(u, space) for u in later]) for space in (t, s))
+        return cosines(self.prototypes(t, t), here).softmax(1) @ there
+
+    def score(self, features: list[Tensor], t: int) -> Tensor:
+        """Logits (B, k) of a task's classes, of features in every space."""
+        others = self.alpha / max(len(features) - 1, 1)
+        return torch.stack(
+            [(1 if s == t else others) * cosines(own, self.prototypes(t, s)) for s, own in enumerate(features)]
+        ).sum(0)
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """See `Method.forward`. The network runs in the recipe's precision, cosines in full."""
+        features = [full(own) for own in self.spaces(x)]
+        with outside_autocast(x):
+            return torch.cat(
+                [self.score(features, t) for t in ([task] if task is not None else range(len(features)))], dim=1
+            )
+
+    def columns(self, task: int) -> slice:
+        """See `Method.columns`."""
+        return self.statistics.columns(task)
+
+    def asked(self) -> int:
+        """A network for each task."""
+        return len(self.adapters)

@@ -1,0 +1,113 @@
+"""SSIAT: Semantically-Shifted Incremental Adapter-Tuning is a Continual ViTransformer (Tan et al., CVPR 2024).
+
+One set of adapters is trained through all tasks, without any constraint. So the features of old classes move; how far
+is judged by how far new images did. Heads of all tasks are then aligned on features that are drawn around the means.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Batch, Task
+from pearl.methods.adapters.bottleneck import Adapters, Bottleneck, Count, Dropout
+from pearl.methods.base import Phase
+from pearl.methods.common.frozen_vit import FrozenVit
+from pearl.methods.common.gaussians import GaussianDraws, drift
+from pearl.methods.common.scatter import pack, unpack
+from pearl.methods.common.statistics import ClassStatistics
+from pearl.nn import vit
+from pearl.nn.growing import CosineHeads, TaskTensors
+
+FLOOR = 1e-3  # added to variances
+
+
+class Ssiat(FrozenVit):
+    """A frozen ViT with one set of adapters for all tasks, and heads of cosines.
+
+    Defaults are the authors' for ImageNet-R and CIFAR-100: SGD at 0.01 with a cosine, decay 5e-4; the first task 20
+    epochs in batches of 48, later ones 10; alignment 5 epochs of 256 features a class in batches of as many. A mean is
+    drawn from as (0.9 + 0.1 (its task + 1) / tasks) of itself, by number of tasks, so that they may have any sizes. As
+    in the paper, moves are those of an image: the authors' code takes the features before from one shuffled, augmented
+    pass and those after from another, so that it subtracts features of different images. Covariances do not move.
+    Their triangles are kept, dim (dim + 1) / 2 numbers a class.
+
+    Options:
+        ffn_num: width of the adapters.
+        dropout: of their hidden units, in training.
+        scale: of the cosines in a loss and as logits.
+        sigma: distance at which an image's move counts for a mean.
+        draws: features that an epoch of the alignment draws for each class.
+    """
+
+    once = ("ssiat_first",)
+    phases = ("ssiat_first", "ssiat", "ssiat_align")
+    heads: CosineHeads
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        ffn_num: Count = 64,
+        dropout: Dropout = 0.1,
+        scale: Annotated[float, Field(gt=0)] = 20.0,
+        sigma: Annotated[float, Field(gt=0)] = 4.0,
+        draws: Count = 256,
+    ) -> None:
+        super().__init__(backbone)
+        depth = len(backbone.blocks)  # type: ignore[arg-type]
+        self.adapters = Adapters(range(depth), lambda: Bottleneck(self.dim, ffn_num, scale=0.1, dropout=dropout))
+        self.heads = CosineHeads(self.dim, scale)
+        self.sigma, self.draws = sigma, draws
+        self.statistics = ClassStatistics(self.dim)
+        self.covariances = TaskTensors(buffers=True)  # "t" (k, dim (dim + 1) / 2)
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Train adapters and head, see how far features moved, align all heads."""
+        head = self.heads.grow(len(task.classes)).to(self.device)
+        nn.init.trunc_normal_(head.weight, std=0.02)
+        before = self.of_images(task, self.features) if task.id else None
+
+        def loss(batch: Batch) -> Tensor:
+            cosines = head(self.features(batch.x))
+            return F.cross_entropy(self.heads.scale * cosines, batch.y - task.first_class)
+
+        params = self.only([*self.adapters.parameters(), *head.parameters()])
+        yield Phase("ssiat" if task.id else "ssiat_first", params, loss, steady=True)
+        self.requires_grad_(False)
+        after = self.of_images(task, self.features)
+        if before is not None:
+            self.statistics.move(drift(before, after, self.statistics.means(), self.sigma))
+        self.remember(task, after)
+        if task.id:
+            params = self.only(self.heads.parameters())
+            align = lambda batch: F.cross_entropy(self.heads(batch.x), batch.y)  # noqa: E731
+            yield Phase("ssiat_align", params, align, data=self.gaussians())
+            self.requires_grad_(False)
+
+    def remember(self, task: Task, features: Tensor) -> None:
+        """Means and covariances of a task's classes, of features (N, dim)."""
+        own = task.labels - task.first_class
+        spread = ClassStatistics(self.dim, covariance=True)
+        for statistics in (self.statistics, spread):
+            statistics.grow(len(task.classes), self.device)
+            statistics.update(features, own)
+        triangles = torch.stack([pack(covariance) for covariance in spread.covariances(0)])
+        self.covariances.add(f"{task.id}", triangles.to(features))
+
+    def gaussians(self) -> GaussianDraws:
+        """What features of all classes are drawn from."""
+        tasks = range(len(self.statistics))
+        shares = [0.9 + 0.1 * (t + 1) / len(tasks) for t in tasks]
+        means = torch.cat([share * self.statistics.means(t) for t, share in zip(tasks, shares, strict=True)])
+        floor = FLOOR * torch.eye(self.dim, dtype=torch.float64, device=self.device)
+        triangles = [triangle for t in tasks for triangle in self.covariances[f"{t}"].double()]
+        factors = torch.stack([torch.linalg.cholesky(unpack(triangle, self.dim) + floor) for triangle in triangles])
+        return GaussianDraws(means.to(self.heads[0].weight), factors.to(self.heads[0].weight), self.draws)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features (B, dim) with the adapters."""
+        return vit.features(self.backbone, x, adapters=self.adapters.by_block())

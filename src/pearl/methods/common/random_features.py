@@ -1,0 +1,113 @@
+"""Random features, and the singular value decomposition of a matrix whose rows come batch by batch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pearl.errors import RunError
+from pearl.methods.common.spaces import digest_of
+from pearl.nn.growing import TaskTensors
+
+DROPPED = 1e-6  # singular values below that share of the largest are rounding, not to be inverted
+
+
+class RandomFeatures(nn.Module):
+    """relu(x R) of features x (B, dim): random features (B, count), by R (dim, count) with standard normal entries.
+
+    R is made again from its seed, so that none is stored, and held against a checksum.
+    """
+
+    seed: Tensor
+    checksum: Tensor
+    matrix: Tensor
+
+    def __init__(self, dim: int, count: int) -> None:
+        super().__init__()
+        self.shape = dim, count
+        self.register_buffer("seed", torch.tensor(0))
+        self.register_buffer("checksum", torch.zeros(32, dtype=torch.uint8))
+        self.register_buffer("matrix", torch.zeros(dim, 0), persistent=False)
+
+    def draw(self) -> None:
+        """Make R, by torch's global generator, which the engine seeds."""
+        self.seed.fill_(int(torch.randint(1, 2**62, ())))
+        self._make()
+        self.checksum.copy_(digest_of(self.matrix.cpu()))
+
+    def _make(self) -> None:
+        generator = torch.Generator().manual_seed(int(self.seed))
+        self.matrix = torch.randn(self.shape, generator=generator, dtype=torch.float32).to(self.seed.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return F.relu(x @ self.matrix.to(x))
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        """See `nn.Module`.
+
+        Raises:
+            RunError: this torch draws other random numbers than the one that made R.
+        """
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if self.seed:
+            self._make()
+            if not torch.equal(digest_of(self.matrix.cpu()), self.checksum.cpu()):
+                raise RunError(
+                    f"the random features cannot be made again: torch {torch.__version__} draws other numbers; use the "
+                    f"version that environment.json names"
+                )
+
+
+class TruncatedSvd(nn.Module):
+    """The largest singular values of a matrix (n, dim), and their right singular vectors, by its rows so far.
+
+    Rows that come later are added to what was kept (Brand, 2002): exact as long as nothing was cut off. Singular values
+    are float64, vectors as the rows are.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.tensors = TaskTensors(buffers=True)  # "vectors" (dim, r), "values" (r,)
+
+    @property
+    def vectors(self) -> Tensor:
+        """Orthonormal columns (dim, r)."""
+        return self.tensors["vectors"]
+
+    @property
+    def values(self) -> Tensor:
+        """Singular values (r,), falling."""
+        return self.tensors["values"]
+
+    @torch.no_grad()
+    def update(self, rows: Tensor, rank: int) -> None:
+        """Add rows (m, dim) and keep at most `rank` singular values."""
+        columns = rows.T
+        kept, values = columns[:, :0], rows.new_zeros(0, dtype=torch.float64)
+        if "values" in self.tensors:
+            kept, values = self.vectors.to(rows), self.values
+        inside = kept.T @ columns
+        outside = columns - kept @ inside
+        again = kept.T @ outside  # what rounding left; twice is enough
+        inside, outside = inside + again, outside - kept @ again
+        new, triangle = torch.linalg.qr(outside)
+        upper = torch.cat([values.diag(), inside.double()], dim=1)
+        lower = torch.cat([values.new_zeros(len(triangle), len(values)), triangle.double()], dim=1)
+        turn, values, _ = torch.linalg.svd(torch.cat([upper, lower]), full_matrices=False)
+        count = min(rank, int((values > DROPPED * values.amax()).sum()))
+        vectors = torch.cat([kept, new], dim=1) @ turn[:, :count].to(rows)
+        vectors, signs = torch.linalg.qr(vectors)  # orthonormal again, up to signs
+        self.tensors.add("vectors", vectors * signs.diagonal().sign())
+        self.tensors.add("values", values[:count])
+
+    def least_squares(self, cross: Tensor, ridge: float = 0.0) -> Tensor:
+        """Weights W (dim, targets) of least norm that minimise |Z W - Y|^2 + ridge |W|^2 on what is kept of Z.
+
+        By `cross` = Z'Y (dim, targets). Nothing outside of it takes part.
+        """
+        inside = self.vectors.T @ cross.to(self.vectors)
+        return self.vectors @ (inside.double() / (self.values.square() + ridge)[:, None]).to(inside)

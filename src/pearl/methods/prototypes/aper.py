@@ -1,0 +1,73 @@
+"""APER: Revisiting Class-Incremental Learning with Pre-Trained Models (Zhou et al., IJCV 2024; first named ADAM).
+
+The first task adapts a pretrained network to the stream. What it says then stands beside what it said as it came; both
+are frozen, and a class is the mean of the two.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pearl.data.batches import Task
+from pearl.methods.adapters.bottleneck import Count
+from pearl.methods.base import Phase
+from pearl.methods.common.statistics import ClassStatistics, cosines
+from pearl.methods.prototypes.first_session import FORMS, FirstSession, Form
+from pearl.nn.growing import CosineHeads
+from pearl.nn.lowrank import has_attention
+from pearl.settings.follow import AUTO, Follows, convolutional
+
+
+def _form(config: Any) -> str:
+    return "finetune" if convolutional(config) else AUTO
+
+
+class Aper(FirstSession):
+    """Nearest class mean, by the angle, in the features of a network as it came and as the first task adapted it.
+
+    Defaults are the authors' for ImageNet-R: SGD with a cosine, decay 5e-4; SSF and shallow VPT 20 epochs at 0.01 in
+    batches of 48, adapters 20 at 0.05 in batches of 24 (decay 5e-3), deep VPT 5 at 0.05 in batches of 16, fine-tuning 5
+    at 0.01 in batches of 128. The classifier they are trained with, of cosines with a scale that is learnt, is thrown
+    away. The two halves count as they are long. Where the network came without weights there is nothing to keep of it,
+    and its second half is all there is (ours; the paper has pretrained networks alone).
+
+    Options:
+        tuning: how the first task adapts the network: `ssf`, scales and shifts; `adapter`, bottlenecks beside the MLPs;
+            `vpt_deep`, `vpt_shallow`, prompts; `finetune`, all weights, of any network. `auto` is ssf on a plain ViT
+            and finetune elsewhere.
+        ffn_num: width of the adapters.
+        prompt_token_num: prompts, of each block if deep.
+    """
+
+    once = phases = tuple(f"aper_{form}" for form in FORMS)
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        tuning: Annotated[Form | Literal["auto"], Follows(_form)] = "auto",
+        ffn_num: Count = 64,
+        prompt_token_num: Count = 5,
+    ) -> None:
+        form: Form = tuning if tuning != "auto" else "ssf" if has_attention(backbone) else "finetune"
+        super().__init__(backbone, form, "aper", width=ffn_num, length=prompt_token_num, extractor="given")
+        self.merged = bool(backbone.pretrained)
+        self.statistics = ClassStatistics(self.heads.dim * (2 if self.merged else 1))
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Adapt to the first task; of every task, means."""
+        head = CosineHeads(self.heads.dim, 1.0, learnable=True)
+        head.grow(len(task.classes))
+        yield from self.tune(task, head.to(self.device), self.adapted)
+        self.observe(task)
+
+    def extract(self, x: Tensor) -> Tensor:
+        """Features (B, dim) of the adapted network, behind (B, dim) of the network as it came."""
+        adapted = self.adapted(x)
+        return torch.cat([self.backbone(x), adapted], dim=1) if self.merged else adapted
+
+    def score(self, features: Tensor) -> Tensor:
+        """The cosine to each class's mean."""
+        return cosines(features, self.statistics.means())

@@ -1,0 +1,133 @@
+"""First-session adaptation: what is put into a network on the first task, so that it fits the stream, and then stays.
+
+Each form is asked with the network it is put into, which stays as it came.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pearl.data.batches import Task
+from pearl.methods.adapters.bottleneck import Adapters, Bottleneck
+from pearl.methods.base import Network, Phase, own_loss
+from pearl.methods.prototypes.extractor import FrozenExtractor
+from pearl.nn import vit
+from pearl.nn.growing import TaskTensors
+
+Form = Literal["ssf", "adapter", "vpt_deep", "vpt_shallow", "finetune"]
+FORMS: tuple[Form, ...] = ("ssf", "adapter", "vpt_deep", "vpt_shallow", "finetune")
+
+
+class ScaleShift(nn.Module):
+    """SSF (Lian et al., NeurIPS 2022): a scale and a shift after every layer of a plain ViT, close to 1 and 0."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        vit.require_plain(net)
+        self.scales, self.shifts = TaskTensors(), TaskTensors()
+        for name, layer in net.named_modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d | nn.LayerNorm):
+                outputs = len(layer.weight)
+                self.scales.add(name, torch.empty(outputs).normal_(1, 0.02))
+                self.shifts.add(name, torch.empty(outputs).normal_(0, 0.02))
+        self.layers = [name for name, layer in net.named_modules() if name in self.scales]
+        vit.scale_shift(net, self._named(self.scales), self._named(self.shifts))  # refuses here what it cannot do
+
+    def _named(self, tensors: TaskTensors) -> dict[str, Tensor]:
+        return {layer: tensors[layer] for layer in self.layers}
+
+    def forward(self, net: nn.Module, x: Tensor) -> Tensor:
+        """Features (B, dim)."""
+        return functional_call(net, vit.scale_shift(net, self._named(self.scales), self._named(self.shifts)), (x,))
+
+
+class Adapted(nn.Module):
+    """AdaptFormer (Chen et al., NeurIPS 2022): an adapter beside the MLP of every block of a plain ViT."""
+
+    def __init__(self, net: nn.Module, width: int) -> None:
+        super().__init__()
+        vit.require_plain(net)
+        dim, depth = int(net.dim), len(net.blocks)  # type: ignore[arg-type]
+        self.adapters = Adapters(range(depth), lambda: Bottleneck(dim, width, scale=0.1, dropout=0.1))
+
+    def forward(self, net: nn.Module, x: Tensor) -> Tensor:
+        """Features (B, dim)."""
+        return vit.features(net, x, adapters=self.adapters.by_block())
+
+
+class Prompted(nn.Module):
+    """VPT (Jia et al., ECCV 2022): prompts that stay to the end (shallow), or other ones for each block (deep).
+
+    What becomes of a block's own prompts is not looked at, so that they are a prefix of their keys and values.
+    """
+
+    def __init__(self, net: nn.Module, length: int, *, deep: bool) -> None:
+        super().__init__()
+        vit.require_plain(net)
+        self.deep = deep
+        blocks = len(net.blocks) if deep else 1  # type: ignore[arg-type]
+        self.prompts = nn.Parameter(torch.zeros(blocks, length, int(net.dim)))  # type: ignore[arg-type]
+
+    def forward(self, net: Any, x: Tensor) -> Tensor:
+        """Features (B, dim)."""
+        if not self.deep:
+            return vit.features(net, x, prompts=self.prompts)
+        prefixes = {i: vit.prefix_of(block, self.prompts[i][None]) for i, block in enumerate(net.blocks)}
+        return vit.features(net, x, prefixes=prefixes)
+
+
+class FineTuned(nn.Module):
+    """A copy of the network, of any kind, all of which is trained."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.copy = copy.deepcopy(net).requires_grad_(True)
+
+    def forward(self, _: nn.Module, x: Tensor) -> Tensor:
+        """Features (B, dim)."""
+        return self.copy(x)
+
+
+class FirstSession(FrozenExtractor):
+    """A network to which the first task adds one of the `FORMS`; it and what was added are frozen afterwards."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        form: Form | None,
+        phase: str,
+        *,
+        width: int,
+        length: int,
+        extractor: Literal["auto", "given", "first_task"] = "auto",
+    ) -> None:
+        super().__init__(backbone, extractor=extractor)
+        self.tuned: nn.Module | None = None
+        self.phase = f"{phase}_{form}"
+        self.phases = tuple(name for name in self.phases if name == self.phase or name not in self.once)
+        match form:
+            case "ssf":
+                self.tuned = ScaleShift(backbone)
+            case "adapter":
+                self.tuned = Adapted(backbone, width)
+            case "vpt_deep" | "vpt_shallow":
+                self.tuned = Prompted(backbone, length, deep=form == "vpt_deep")
+            case "finetune":
+                self.tuned = FineTuned(backbone)
+
+    def tune(self, task: Task, head: nn.Module, network: Network) -> Iterator[Phase]:
+        """The phase of the first task, none of later ones; with a classifier on a network's features, not kept."""
+        self.requires_grad_(False)
+        if task.id or self.tuned is None:
+            return
+        params = [*self.tuned.requires_grad_(True).parameters(), *head.parameters()]
+        yield Phase(self.phase, params, own_loss(network, head, task), extra=head, steady=True)
+        self.requires_grad_(False)
+
+    def adapted(self, x: Tensor) -> Tensor:
+        """Features (B, dim) with what the first task added."""
+        return self.backbone(x) if self.tuned is None else self.tuned(self.backbone, x)

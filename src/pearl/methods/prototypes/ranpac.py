@@ -1,0 +1,94 @@
+"""RanPAC: Random Projections and Pre-trained Models for Continual Learning (McDonnell et al., NeurIPS 2023).
+
+A linear head of ridge regression on random features, from their second moments and the sums of each class, both of
+which are added up over tasks: it is the head that all images together would give.
+"""
+
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Task
+from pearl.methods.adapters.bottleneck import Count
+from pearl.methods.prototypes.closed_form import ridge
+from pearl.methods.prototypes.first_session import FORMS
+from pearl.methods.prototypes.lifted import Lifted
+from pearl.nn.lowrank import has_attention
+
+RIDGES = tuple(10.0**power for power in range(-8, 9))
+
+
+class RanPac(Lifted):
+    """Ridge regression on random features of a network that the first task has adapted, if it is a ViT.
+
+    Defaults are the authors' for ImageNet-R: 10,000 features, SSF trained on the first task (SGD 0.01 with a cosine, 20
+    epochs, batches of 48, decay 5e-4) with a classifier of cosines that is then thrown away. The ridge is chosen anew
+    with each task, from 1e-8 to 1e8: by the squared error on a fifth of the task's images, drawn at random, of a head
+    that is made of the others alone. A ridge that is smaller than the rounding of the second moments is taken as that,
+    where their code divides by what rounding leaves. M^2 numbers are kept, and with each task's folder.
+
+    Options:
+        M: random features.
+        ridge: a ridge that is given instead; null chooses.
+        tuning: how the first task adapts a plain ViT (see aper), or `none`; `auto` is ssf where there is attention.
+        extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
+            head; `auto` - the first if it was pretrained.
+        ffn_num: width of the adapters.
+        prompt_token_num: prompts, of each block if deep.
+    """
+
+    once = tuple(f"ranpac_{form}" for form in FORMS[:-1])
+    phases = ("extractor", *once)
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        M: Count = 10_000,
+        ridge: Annotated[float, Field(ge=0)] | None = None,
+        tuning: Literal["auto", "none", "ssf", "adapter", "vpt_deep", "vpt_shallow"] = "auto",
+        extractor: Literal["auto", "given", "first_task"] = "auto",
+        ffn_num: Count = 64,
+        prompt_token_num: Count = 5,
+    ) -> None:
+        if tuning == "auto":
+            tuning = "ssf" if has_attention(backbone) else "none"
+        form = None if tuning == "none" else tuning
+        put_in = {"width": ffn_num, "length": prompt_token_num}
+        super().__init__(backbone, form, "ranpac", lifted=M, extractor=extractor, **put_in)
+        self.ridge = ridge
+
+    def keep(self, lifted: Tensor) -> None:
+        """Add images to the second moments, Z'Z."""
+        gram = lifted.T @ lifted
+        self.kept.add("gram", self.kept["gram"] + gram if "gram" in self.kept else gram)
+
+    def solve(self, task: Task, features: Tensor) -> Tensor:
+        """(Z'Z + ridge)^-1 Z'Y."""
+        strength = self.chosen(task, features) if self.ridge is None else self.ridge
+        gram = self.kept["gram"].double()
+        rounding = torch.finfo(self.kept["gram"].dtype).eps * float(gram.trace())
+        return ridge(gram, self.cross(), max(strength, rounding)).T
+
+    def chosen(self, task: Task, features: Tensor) -> float:
+        """The ridge of the least error on a fifth of a task's images; see the class."""
+        order = torch.randperm(len(features)).to(features.device)
+        train, held = order.tensor_split([int(0.8 * len(order))])
+        y = F.one_hot(task.labels - task.first_class, len(task.classes)).double()
+        z, other = self.lift(features[train]).double(), self.lift(features[held]).double()
+        return min(RIDGES, key=dict(zip(RIDGES, errors(z, y[train], other, y[held]), strict=True)).__getitem__)
+
+
+def errors(z: Tensor, y: Tensor, held: Tensor, expected: Tensor) -> list[float]:
+    """For each ridge the mean squared error on held-out rows of the head that is made of rows z (n, M), y (n, k)."""
+    if len(z) < z.shape[1]:  # the same by inner products of images instead of features
+        values, vectors = torch.linalg.eigh(z @ z.T)
+        read, target = held @ (z.T @ vectors), vectors.T @ y
+    else:
+        values, vectors = torch.linalg.eigh(z.T @ z)
+        read, target = held @ vectors, vectors.T @ (z.T @ y)
+    values = values.clamp(min=0)[:, None]
+    return [float(F.mse_loss(read @ (target / (values + strength)), expected)) for strength in RIDGES]
