@@ -22,7 +22,9 @@ def blocks_of(backbone: nn.Module) -> dict[str, nn.Module]:
     Raises:
         ConfigError: it has none that are known.
     """
-    found = {name: m for name, m in backbone.named_modules() if isinstance(m, BasicBlock | SeparableBlock)}
+    found: dict[str, nn.Module] = {
+        name: m for name, m in backbone.named_modules() if isinstance(m, BasicBlock | SeparableBlock)
+    }
     if not found:
         raise ConfigError("method=trire ranks the channels of residual blocks; use backbone=resnet18 or backbone=bsc")
     return found
@@ -44,7 +46,7 @@ def compete(block: nn.Module, share: float) -> None:
     The second one comes behind: a channel whose maximum is below 0 is 0 either way.
     """
     for place in (block.bn1, block):
-        place.register_forward_hook(lambda module, inputs, out: k_winners(out, share))  # type: ignore[operator, union-attr]
+        place.register_forward_hook(lambda module, inputs, out: k_winners(out, share))  # type: ignore[union-attr]
 
 
 @contextmanager
@@ -80,4 +82,5 @@ def chosen(importance: Tensor, counts: Tensor, channels: float, weights: float) 
     there[winners] = True
     count = math.floor(weights * int(there.sum()) + 1e-6)
     best = importance.masked_fill(~there, -torch.inf).flatten().topk(count).indices
-    return torch.zeros_like(there).view(-1).index_fill(0, best, True).view_as(there)
+    flat = torch.zeros(there.numel(), dtype=torch.bool, device=there.device)  # in order, however weights lie in memory
+    return flat.index_fill(0, best, True).view(there.shape)
