@@ -85,6 +85,8 @@ def test_the_most_important_weights_of_the_busiest_channels_are_chosen(shape):
     generator = torch.Generator().manual_seed(0)
     importance, counts = torch.rand(shape, generator=generator), torch.randperm(10, generator=generator)
     mask = chosen(importance, counts, 0.3, 0.2)
+    if len(shape) == 4:
+        assert torch.equal(chosen(importance.to(memory_format=torch.channels_last), counts, 0.3, 0.2), mask)
     busiest = (counts >= 7).nonzero()[:, 0].tolist()
     assert int(mask.sum()) == int(0.2 * 3 * importance[0].numel())
     rest = [c for c in range(10) if c not in busiest]

@@ -174,7 +174,7 @@ class TriRe(Rehearsing):
     def choose(self, task: Task) -> Masks:
         """Which entries matter to a task: of channels that won most, those with the largest |weight| + |gradients|.
 
-        Gradients of the mean cross-entropy of the task's images, and of that of remembered ones.
+        Gradients of the mean cross-entropy, over all classes seen, of the task's images, and of remembered ones.
         """
         self.eval()
         kept = len(self.memory)

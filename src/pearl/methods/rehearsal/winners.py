@@ -81,4 +81,5 @@ def chosen(importance: Tensor, counts: Tensor, channels: float, weights: float) 
     there[winners] = True
     count = math.floor(weights * int(there.sum()) + 1e-6)
     best = importance.masked_fill(~there, -torch.inf).flatten().topk(count).indices
-    return torch.zeros_like(there).view(-1).index_fill(0, best, True).view_as(there)
+    flat = torch.zeros(there.numel(), dtype=torch.bool, device=there.device)  # in order, however weights lie in memory
+    return flat.index_fill(0, best, True).view(there.shape)
