@@ -30,7 +30,7 @@ docs: $(VENV)/installed-docs  ## the site, under site/
 
 bench: $(VENV)/installed-test  ## speed against peers on this machine; JSON under docs/results/speed, tables from it
 	mkdir -p docs/results/speed
-	for part in ranks inference chain training footprint scale; do \
+	for part in ranks inference chain training reuse footprint scale; do \
 	  OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/$$part.py --out docs/results/speed/$$part.json || exit 1; done
 	$(BIN)/python benchmarks/speed/table.py
 

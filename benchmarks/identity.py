@@ -81,7 +81,7 @@ def main() -> None:
     torch.set_num_threads(1)
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"PEARL_RUNS": folder, "PEARL_DATA": folder}
+        os.environ |= {"PEARL_RUNS": folder, "PEARL_DATA": folder, "PEARL_CACHE": "off"}
         texts = np.random.default_rng(0).standard_normal((10, 64))  # of no text: what LGCL does with it is compared
         np.savez(Path(folder) / "texts.npz", names=[str(digit) for digit in range(10)], features=texts)
         for name, overrides in settings().items():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 # a thread per test process, and per process that a test starts: as many as there are cores run side by side
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PEARL_CACHE"] = "off"  # what a test says of training is said of training
 
 import pytest
 import torch

@@ -74,7 +74,7 @@ def main() -> None:
     lines = options.state.read_text().splitlines() if options.state and options.state.exists() else []
     known = {line["moment"]: line for line in map(json.loads, lines)}
     with tempfile.TemporaryDirectory() as place:
-        os.environ |= {"OMP_NUM_THREADS": "1", "PEARL_DATA": "data", "PEARL_RUNS": "runs"}
+        os.environ |= {"OMP_NUM_THREADS": "1", "PEARL_DATA": "data", "PEARL_RUNS": "runs", "PEARL_CACHE": "off"}
         os.environ |= {zygote.PLACE: f"{place}/zygote", zygote.SESSION: str(os.getpid())}
         stages = {name: Stage(disk, name, Path(place)) for name in options.verbs}
         for number in range(options.moments):

@@ -68,7 +68,7 @@ def start_up(repeats: int) -> list[Row]:
                 check=True,
                 capture_output=True,
                 text=True,
-                env=os.environ | {"PEARL_RUNS": runs},
+                env=os.environ | {"PEARL_RUNS": runs, "PEARL_CACHE": "off"},
             )
             return float(out.stdout.split()[-1]) - started
 

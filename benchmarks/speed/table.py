@@ -82,6 +82,13 @@ def chain() -> Iterator[tuple[str, str, str]]:
         )
 
 
+def reuse() -> Iterator[tuple[str, str, str]]:
+    """Phases that are trained once, against runs that train them each."""
+    (row,) = rows("reuse")
+    runs = f"{row['runs']} rank rules on digits, {row['reused']} of {row['phases']} phases shared"
+    yield f"{runs}: CPU time / each run by itself", f"{row['shared / each by itself']:.2f}", ""
+
+
 def footprint() -> Iterator[tuple[str, str, str]]:
     """Waiting, memory, bytes."""
     for row in rows("footprint"):
@@ -122,7 +129,7 @@ def size() -> Iterator[tuple[str, str, str]]:
         yield f"{model}: {what}", f"{value:,}", "1" if "manifests (s)" in what else ""
 
 
-PARTS = (training, ranks, inference, chain, footprint, scale, size)
+PARTS = (training, ranks, inference, chain, reuse, footprint, scale, size)
 
 
 def pages() -> Iterator[tuple[Path, str]]:

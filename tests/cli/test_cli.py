@@ -85,7 +85,7 @@ def test_show(cli, name):
 
 
 def test_doctor(cli, tmp_path):
-    for name in ("photos/cat/a.png", "cifar100.npz", "vit.safetensors", "cache/x", ".hidden"):
+    for name in ("photos/cat/a.png", "cifar100.npz", "vit.safetensors", "cache/x", "phases/x", ".hidden"):
         write_file(tmp_path / "data" / name, b"")
     out = cli("doctor")
     assert "torch" in out

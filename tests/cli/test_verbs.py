@@ -132,6 +132,30 @@ def test_task_names(shop, one, cli, name):
         assert all(line.isprintable() for line in out.split("\n"))
 
 
+def test_phases_that_are_kept(cli, tmp_path, monkeypatch):
+    """Seen, taken by another run, which says so, and removed."""
+    assert cli("cache")[0] == "off (PEARL_CACHE=off): no finished phase is kept or taken\n"
+    monkeypatch.setenv("PEARL_CACHE", str(tmp_path / "kept"))
+    assert cli("cache")[0] == f"{tmp_path / 'kept'}: 0 finished phases, 0.00 of at most 10 GB\n"
+    small = ["digits", "--smoke", "backbone.width=4", "stream.classes=4", "stream.tasks=2"]
+    cli("run", *small)
+    head, *rows = cli("cache")[0].splitlines()
+    assert "2 finished phases" in head and "training them took" in head
+    assert {row.split()[1] for row in rows} == {"reference", "probe"} and "1 steps" in rows[0]
+    _, err = cli("run", *small, "method.rank=energy")
+    assert err.count("; trained before, in") == 2
+    (run,) = (tmp_path / "runs").glob(f"*{err.partition('->')[2].split()[0].rpartition('-')[2]}")
+    assert '"reused": [\n    "probe"' in cli("inspect", run, "--json")[0]
+    cli("report", run, "-o", tmp_path / "page.html")
+    assert "trained by another run" in (tmp_path / "page.html").read_text()
+    next((tmp_path / "kept").iterdir()).joinpath("manifest.json").write_text("{")
+    assert "damaged" in cli("cache")[0]
+    assert "0 finished phases" in cli("cache", "--empty")[0] and [*(tmp_path / "kept").iterdir()] == []
+    monkeypatch.setenv("PEARL_CACHE_GB", "much")
+    for command in (["run", "digits", "seed=7"], ["run", "digits", "seed=7", "--dry-run"], ["cache"]):
+        assert "PEARL_CACHE_GB=much: no number of gigabytes" in cli(*command, code=2)[1]
+
+
 # ------------------------------------------------------------------------------------------------- predict
 
 

@@ -83,6 +83,17 @@ def test_a_resumed_task_ends_with_the_same_bits(found):
     assert torch.equal(whole[0]["state"]["backbone.unused"], torch.ones(3)), "what no loss reaches does not move"
 
 
+def test_ranks_take_the_same_phase(found):
+    """On all of them or on none; what fewer or more have trained is another one."""
+    for rank, alone in zip(found["kept"], found["kept alone"], strict=True):
+        first, again = rank
+        assert [first["reused"], again["reused"]] == [[[], []], [["reference"], ["probe"]]]
+        assert alone[0]["reused"] == [[], []]
+        for name, value in alone[0]["state"].items():
+            assert torch.equal(again["state"][name], value), name
+    assert found["kept one"][0][0]["reused"] == [[], []]
+
+
 @pytest.mark.parametrize("name", [name for name, make in ZOO.items() if shared_out(make())])
 def test_every_method_that_can_be_shared_out_learns_in_several_processes(found, name):
     (first, second), (one,) = found["zoo"], found["zoo one"]

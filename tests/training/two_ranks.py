@@ -20,8 +20,10 @@ from pearl.errors import Interrupted
 from pearl.lifecycle import small
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.pearl import Pearl
+from pearl.nn.rank_rules import EnergyRule, PaperRule
 from pearl.nn.resnet import resnet18
 from pearl.training.engine import Engine
+from pearl.training.kept import Kept
 from pearl.training.replay import Replay
 from pearl.training.world import World
 from zoo import ZOO, shared_out
@@ -79,6 +81,21 @@ class Cut(Replay):
         return super().due()
 
 
+def kept(folder, *rules):
+    """PEARL by one rank rule after the other, whose reference and probe are the same; with what was reused."""
+    torch.set_default_dtype(torch.float64)
+    found = []
+    for rule in rules:
+        told = World.join("cpu", int(os.environ["WORLD_SIZE"]))
+        engine = Engine(small.config(), device="cpu", world=told, kept=Kept(Path(folder) if told.first else None))
+        method, reused = engine.place(Pearl(small.small_resnet(), rank=rule)), []
+        for t in range(2):
+            engine.learn(method, small.make_task(t))
+            reused.append(engine.reused)
+        found.append({"state": method.state_dict(), "reused": reused})
+    return found
+
+
 def draws():
     world = World.join("cpu", 2)
     torch.manual_seed(world.own(7))
@@ -116,6 +133,10 @@ def main(out):
         found[f"resnet {method.__name__} one"] = fork(1, resnet, method)
     found["zoo"], found["zoo one"] = fork(2, zoo), fork(1, zoo)
     found["dropout"] = fork(2, dropout)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
+        found["kept"] = fork(2, kept, folder, PaperRule(), EnergyRule())
+        found["kept alone"] = fork(2, kept, other, EnergyRule())
+        found["kept one"] = fork(1, kept, folder, EnergyRule())
     with tempfile.TemporaryDirectory() as folder:
         found["dropout cut"] = fork(2, dropout, folder, 4)
     Path(out).write_bytes(pickle.dumps(found))

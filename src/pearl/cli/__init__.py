@@ -12,6 +12,7 @@ import typer
 STARTED = time.perf_counter()  # for `pearl predict --verbose`
 
 from pearl.cli import (  # noqa: E402
+    cache,
     doctor,
     evaluate,
     export,
@@ -58,7 +59,23 @@ def about(
     """What stands before a verb."""
 
 
-for verb in (run, resume, refit, sweep, learn, predict, evaluate, inspect, export, report, table, list, show, doctor):
+for verb in (
+    run,
+    resume,
+    refit,
+    sweep,
+    learn,
+    predict,
+    evaluate,
+    inspect,
+    export,
+    report,
+    table,
+    list,
+    show,
+    cache,
+    doctor,
+):
     app.command(name=verb.__name__.rpartition(".")[2])(verb.command)
 
 

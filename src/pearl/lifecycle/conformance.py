@@ -15,7 +15,8 @@ A method is made on a network of a few thousand parameters and learns random ima
 
 import copy
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -45,6 +46,7 @@ from pearl.lifecycle.small import (
 )
 from pearl.methods.base import Method, Phase
 from pearl.settings.parts import METHODS
+from pearl.training.content import digest, together
 from pearl.training.engine import Engine, computes_bf16
 from pearl.training.replay import Replay
 
@@ -82,7 +84,10 @@ def same_state(one: Method, other: Method, when: str) -> None:
 
 
 class Watch(Engine):
-    """An engine that sees, phase by phase, that no parameter but the phase's changes."""
+    """An engine that sees, phase by phase, that no parameter but the phase's changes, and that it reads what it says.
+
+    While a phase with `reads` is trained, all else that the method has learnt is not a number.
+    """
 
     def __init__(self) -> None:
         super().__init__(config(), device="cpu")
@@ -98,12 +103,41 @@ class Watch(Engine):
             self.wrong.append(f"a group of {phase.name} is not among the groups of {type(method).__name__}")
         own = {id(p) for p in phase.trained}
         before = {n: p.detach().clone() for n, p in method.named_parameters() if id(p) not in own}
-        super().train(method, task, phase, position, replay)
+        with self._hidden(method, task, phase):
+            super().train(method, task, phase, position, replay)
         for name, parameter in method.named_parameters():
             if name in before and not torch.equal(before[name], parameter):
                 self.wrong.append(f"{name} changed in phase {phase.name}, which does not train it")
             if name in before and parameter.grad is not None:
                 self.wrong.append(f"{name} is frozen in phase {phase.name} and has a gradient")
+
+    @contextmanager
+    def _hidden(self, method: Method, task: Task, phase: Phase) -> Iterator[None]:
+        """What the phase does not read, by its own words."""
+        if not phase.reads:
+            yield
+            return
+        if not digest(phase, task, {}):
+            self.wrong.append(f"nobody can say what phase {phase.name} depends on, though it has `reads`")
+        whole = together(phase.reads)
+        own = {id(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
+        rest = [tensor for tensor in (*method.parameters(), *method.buffers()) if id(tensor) not in own]
+        rest = [tensor for tensor in rest if tensor.is_floating_point()]
+        before = [tensor.detach().clone() for tensor in rest]
+        with torch.no_grad():
+            for tensor in rest:
+                tensor.fill_(torch.nan)
+        try:
+            yield
+        except TrainingError as error:
+            raise AssertionError(f"phase {phase.name} depends on more than its `reads`: {error}") from error
+        with torch.no_grad():
+            for tensor, value in zip(rest, before, strict=True):
+                if not tensor.isnan().all():
+                    self.wrong.append(f"phase {phase.name} changes more than its `reads`")
+                tensor.copy_(value)
+        if not all(tensor.isfinite().all() for tensor in (*whole.parameters(), *whole.buffers())):
+            self.wrong.append(f"phase {phase.name} depends on more than its `reads`")
 
 
 @dataclass(frozen=True)
@@ -232,7 +266,7 @@ def shows_later_extension(make: Make) -> None:
 
 
 def shows_only_the_phase_changes(make: Make) -> None:
-    """Only the parameters that a declared phase names change in it, and no other has a gradient."""
+    """Only the parameters that a phase names change in it, no other has a gradient, and it reads what it says."""
     wrong = course(make).wrong
     hold(not wrong, "; ".join(wrong))
 

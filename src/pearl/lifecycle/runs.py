@@ -12,7 +12,7 @@ RUN/events.jsonl        one line per phase and epoch    RUN/resume/     moments 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from pearl.storage.paths import runs_root
 from pearl.storage.shapes import Data, Environment, Results
 from pearl.storage.sheets import rows_as_html
 from pearl.training.engine import Engine, Observer, is_out_of_memory
+from pearl.training.kept import Kept
 from pearl.training.world import World
 
 
@@ -178,6 +179,7 @@ class Ready:
     precision: Precision | None  # a run goes on in the one it began with, on whatever machine
     method: Method
     prepared: Prepared
+    kept: Kept | None  # phases that other runs have trained
 
 
 def ready(
@@ -208,6 +210,7 @@ def ready(
     elif finished(run.path):
         raise RunError(f"{run.path}/config.yaml: missing, though tasks are there; restore it, or move them away")
     check_writable(run.path)
+    kept = Kept.of(config, world)
     show.event("prepare", run=str(run.path), recipe=config.recipe, method=method_name)
     environment = run.path / "environment.json"
     precision = read_json(environment, Environment)["precision"] if environment.is_file() else None
@@ -223,7 +226,7 @@ def ready(
         prepared = prepare(config, show)
     if begun:
         _check_same_data(run.path, prepared)
-    return Ready(run, begun, precision, method, prepared)
+    return Ready(run, begun, precision, method, prepared, kept)
 
 
 def _alone(kind: type[Method]) -> str | None:
@@ -260,14 +263,15 @@ def execute(
     minutes: float = 10.0,
     stop_after: int | None = None,
     precision: Precision | None = None,
-    engine: Callable[..., Engine] = Engine,
+    engine: Callable[..., Engine] | None = None,
 ) -> Run:
     """Run a configuration to its end, from where its directory stands.
 
     `path` is the directory (default: by the configuration's id, below the runs folder); `minutes` between two stored
     moments of training. `stop_after` ends it early, after so many tasks in all; the next call goes on. With several
     `devices` every process of them calls this, and the first one writes (see `world`). A new run has this `precision`
-    if one is given, and may be learnt by another `engine`.
+    if one is given, and may be learnt by another `engine`; by the usual one, phases that another run has trained are
+    taken from where it kept them (see `training.kept`).
 
     Raises:
         PearlError: anything a user can mend.
@@ -278,8 +282,9 @@ def execute(
     try:
         if made := ready(config, path=path, devices=world.size, show=show, world=world):
             again = resume_command(path, config) + f" --devices {devices}" * (devices > 1)
+            usual = partial(Engine, kept=made.kept)
             how: dict[str, Any] = {"precision": made.precision or precision, "minutes": minutes, "show": show}
-            with session(path, config, again=again, device=device, world=world, engine=engine, **how) as work:
+            with session(path, config, again=again, device=device, world=world, engine=engine or usual, **how) as work:
                 _Work(made, work).go(stop_after)
     finally:
         show.close()

@@ -5,7 +5,6 @@ Of several that train together all have a session, and the first one locks and w
 
 import json
 import os
-import platform
 import shutil
 import socket
 import subprocess
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,9 +40,9 @@ from pearl.storage.files import (
     write_json,
 )
 from pearl.training.engine import Engine, Observer
+from pearl.training.machine import device_name, versions
 from pearl.training.replay import Replay, Stop
 from pearl.training.world import World, lost
-from pearl.version import __version__
 
 LOCK = (".lock", ".holder.json")  # what a directory has in it while a process holds it
 Precision = Literal["auto", "fp32", "bf16"]
@@ -198,6 +196,7 @@ class Session:
             "parameters": method.size(),
             "isolation_parameters": isolation_size(method, classes),
             "seconds": {key: round(value, 2) for key, value in seconds.items()},
+            **({"reused": self.engine.reused} if self.engine.reused else {}),
             **facts,
             **method.facts(task.id),
             **measure(method),
@@ -252,29 +251,17 @@ class Log(Observer):
 
 def environment(engine: Engine) -> dict[str, Any]:
     """What a result depends on beside its configuration."""
-    device = engine.fabric.device
-    packages = ("torch", "torchvision", "timm", "lightning-fabric", "numpy", "safetensors")
     return {
         "format": FORMAT,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "pearl": __version__,
-        "python": platform.python_version(),
-        "packages": {name: metadata.version(name) for name in packages},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        **versions(),
+        "device": device_name(engine.fabric.device),
         "precision": engine.precision,
         "processes": engine.world.size,
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "commit": _commit(),
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _commit() -> str | None:

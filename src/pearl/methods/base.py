@@ -29,9 +29,12 @@ class Phase:
     that is trained beside the method, such as PEARL's probe: what a later phase reads of it must survive a restart.
     `data` are other batches than those of the task's images. `steady`: for batches of one size, `loss` and
     `after_backward` always do the same on the device and nothing on the host, so that a step can be recorded and
-    replayed (see `graphs`): no reading of tensors, no choices, no random numbers but the device's.
+    replayed (see `graphs`): no reading of tensors, no choices, no random numbers but the device's. `reads` are the
+    modules that the loss reads and changes; beside them it reads the task and plain values that it holds, and nothing
+    else. So runs that share the phase train it once (see `training.content`). Without `reads` every run does.
 
-    While it is trained, `done` says how many steps have been made, of all that are `planned`.
+    While it is trained, `done` says how many steps have been made, of all that are `planned`; then `seconds` how long
+    it took, and `reused` that another run has trained it.
 
     Several processes may learn together (see `training.world`); a method need not know. Each of them calls `loss` with
     its share of a batch and its own random numbers; gradients and batch statistics are then those of the whole batch.
@@ -46,6 +49,7 @@ class Phase:
     extra: nn.Module | None = None
     data: Batches | None = None
     steady: bool = False
+    reads: Sequence[nn.Module] = ()
     hands_on: bool = False  # the next phase goes on with what this one's optimizer knows of the parameters
     after_backward: Callable[[], None] | None = None  # masks, gradient projections
     project: Callable[[list[Tensor]], None] | None = None  # after the optimizer's step; with the values before it
@@ -53,6 +57,8 @@ class Phase:
     groups: dict[str, list[nn.Parameter]] = field(init=False)
     done: int = field(default=0, init=False)
     planned: int = field(default=0, init=False)
+    seconds: float = field(default=0.0, init=False)
+    reused: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         named = self.params if isinstance(self.params, Mapping) else {"": self.params}

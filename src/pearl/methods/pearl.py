@@ -88,7 +88,8 @@ class Pearl(SubNetworks):
         if task.id < self.first_adapted:
             self.backbone.requires_grad_(True)
             params = [*self.backbone.parameters(), *head.parameters()]
-            yield Phase("reference", params, own_loss(self.backbone, head, task), steady=True)
+            reads = (self.backbone, head)
+            yield Phase("reference", params, own_loss(self.backbone, head, task), steady=True, reads=reads)
             self.requires_grad_(False)
             return
 
@@ -96,7 +97,8 @@ class Pearl(SubNetworks):
         if self.rank.needs_probe or self.init != "kaiming":
             probe = copy.deepcopy(self.backbone).requires_grad_(True)
             params = [*probe.parameters(), *head.parameters()]
-            yield Phase("probe", params, own_loss(probe, head, task), extra=probe, steady=True)
+            reads = (probe, head)
+            yield Phase("probe", params, own_loss(probe, head, task), extra=probe, steady=True, reads=reads)
 
         new = self.start_updates(task.id, probe, self.choose_ranks(probe))
         del probe  # a whole network, not needed any more

@@ -53,7 +53,7 @@ def _found(root: Path) -> tuple[list[str], list[str]]:
     for place in sorted(root.iterdir()) if root.is_dir() else ():
         if place.name in _DATA:
             data.append(f"{place.name} ({_DATA[place.name]})")
-        elif place.name.startswith(".") or place.name == "cache":
+        elif place.name.startswith(".") or place.name in ("cache", "phases"):
             continue
         elif place.suffix.lower() in _WEIGHTS:
             weights.append(place.name)

@@ -126,6 +126,11 @@ def _tasks(record: Record) -> Table:
     columns["parameters added"] = record.added
     columns["bytes stored"] = [task.bytes for task in record.learnt]
     columns["classes"] = [", ".join(classes) for classes in record.classes]
+    if any(task.reused for task in record.learnt):
+        columns["trained by another run"] = [
+            ", ".join(f"{phase} ({task.seconds.get(phase, 0):.1f} s)" for phase in task.reused)
+            for task in record.learnt
+        ]
     return Table(f"Tasks of {record.name}", [*columns], list(itertools.zip_longest(*columns.values())))
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from pearl.errors import counted, drawn_on, printable
+from pearl.reports.text import duration
 from pearl.training.engine import Observer
 
 
@@ -58,7 +59,9 @@ class Lines(Observer):
         if kind == "note":
             return f"  note: {facts['text']}"
         if kind == "phase":
-            return f"  {facts['phase']}: {counted(facts['steps'], 'step')}, {counted(facts['trained'], 'parameter')}"
+            before = f"; trained before, in {duration(facts['reused'])}" if "reused" in facts else ""
+            size = f"{counted(facts['steps'], 'step')}, {counted(facts['trained'], 'parameter')}"
+            return f"  {facts['phase']}: {size}{before}"
         if kind == "stage":
             accuracy = f"class-IL {facts['class_il']:.2f} %, task-IL {facts['task_il']:.2f} % (pooled over images)"
             return f"  after task {facts['task'] + 1}: {accuracy}"

@@ -48,6 +48,8 @@ class Learnt:
     isolation: int | None  # of one network per task, after this task
     bytes: int
     layers: dict[str, dict[str, float]]  # threshold, rank, ... by layer
+    seconds: dict[str, float]  # of each phase
+    reused: list[str]  # phases that another run has trained, in so many seconds
     train: dict[str, Any]  # settings, which for a model may change from task to task; empty in a run
 
 
@@ -272,6 +274,8 @@ def _of_task(manifest: Mapping[str, Any]) -> Learnt:
         isolation=manifest.get("isolation_parameters"),
         bytes=manifest["bytes"],
         layers={layer["layer"]: {key: layer[key] for key in keys} for layer in manifest.get("layers", [])},
+        seconds=manifest["seconds"],
+        reused=manifest.get("reused", []),
         train=manifest.get("train", {}),
     )
 

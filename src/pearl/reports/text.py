@@ -203,7 +203,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
             manifests.append(read_json(folder / MANIFEST, Task))
         except RunError:  # one of `damaged`
             manifests.append({})
-    keys = ("name", "classes", "images", "parameters", "bytes", "seconds", "layers")
+    keys = ("name", "classes", "images", "parameters", "bytes", "seconds", "reused", "layers")
     facts: dict[str, Any] = {
         "path": str(path),
         "method": config.method["name"],

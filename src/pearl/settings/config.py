@@ -72,7 +72,7 @@ class RunConfig(ModelConfig):
         """Everything that decides the result; settings of other methods' phases do not, nor what is `Born` so."""
         values = without_born(RunConfig, self.model_dump(mode="json", exclude={"about", "expected"}))
         values |= {key: registry.decisive(values[key]) for key, registry in _PARTS.items()}
-        del values["engine"]["cuda_graphs"]
+        values["engine"] = {key: value for key, value in values["engine"].items() if key not in _SAME_RESULT}
         own, train = phase_names(self.method["name"]), values["train"]
         usual = {key: value for key, value in later(PhaseConfig).items() if key not in train}
         train["phases"] = {
@@ -93,6 +93,7 @@ class RunConfig(ModelConfig):
 
 Config = TypeVar("Config", bound=ModelConfig)
 _PARTS = {"data": SOURCES, "backbone": BACKBONES, "method": METHODS}
+_SAME_RESULT = {"cuda_graphs", "reuse"}  # of the engine, what decides how long it takes alone
 _PART_KEYS = {*_PARTS, "rank"}  # the rank rule is a part of a part
 
 

@@ -183,3 +183,5 @@ class EngineConfig(Section):
     """Most steps of a phase; `--smoke` sets 1."""
     cuda_graphs: bool = False
     """Record training steps on a GPU and replay them; the arithmetic, and so a run's name, stays the same."""
+    reuse: Annotated[bool, Born(True)] = True
+    """Whether a run takes phases that another one has trained, bit for bit the same, and keeps its own for others."""

@@ -52,6 +52,14 @@ def _row_major(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous()
 
 
+def fingerprint(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's type, shape and bits."""
+    row_major = _row_major(tensor)
+    digest = hashlib.sha256(f"{row_major.dtype} {list(row_major.shape)} ".encode())
+    digest.update(_bytes(row_major).numpy().data)
+    return digest.hexdigest()
+
+
 def snapshot(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A copy of a state_dict on the CPU, row-major, that training cannot touch."""
     return {key: _row_major(value).clone() for key, value in state.items()}

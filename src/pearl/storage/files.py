@@ -260,10 +260,20 @@ def check_no_gap(run: Path) -> None:
 
 
 def seconds(run: Path) -> float:
-    """What learning and evaluating a run took.
+    """What learning and evaluating a run took, phases that another run has trained among it.
 
     Raises:
         RunError: its files are damaged.
     """
     learning = sum(sum(manifest["seconds"].values()) for _, manifest in manifests(run))
     return learning + sum(stage["evaluation_seconds"] for stage in read_json(run / "results.json", Results)["stages"])
+
+
+def reused_seconds(run: Path) -> float:
+    """What of that it took other runs, from which this one has finished phases.
+
+    Raises:
+        RunError: its files are damaged.
+    """
+    every = [manifest for _, manifest in manifests(run)]
+    return sum(manifest["seconds"].get(phase, 0.0) for manifest in every for phase in manifest.get("reused", []))

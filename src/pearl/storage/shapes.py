@@ -42,11 +42,24 @@ class Reference(Part):
     parameters: Whole
 
 
+class Trained(Record):
+    """What is told of an epoch."""
+
+    epoch: Whole
+    loss: Number
+    lr: Number
+    seconds: Number
+
+
 class Moment(Part):
-    """resume/*/manifest.json."""
+    """resume/*/manifest.json, and that of a phase that is kept. The first versions wrote phase and steps alone."""
 
     phase: Text
     steps: Whole
+    seconds: Number = 0.0
+    epochs: list[Trained] = []
+    key: Text = ""
+    reused: Annotated[bool, Field(strict=True)] = False
 
 
 class Layer(Record):
@@ -82,6 +95,7 @@ class Task(Part):
     parameters: Whole
     isolation_parameters: Whole | None = None
     seconds: dict[Text, Number]
+    reused: list[Text] = []  # those of its phases that were not trained by this run
     layers: list[Layer] = []
     train: Names = {}
     estimate: Estimate | None = None
@@ -147,16 +161,12 @@ class Pending(Record):
     holdout: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
 
 
-class Epoch(Record):
+class Epoch(Trained):
     """A line of events.jsonl of this kind."""
 
     time: Text
     task: Whole
     phase: Text
-    epoch: Whole
-    loss: Number
-    lr: Number
-    seconds: Number
 
 
 class OfTask(Record):

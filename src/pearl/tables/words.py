@@ -8,7 +8,7 @@ from contextlib import suppress
 from pearl.errors import RunError, counted
 from pearl.reports.parts import shown
 from pearl.reports.text import duration
-from pearl.storage.files import read_json
+from pearl.storage.files import read_json, reused_seconds
 from pearl.storage.files import seconds as seconds_of
 from pearl.tables.spec import Column, Row
 from pearl.tables.values import Cell, Filled
@@ -89,7 +89,7 @@ def about(filled: Filled) -> list[str]:
 
 def made(filled: Filled) -> list[str]:
     """What runs were made with, a line for those made alike, and how long they took together."""
-    alike: dict[str, list[float]] = {}
+    alike: dict[str, list[tuple[float, float]]] = {}
     for run in filled.runs:
         with suppress(RunError, KeyError):  # a run can be without it, and still has its numbers
             made = read_json(run / "environment.json")
@@ -97,8 +97,13 @@ def made(filled: Filled) -> list[str]:
             versions = [f"{name} {made['packages'][name]}" for name in ("torch", "torchvision", "timm")]
             commit = f", commit {made['commit'][:10]}" if made["commit"] else ""
             facts = f"{on}; pearl {made['pearl']}{commit}, Python {made['python']}, {', '.join(versions)}"
-            alike.setdefault(facts, []).append(seconds_of(run))
-    return [f"{counted(len(took), 'run')} in {duration(sum(took))}: {facts}" for facts, took in alike.items()]
+            alike.setdefault(facts, []).append((seconds_of(run), reused_seconds(run)))
+    lines = []
+    for facts, took in alike.items():
+        every, reused = (sum(each) for each in zip(*took, strict=True))
+        shared = f", {duration(reused)} of it in phases that others of them have trained" if reused else ""
+        lines.append(f"{counted(len(took), 'run')} in {duration(every)}{shared}: {facts}")
+    return lines
 
 
 READING = (

@@ -5,7 +5,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -17,7 +18,10 @@ from pearl.methods.base import Method, Phase
 from pearl.nn.fast.grouped import GroupedInFloat32, has_slow
 from pearl.settings.config import ModelConfig
 from pearl.settings.sections import PhaseConfig
+from pearl.training.content import digest
 from pearl.training.graphs import GraphedStep, Recorder
+from pearl.training.kept import Kept
+from pearl.training.machine import machine
 from pearl.training.optimizers import Course, Optimizers, learning_rate, make_optimizers, set_rate, take_over
 from pearl.training.replay import Progress, Replay, Scene
 from pearl.training.world import World, kind_of, leave, make_fabric
@@ -47,8 +51,11 @@ class Engine:
         precision: Literal["auto", "fp32", "bf16"] | None = None,
         observer: Observer | None = None,
         world: World | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.config = config
+        self.kept = kept
+        self.reused: list[str] = []  # phases of the task that was learnt last, by the names that `learn` gives
         self.world = world or World()
         self.observer = observer or Observer()
         self.precision = precision or config.engine.precision
@@ -78,7 +85,8 @@ class Engine:
     def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
         """Let a method learn one task. With `replay`, from where an earlier attempt ended.
 
-        Gives the seconds of each phase; those of one whose name comes again as "NAME 2", "NAME 3", ...
+        Gives the seconds of each phase; those of one whose name comes again as "NAME 2", "NAME 3", ... Those of one
+        that is among `reused` it took another run to train it.
 
         Raises:
             TrainingError: the loss is not finite, or memory is short.
@@ -89,17 +97,17 @@ class Engine:
         torch.manual_seed(fold(self.config.seed, task.id))
         seconds: dict[str, float] = {}
         times: Counter[str] = Counter()
-        self._handed = []
+        self._handed, self.reused = [], []
         for position, phase in enumerate(method.learn(task)):
             if not isinstance(phase, Phase):
                 kind = type(phase).__name__
                 raise TrainingError(f"{type(method).__name__}.learn yields {kind}; let it yield a Phase")
-            started = time.perf_counter()
             with mistakes_named(phase.name):
                 self.train(method, task, phase, position, replay)
             times[phase.name] += 1
             again = f" {times[phase.name]}" if times[phase.name] > 1 else ""
-            seconds[phase.name + again] = time.perf_counter() - started
+            seconds[phase.name + again] = phase.seconds
+            self.reused += [phase.name + again] * phase.reused
             # what a method draws between two phases does not depend on how many draws the first one took
             torch.manual_seed(fold(self.config.seed, task.id, position, "after"))
         if not method.oracle:
@@ -113,8 +121,8 @@ class Engine:
         course = Course.of(settings, len(data), self.config.engine.max_steps)
         recorder = self.recorder if phase.steady else None
         optimizers = make_optimizers(settings, phase.groups, self.fabric.device, graphed=recorder is not None)
-        take_over(optimizers, self._handed)
-        self._handed = optimizers if phase.hands_on else []
+        handed, self._handed = self._handed, optimizers if phase.hands_on else []
+        take_over(optimizers, handed)
         step = self._step(method, phase, settings, optimizers)
         if recorder:
             step = GraphedStep(step, recorder())
@@ -122,11 +130,22 @@ class Engine:
         if phase.extra is not None:
             phase.extra.train()
         at, scene = (task.id, position), Scene(method, phase, optimizers)
-        progress = replay.restore(at, scene)
-        phase.done, phase.planned = progress.done, course.steps
+        key = "" if handed else self._key(method, task, phase, position, settings, course)
+        progress = replay.restore(at, scene, key)
         begun = {"images": len(data), "trained": sum(p.numel() for p in phase.trained), "done": progress.done}
-        self.observer.event("phase", task=task.id, phase=phase.name, steps=course.steps, **begun)
-        with replay.training():
+        with ExitStack() as alone:
+            if self.kept and key and not progress.done:
+                claim = self.kept.claimed(key, phase.reads, course.steps, self.world, self._note(task))
+                progress = alone.enter_context(claim) or progress
+            phase.done, phase.planned, phase.reused = progress.done, course.steps, progress.reused
+            again = {"reused": progress.seconds} if progress.reused else {}
+            self.observer.event("phase", task=task.id, phase=phase.name, steps=course.steps, **begun, **again)
+            if progress.done > begun["done"]:  # it was trained before, of which the rest of the run sees nothing
+                for facts in progress.epochs:
+                    self.observer.event("epoch", task=task.id, phase=phase.name, **facts)
+                self.observer.step(progress.done, course.steps)
+            alone.enter_context(replay.training())
+            before = progress.seconds - time.perf_counter()
             while progress.done < course.steps:
                 started = time.perf_counter()
                 epoch, skip = divmod(progress.done, course.per_epoch)
@@ -144,18 +163,45 @@ class Engine:
                     if progress.done == course.steps:
                         break
                     if progress.done % course.per_epoch and replay.due():
+                        progress.seconds = before + time.perf_counter()
                         replay.store(at, scene, progress, finished=False)
-                facts = {"lr": learning_rate(settings, course, progress.done - 1)}
-                facts["loss"] = mean_loss(progress, task, phase, epoch, facts["lr"])
-                seconds = round(time.perf_counter() - started, 3)
-                self.observer.event("epoch", task=task.id, phase=phase.name, epoch=epoch + 1, **facts, seconds=seconds)
+                lr = learning_rate(settings, course, progress.done - 1)
+                facts = {"epoch": epoch + 1, "lr": lr, "loss": mean_loss(progress, task, phase, epoch, lr)}
+                now = time.perf_counter()
+                facts["seconds"], progress.seconds = round(now - started, 3), before + now
+                self.observer.event("epoch", task=task.id, phase=phase.name, **facts)
                 progress.losses = []
+                progress.epochs.append(facts)
                 if progress.done < course.steps and replay.due():  # an epoch's end is stored after it is told
                     replay.store(at, scene, progress, finished=False)
             for parameter in phase.trained:
                 parameter.grad = None  # what is frozen from now on keeps no gradient
+            if self.kept and progress.key and not progress.reused and self.world.first:
+                self.kept.keep(phase.name, phase.reads, progress, self._note(task))
             if begun["done"] != course.steps:
                 replay.store(at, scene, progress, finished=True)
+        phase.seconds = progress.seconds
+
+    def _key(
+        self, method: Method, task: Task, phase: Phase, position: int, settings: PhaseConfig, course: Course
+    ) -> str:
+        """What decides the result of a phase, see `content.digest`; empty if it is not to be kept."""
+        if not (self.kept and phase.reads):
+            return ""
+        facts = {
+            "place": [self.config.seed, task.id, position],
+            "settings": settings.model_dump(mode="json"),
+            "course": asdict(course),
+            "precision": self.precision,
+            "channels_last": self.config.engine.channels_last,
+            "graphs": self.recorder is not None,
+            "kernels": self.kernels(method, phase.extra) is GroupedInFloat32,
+            "machines": self.world.gather(machine(self.fabric.device)),
+        }
+        return self.world.same(digest(phase, task, facts) if self.world.first else "")
+
+    def _note(self, task: Task) -> Callable[[str], None]:
+        return lambda text: self.observer.event("note", task=task.id, text=text)
 
     def _step(
         self, method: Method, phase: Phase, settings: PhaseConfig, optimizers: Optimizers

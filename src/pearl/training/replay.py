@@ -59,10 +59,30 @@ class Stop:
 
 @dataclass
 class Progress:
-    """How far a phase is: steps done, and the losses of the epoch so far (device tensors)."""
+    """How far a phase is: steps done, the losses of the epoch so far (device tensors), and what was told of epochs.
+
+    `key` is what decides its result (see `content`), as long as all its steps were made under it; a phase that was
+    `reused` was trained by another run, in so many `seconds`.
+    """
 
     done: int = 0
     losses: list[Tensor] = field(default_factory=list)
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    key: str = ""
+    reused: bool = False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a manifest says of it."""
+        seconds = round(self.seconds, 3)
+        return {"steps": self.done, "seconds": seconds, "epochs": self.epochs, "key": self.key, "reused": self.reused}
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any], losses: list[Tensor]) -> "Progress":
+        """From what a manifest says; an older one says less."""
+        known = {name: manifest[name] for name in ("seconds", "epochs", "key", "reused") if name in manifest}
+        return cls(manifest["steps"], losses, **known)
 
 
 class Replay:
@@ -132,7 +152,7 @@ class Replay:
             older = self._moments(prefix)
             place = self.folder / f"{prefix}{progress.done:08d}"
             tensors = scene.state(self.start, progress, random)
-            write_part(place, tensors, {"phase": scene.phase.name, "steps": progress.done})
+            write_part(place, tensors, {"phase": scene.phase.name, **progress.facts})
             for other in older:
                 if other != place:
                     shutil.rmtree(other, ignore_errors=True)
@@ -141,14 +161,19 @@ class Replay:
         if requested:
             raise Interrupted(f"interrupted in phase {scene.phase.name} after {counted(progress.done, 'step')}")
 
-    def restore(self, at: tuple[int, int], scene: "Scene") -> Progress:
-        """Put the newest stored moment of a phase back, and say how far it was; from the start if there is none."""
+    def restore(self, at: tuple[int, int], scene: "Scene", key: str = "") -> Progress:
+        """Put the newest stored moment of a phase back, and say how far it was; from the start if there is none.
+
+        Steps that were made under another `key` count for no other run.
+        """
         found = self._newest("{:03d}-{:02d}-".format(*at), scene) if self.world.first else None
         place = self.world.same(found[0] if found else None)
         if place is None:
-            return Progress()
+            return Progress(key=key)
         _, tensors, manifest = found or (place, *read_part(place))
-        return Progress(manifest["steps"], scene.put_back(self.start, tensors, self.world.rank))
+        progress = Progress.of(manifest, scene.put_back(self.start, tensors, self.world.rank))
+        progress.key = key if progress.key == key else ""
+        return progress
 
     def _newest(self, prefix: str, scene: "Scene") -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
         for place in reversed(self._moments(prefix)):

@@ -63,7 +63,8 @@ class SeqLora(Method):
         if task.id < self.first_adapted:
             self.backbone.requires_grad_(True)
             params = [*self.backbone.parameters(), *head.parameters()]
-            yield Phase("reference", params, own_loss(self.backbone, head, task), steady=True)
+            reads = (self.backbone, head)
+            yield Phase("reference", params, own_loss(self.backbone, head, task), steady=True, reads=reads)
             self.requires_grad_(False)
             return
 

@@ -35,7 +35,7 @@ class Isolation(SubNetworks):
         self.requires_grad_(False)
         network, head = self._grow(task.id), self.heads.grow(len(task.classes)).to(self.device)
         params = [*network.parameters(), *head.parameters()]
-        yield Phase("isolation", params, own_loss(network, head, task), steady=True)
+        yield Phase("isolation", params, own_loss(network, head, task), steady=True, reads=(network, head))
 
     def _grow(self, t: int) -> nn.Module:
         network = copy.deepcopy(self.backbone).requires_grad_(True)

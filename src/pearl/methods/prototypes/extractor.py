@@ -40,7 +40,8 @@ class FrozenExtractor(PrototypeMethod):
         head = head or self.heads.block(len(task.classes)).to(self.device)
         self.backbone.requires_grad_(True)
         params = [*self.backbone.parameters(), *head.requires_grad_(True).parameters()]
-        yield Phase("extractor", params, own_loss(self.backbone, head, task), extra=head, steady=True)
+        reads = (self.backbone, head)
+        yield Phase("extractor", params, own_loss(self.backbone, head, task), extra=head, steady=True, reads=reads)
         self.requires_grad_(False)
 
     def score(self, features: Tensor) -> Tensor:

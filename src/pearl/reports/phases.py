@@ -1,0 +1,31 @@
+"""What is kept of finished phases, in words. No torch."""
+
+import time
+from pathlib import Path
+
+from pearl.errors import RunError
+from pearl.reports.records import counted
+from pearl.reports.text import aligned, duration
+from pearl.storage import phases
+from pearl.storage.files import MANIFEST, read_json
+from pearl.storage.shapes import Moment
+
+
+def kept(root: Path) -> str:
+    """A line about a folder of phases, and one for each, that used last first."""
+    found = phases.entries(root)[::-1]
+    took, rows = 0.0, []
+    for entry in found:
+        ago = duration(max(time.time() - entry.used, 0.0))
+        try:
+            manifest = read_json(entry.path / MANIFEST, Moment)
+            took += manifest["seconds"]
+            what = [manifest["phase"], f"{manifest['steps']} steps", f"trained in {duration(manifest['seconds'])}"]
+        except (RunError, KeyError):  # the next run that comes to it trains it again
+            what = ["damaged", "", ""]
+        rows.append([entry.path.name[:12], *what, f"{entry.bytes / 1e6:.1f} MB", f"used {ago} ago"])
+    size = sum(entry.bytes for entry in found) / 1e9
+    head = f"{root}: {counted(len(found), 'finished phase')}, {size:.2f} of at most {phases.limit() / 1e9:g} GB"
+    return "\n".join(
+        [f"{head}; training them took {duration(took)}" if found else head, *filter(None, [aligned(rows)])]
+    )

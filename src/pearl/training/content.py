@@ -1,0 +1,176 @@
+"""All that decides what a phase ends with, as one digest. Of two phases with the same one, one need not be trained.
+
+A phase says which modules its loss reads (`Phase.reads`). Their tensors, structure and code go in, the task's images
+and labels, settings and machine, and what the loss itself holds: a function is what its source says of the values that
+it closes over. Where one of these is nothing of which that can be known, the phase has no digest.
+"""
+
+import hashlib
+import json
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from pearl.data.augment import View
+from pearl.data.batches import Task
+from pearl.methods.base import Phase
+from pearl.storage.checkpoint import fingerprint
+
+FORMAT = 1  # of the digest and of what is kept under it
+HOME = Path(__file__).parents[1]
+ROOMS = ("settings", "storage", "data", "nn", "methods", "training")  # of pearl, those whose code a phase may run
+# of whose code the version says enough; pearl's is read
+_TRUSTED = sys.stdlib_module_names | {"pearl", "torch", "torchvision", "timm", "numpy", "lightning_fabric"}
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format)
+_OF_MODULES = nn.Module().__dict__.keys() - {"training"}  # what torch keeps in every module
+
+
+class Unknown(Exception):
+    """Something of which it cannot be said what it does."""
+
+
+@cache
+def code() -> str:
+    """A digest of pearl's own source, as it was when this was first asked."""
+    digest = hashlib.sha256()
+    for file in sorted(file for room in ROOMS for file in (HOME / room).rglob("*.py")):
+        digest.update(f"{file.relative_to(HOME)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def digest(phase: Phase, task: Task, facts: Mapping[str, Any]) -> str:
+    """Of a phase that is about to be trained on a task, with whatever else matters; empty if it has none.
+
+    Of a phase with hooks, with batches that are no task's, or whose loss holds more than its modules and plain values,
+    nobody can say what it depends on.
+    """
+    data = phase.data or task
+    hooks = (phase.after_backward, phase.project, phase.after_step)
+    if not phase.reads or phase.hands_on or any(hooks) or not isinstance(data, Task):
+        return ""
+    try:
+        said = _Said(phase.reads)
+        names = {id(p): name for name, p in said.whole.named_parameters(remove_duplicate=False)}
+        content = {
+            "format": FORMAT,
+            "code": code(),
+            "phase": phase.name,
+            "steady": phase.steady,
+            "modules": said.of(said.whole),
+            "tied": _tied(said.whole),
+            "trained": {group: [names[id(p)] for p in params] for group, params in phase.groups.items()},
+            "loss": said.of(phase.loss),
+            "data": said.of(data),
+            **facts,
+        }
+    except (Unknown, KeyError, ValueError):  # it trains what it does not read; or a cell of its loss is empty
+        return ""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def together(modules: Sequence[nn.Module]) -> nn.Module:
+    """Several modules as one, their tensors named by their place."""
+    return nn.ModuleList(modules)
+
+
+class _Said:
+    """What values are, in JSON that is equal only if they compute the same. No module is known but those declared."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.whole = together(modules)
+        self.places = {id(module): name for name, module in self.whole.named_modules(remove_duplicate=False)}
+        self._open: set[int] = set()
+
+    def of(self, value: Any) -> Any:
+        """A value.
+
+        Raises:
+            Unknown: it is, or holds, something else.
+        """
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, Tensor):
+            return ["tensor", fingerprint(value), value.stride(), value.requires_grad]
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            return ["array", fingerprint(torch.from_numpy(np.ascontiguousarray(value)))]
+        if isinstance(value, Mapping):
+            return ["mapping", [[self.of(key), self.of(each)] for key, each in value.items()]]
+        if isinstance(value, set | frozenset):
+            return ["set", sorted(json.dumps(self.of(each)) for each in value)]
+        if isinstance(value, list | tuple):
+            return [_name(type(value)), [self.of(each) for each in value]]
+        if isinstance(value, type):
+            return _name(value)
+        if id(value) in self._open:  # it holds itself
+            raise Unknown
+        self._open.add(id(value))
+        try:
+            return self._of_parts(value)
+        finally:
+            self._open.remove(id(value))
+
+    def _of_parts(self, value: Any) -> Any:
+        if isinstance(value, nn.Module):
+            return self._of_module(value)
+        if isinstance(value, types.FunctionType):
+            held = [cell.cell_contents for cell in value.__closure__ or ()]
+            return [_name(value), self.of([held, value.__defaults__, value.__kwdefaults__])]
+        if isinstance(value, types.MethodType):
+            return [_name(value.__func__), self.of(value.__self__)]
+        if isinstance(value, types.BuiltinFunctionType):
+            return _name(value)
+        if isinstance(value, partial):
+            return ["partial", self.of([value.func, value.args, value.keywords])]
+        if isinstance(value, Enum):
+            return [_name(type(value)), value.name]
+        if isinstance(value, BaseModel):
+            return [_name(type(value)), value.model_dump(mode="json")]
+        if isinstance(value, View):
+            return [_name(type(value)), self.of(vars(value))]
+        if isinstance(value, Task):
+            seen = (value.id, value.name, value.classes, value.first_class, value.train, value.device)
+            return [_name(type(value)), self.of([*seen, value.images, value.labels, value.view])]
+        raise Unknown
+
+    def _of_module(self, module: nn.Module) -> Any:
+        """A declared module: its class and values, its hooks' absence, its tensors and modules by name."""
+        if id(module) not in self.places:
+            raise Unknown
+        own = vars(module)
+        if any(value for name, value in own.items() if name in _OF_MODULES and "hook" in name):
+            raise Unknown
+        return [
+            [_name(kind) for kind in type(module).__mro__],
+            self.of({name: value for name, value in own.items() if name not in _OF_MODULES}),
+            self.of({name: value for part in ("_parameters", "_buffers") for name, value in own[part].items()}),
+            self.of(own["_modules"]),
+        ]
+
+
+def _tied(whole: nn.Module) -> list[list[str]]:
+    """Names of one tensor: that it is one and not two of the same bits."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in (*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)):
+        names.setdefault(id(tensor), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+def _name(value: Any) -> str:
+    """Of a class or function.
+
+    Raises:
+        Unknown: it is none of a package whose code is known.
+    """
+    module = getattr(value, "__module__", None) or ""
+    if module.partition(".")[0] not in _TRUSTED:
+        raise Unknown
+    return f"{module}:{value.__qualname__}"
