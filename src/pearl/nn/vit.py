@@ -42,6 +42,15 @@ def require_plain(net: nn.Module) -> None:
             raise refuse(f"one with {type(part).__name__}")
 
 
+def is_plain(net: nn.Module) -> bool:
+    """Whether something can be put into this network."""
+    try:
+        require_plain(net)
+    except ConfigError:
+        return False
+    return True
+
+
 def features(
     net: Any,
     x: Tensor,
