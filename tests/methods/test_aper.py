@@ -4,12 +4,14 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from timm.models.vision_transformer import ResPostBlock
 from torch import nn
 
 from pearl.errors import ConfigError
 from pearl.lifecycle.small import images, logits, make_task, small_resnet
 from pearl.methods.prototypes.aper import Aper
 from pearl.methods.prototypes.first_session import FORMS, FineTuned, Prompted, ScaleShift
+from pearl.methods.prototypes.ranpac import RanPac
 from vits import WIDTH, close, drawn, run, small
 
 
@@ -95,6 +97,11 @@ def test_a_network_without_weights_has_one_half():
         assert both.statistics.dim == 2 * both.heads.dim
     assert torch.equal(both.backbone.bn1.running_mean, small_resnet().bn1.running_mean)
     assert not torch.equal(both.tuned.copy.bn1.running_mean, small_resnet().bn1.running_mean)
+
+
+def test_a_vit_of_another_kind_is_fine_tuned():
+    assert isinstance(Aper(small(block_fn=ResPostBlock)).tuned, FineTuned)
+    assert RanPac(small(block_fn=ResPostBlock), M=4).tuned is None
 
 
 @pytest.mark.parametrize("tuning", ["ssf", "adapter", "vpt_deep", "vpt_shallow"])

@@ -15,8 +15,8 @@ from pearl.methods.adapters.bottleneck import Count
 from pearl.methods.base import Phase
 from pearl.methods.common.statistics import ClassStatistics, cosines
 from pearl.methods.prototypes.first_session import FORMS, FirstSession, Form
+from pearl.nn import vit
 from pearl.nn.growing import CosineHeads
-from pearl.nn.lowrank import has_attention
 from pearl.settings.follow import AUTO, Follows, convolutional
 
 
@@ -51,7 +51,7 @@ class Aper(FirstSession):
         ffn_num: Count = 64,
         prompt_token_num: Count = 5,
     ) -> None:
-        form: Form = tuning if tuning != "auto" else "ssf" if has_attention(backbone) else "finetune"
+        form: Form = tuning if tuning != "auto" else "ssf" if vit.is_plain(backbone) else "finetune"
         super().__init__(backbone, form, "aper", width=ffn_num, length=prompt_token_num, extractor="given")
         self.merged = bool(backbone.pretrained)
         self.statistics = ClassStatistics(self.heads.dim * (2 if self.merged else 1))

@@ -16,13 +16,13 @@ from pearl.methods.adapters.bottleneck import Count
 from pearl.methods.prototypes.closed_form import ridge
 from pearl.methods.prototypes.first_session import FORMS
 from pearl.methods.prototypes.lifted import Lifted
-from pearl.nn.lowrank import has_attention
+from pearl.nn import vit
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
 
 
 class RanPac(Lifted):
-    """Ridge regression on random features of a network that the first task has adapted, if it is a ViT.
+    """Ridge regression on random features of a network that the first task has adapted, if it is a plain ViT.
 
     Defaults are the authors' for ImageNet-R: 10,000 features, SSF trained on the first task (SGD 0.01 with a cosine, 20
     epochs, batches of 48, decay 5e-4) with a classifier of cosines that is then thrown away. The ridge is chosen anew
@@ -33,7 +33,7 @@ class RanPac(Lifted):
     Options:
         M: random features.
         ridge: a ridge that is given instead; null chooses.
-        tuning: how the first task adapts a plain ViT (see aper), or `none`; `auto` is ssf where there is attention.
+        tuning: how the first task adapts a plain ViT (see aper), or `none`; `auto` is ssf on a plain ViT.
         extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
             head; `auto` - the first if it was pretrained.
         ffn_num: width of the adapters.
@@ -55,7 +55,7 @@ class RanPac(Lifted):
         prompt_token_num: Count = 5,
     ) -> None:
         if tuning == "auto":
-            tuning = "ssf" if has_attention(backbone) else "none"
+            tuning = "ssf" if vit.is_plain(backbone) else "none"
         form = None if tuning == "none" else tuning
         put_in = {"width": ffn_num, "length": prompt_token_num}
         super().__init__(backbone, form, "ranpac", lifted=M, extractor=extractor, **put_in)
