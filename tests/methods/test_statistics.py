@@ -460,7 +460,7 @@ class FirstPhase(Engine):
     def train(self, method, task, phase, position, replay):
         super().train(method, task, phase, position, replay)
         if not position:
-            self.kept = logits(method, task.id)
+            self.after_first = logits(method, task.id)
             method.train()
 
 
@@ -473,7 +473,7 @@ def test_packnet_that_prunes_nothing_is_plain_training():
     method, plain = PackNet(net(), prune=0.0), Finetune(net())
     engine.learn(method, make_task(0))
     learn(plain, range(1))
-    assert torch.equal(engine.kept, logits(plain))
+    assert torch.equal(engine.after_first, logits(plain))
     assert all((method.owners[name] == 0).all() for name in method.owners.names)
     learn(method, range(1, 2))  # nothing is free any more: only the head learns
     assert logits(method).shape == (6, 2 * CLASSES)
