@@ -301,7 +301,7 @@ def test_leep_is_the_likelihood_of_labels_by_way_of_old_classes():
 
 
 def test_transrate_is_what_classes_explain_of_the_coding_rate():
-    features, labels = drawn(40, 3), torch.arange(40) % 2
+    features, labels = drawn(40, 3), (torch.arange(40) % 4 == 0).long()
     apart = features * F.one_hot(labels, 3)  # each class along an axis of its own
 
     def coding(z):
@@ -309,7 +309,7 @@ def test_transrate_is_what_classes_explain_of_the_coding_rate():
 
     for z in (features, apart, drawn(40, 60)):
         centred = z.double() - z.double().mean(0)
-        expected = coding(centred) - (coding(centred[labels == 0]) + coding(centred[labels == 1])) / 2
+        expected = coding(centred) - 0.75 * coding(centred[labels == 0]) - 0.25 * coding(centred[labels == 1])
         close(transrate(z, labels).float(), torch.tensor(expected))
     assert transrate(apart, labels) > 1 > transrate(features, labels)
     twice = torch.cat([features, features])
@@ -380,10 +380,16 @@ def test_ada_asks_each_adapter_once_for_all_its_tasks(monkeypatch):
 
 
 def test_heads_of_ada_are_distilled_if_asked_to():
+    """What they are to say is what they said before."""
     method, task = run(make_ada(pool=1, train_heads=True), range(1)), make_task(1)
-    *_, last = method.learn(task)
+    learning = method.learn(task)
+    new = next(learning).extra
+    last = next(learning)
     assert len(last.trained) == 3 * 4 + 2 * 2
-    batch = next(task.batches(6, 0))
-    before = last.loss(batch)
-    method.heads[0].weight.data += 1  # the student's head, not the teacher's
-    assert last.loss(batch) != before
+    x = next(task.batches(6, 0)).x
+    said = [head(method.read(x, own)).detach() for head, own in zip(method.heads, (method.pool[0], new), strict=True)]
+    randomised(method.heads)
+    student = method.read(x, method.pool[0])
+    expected = consolidation(torch.cat([head(student) for head in method.heads], 1), said)
+    assert expected > 1e-3
+    close(last.loss(next(task.batches(6, 0))), expected)
