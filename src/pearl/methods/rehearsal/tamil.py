@@ -114,4 +114,4 @@ class Tamil(Rehearsing):
 
 def of(gates: Tensor, tasks: Tensor) -> Tensor:
     """Each image's gate (B, dim), of its task (B,), from all (B, tasks, dim)."""
-    return gates[torch.arange(len(gates), device=gates.device), tasks]
+    return gates.gather(1, tasks[:, None, None].expand(-1, 1, gates.shape[2]))[:, 0]
