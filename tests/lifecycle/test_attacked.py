@@ -213,7 +213,7 @@ def test_what_is_no_phase(learns, words, tmp_path, monkeypatch):
 def test_too_little_memory_is_a_line(tmp_path):
     """Python's own error and torch's, wherever they arise."""
     for error in ("MemoryError()", 'RuntimeError("DefaultCPUAllocator: can\'t allocate memory")'):
-        code = f"import pearl.cli\ndef fail(*_): raise {error}\npearl.cli.app = fail\npearl.cli.main()"
+        code = f"import pearl.cli\ndef fail(*_, **__): raise {error}\npearl.cli.app = fail\npearl.cli.main()"
         done = zygote.run([], program=["-c", code], text=True)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == "pearl: out of memory; ask for less at a time, or free some\n"

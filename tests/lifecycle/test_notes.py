@@ -13,6 +13,8 @@ from pearl.data.batches import Task
 from pearl.data.sources import left_out, tree
 from pearl.lifecycle.notes import notes
 from pearl.lifecycle.small import SIZE, config, learn, make_task, small_vit
+from pearl.methods.adapters.ada import Ada
+from pearl.methods.adapters.sema import Sema
 from pearl.methods.pearl import Pearl
 from pearl.methods.prompts.coda_prompt import CodaPrompt
 from pearl.methods.prompts.l2p import L2P
@@ -58,7 +60,7 @@ class Losses(Observer):
             self.seen.append(facts["loss"])
 
 
-WITH_OTHER_TERMS = (Lwf, L2P, PromptMethod, CodaPrompt)  # beside the cross-entropy
+WITH_OTHER_TERMS = (Lwf, L2P, PromptMethod, CodaPrompt, Sema, Ada)  # beside the cross-entropy
 
 
 @pytest.mark.parametrize("method", ZOO)
