@@ -33,6 +33,7 @@ from pearl.methods.common import subnetworks
 from pearl.nn.inner import WithInner
 from pearl.reports.progress import display
 from pearl.settings.config import load_config
+from real_images import METHODS
 
 STREAMS = {
     "digits, 5 tasks of 2": ["digits"],
@@ -56,8 +57,8 @@ CLASSIFIERS: dict[str, dict[str, Any] | None] = {
     "K = 3, frozen covariance": {"name": "chain", "spaces": 3, "covariance": "frozen"},
     "K = all": {"name": "chain", "spaces": "all"},
 }
-OF_CNNS = ("ncm", "fecam", "er_ace", "joint")
-OF_VITS = ("ncm", "fecam", "inflora", "coda_prompt")
+OF_CNNS = ("ncm", "fecam", "ranpac", "er_ace", "joint")
+OF_VITS = ("ncm", "fecam", "ranpac", "loranpac", "aper", "inflora", "coda_prompt")
 COLUMNS = {
     "class_il": "class-IL A_T",
     "average": "class-IL average",
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str]) -> None:
         for rival in rivals(stream):
             key = f"{stream} | {rival} | {seed}"
             if key not in rows and (not options.only or rival in options.only):
-                run = execute(load_config(recipe, [*rest, f"method={rival}"]), show=display())
+                run = execute(load_config(recipe, [*rest, *METHODS[rival]]), show=display())
                 rows[key] = row(run) | {"seconds": seconds(run)}
                 write(file, rows)
 
