@@ -528,7 +528,7 @@ def test_a_method_of_other_classes_than_the_manifests_name_does_not_answer(two):
     model = pearl.load(two)
     model.tasks = [replace(task, classes=("all of them",)) for task in model.tasks]
     for task in (None, "first"):
-        with pytest.raises(RunError, match=r"name \d class, its weights answer with"):
+        with pytest.raises(RunError, match=r"name \d class(es)?, its weights answer with"):
             model.predict(digit(0)[0], task=task)
 
 
