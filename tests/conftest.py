@@ -34,7 +34,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 LONG = ("test_story", "test_ddp", "test_reliability")
 NOT_QUICK = {*LONG, "test_recipes", "test_verbs", "test_sweep", "test_tables", "test_report", "test_export", "test_cli"}
-NOT_QUICK |= {"test_statistics", "test_rehearsal", "test_runs", "test_adding", "test_cache", "test_real_images"}
+NOT_QUICK |= {
+    "test_statistics",
+    "test_rehearsal",
+    "test_runs",
+    "test_adding",
+    "test_cache",
+    "test_kept",
+    "test_real_images",
+}
 NOT_QUICK |= {"test_model", "test_own_methods", "test_old_files", "test_attacked", "test_examples"}
 QUICK_METHODS = ("pearl", "finetune", "er", "lwf", "ncm", "packnet", "l2p", "seqlora")  # one of each family
 
