@@ -43,7 +43,7 @@ NOT_QUICK |= {
     "test_kept",
     "test_real_images",
 }
-NOT_QUICK |= {"test_model", "test_own_methods", "test_old_files", "test_attacked", "test_examples", "test_kept"}
+NOT_QUICK |= {"test_model", "test_own_methods", "test_old_files", "test_attacked", "test_examples"}
 QUICK_METHODS = ("pearl", "finetune", "er", "lwf", "ncm", "packnet", "l2p", "seqlora")  # one of each family
 
 
