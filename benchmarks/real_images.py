@@ -38,7 +38,6 @@ METHODS = {
     "joint, 6 epochs": ["method=joint", "train.phases.joint.epochs=6"],
     **{name: [f"method={name}"] for name in parts.METHODS.own if name != "pearl"},
     "ranpac": ["method=ranpac", "method.M=2000"],  # as many random features as there are images
-    "loranpac": ["method=loranpac", "method.E=2000"],
     "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # somebody's, in $PEARL_DATA
 }
 COLUMNS = {
