@@ -25,8 +25,9 @@ lint: $(VENV)/installed-lint  ## style and types
 wheel: $(VENV)/installed  ## build the wheel, install it alone, work with it from an empty folder: half a minute
 	.ci/wheel $(BIN)/python
 
+# one thread: several wait for each other in turns, for minutes, where something else is at work
 docs: $(VENV)/installed-docs  ## the site, under site/
-	$(BIN)/mkdocs build --strict
+	OMP_NUM_THREADS=1 $(BIN)/mkdocs build --strict
 
 bench: $(VENV)/installed-test  ## speed against peers on this machine; JSON under docs/results/speed, tables from it
 	mkdir -p docs/results/speed
