@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.export.adapters import adapter
 from pearl.lifecycle.conformance import Watch
-from pearl.lifecycle.small import images, learn, logits, small_resnet, small_vit
+from pearl.lifecycle.small import images, learn, logits, make_task, small_resnet, small_vit
 from pearl.methods.pearl import Pearl
 from pearl.nn.dynamic.codyra import CodyraRule, codyra_stages
 from pearl.nn.dynamic.dylora import DyloraRule
@@ -158,7 +159,7 @@ def test_what_adalora_closes_comes_back_until_the_choice_is_settled() -> None:
         updates.gates.fill_(1.0)
     rule.shrink(updates, 2, 100, 30)  # long before
     assert updates.gates.bool().sum() > updates.kept.sum()
-    rule.shrink(updates, 80, 100, 30)  # long after: the mask is what it was
+    rule.shrink(updates, 801, 1000, 30)  # long after, and every step: the mask is what it was
     assert torch.equal(updates.gates.bool(), updates.kept) and torch.equal(~closed, updates.kept)
 
 
@@ -367,3 +368,34 @@ def test_parameters_of_learnt_ranks_are_not_counted_beforehand() -> None:
     kinds = {name: RANK_RULES.build(RANK_RULES.resolve(name, "rank")) for name in RANK_RULES.own}
     assert {name for name, rule in kinds.items() if not rule.learnt} == {"fixed"}
     assert FixedRule().learnt is False
+
+
+def test_dylora_measures_every_rank_on_images_that_it_does_not_train_on(monkeypatch) -> None:
+    """The loss that it chooses by is the mean over the images held out, in the network cut to that rank."""
+    asked: list[float] = []
+    parts: list[tuple[Task, Task]] = []
+    finish, hold_out, close = DyloraRule.finish, Task.hold_out, Task.close
+
+    def noted(rule, updates, budget, loss):
+        finish(rule, updates, budget, lambda: asked.append(loss()) or asked[-1])
+        rule._keep(updates, 2)
+
+    def seen(task, share):
+        parts.append(hold_out(task, share))
+        return parts[-1]
+
+    monkeypatch.setattr(DyloraRule, "finish", noted)
+    monkeypatch.setattr(Task, "hold_out", seen)
+    monkeypatch.setattr(Task, "close", lambda task: None)
+    method, engine = Pearl(small_vit(), rank=DyloraRule(start=3, hold_out=0.25), targets="value"), Watch()
+    sizes: list[int] = []
+    engine.observer.event = lambda kind, **facts: sizes.append(facts.get("images", 0))  # type: ignore[method-assign]
+    engine.learn(method, make_task(0))
+    monkeypatch.setattr(Task, "close", close)
+    ((trained, held),) = parts
+    assert sizes[0] == len(trained) == 18 and len(held) == 6 and len(asked) == 3
+    assert ranks(method, 0) == [2, 2, 2]
+    with torch.no_grad():  # what is kept in the end is the network cut to rank 2
+        said = method.eval()(held.view.test(held.images))
+    expected = torch.nn.functional.cross_entropy(said, held.labels)
+    assert asked[1] == pytest.approx(float(expected), rel=1e-4)

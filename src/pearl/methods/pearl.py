@@ -52,11 +52,11 @@ class Pearl(SubNetworks):
         classifier: `heads` - the heads' logits side by side (the paper); `chain` - class statistics in the first
             sub-networks, see `common.chain`.
         probe: what is trained to see how far each layer moves (ours but for the first): `full` - the whole network (the
-            paper); `lora` - updates of rank `probe_rank`, norm layers and head; `gradients` - the head alone, and then
-            all targets take one step down the gradient, of `probe_distance`.
+            paper); `lora` - updates of rank `probe_rank`, norm layers and head; `adam` - the head alone, and then all
+            targets take one step, of `probe_distance`, where Adam would go; `gradients` - down the plain gradient.
         probe_images: the share of each class's images that the probe is trained on.
         probe_rank: of the probe `lora`.
-        probe_distance: of the probe `gradients`: the threshold that all targets taken together have.
+        probe_distance: of the probes `adam` and `gradients`: the threshold that all targets taken together have.
     """
 
     own_classes = True
@@ -74,10 +74,10 @@ class Pearl(SubNetworks):
         lora_bias: bool = False,
         reference: Literal["auto", "given", "first_task"] = "auto",
         classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
-        probe: Annotated[Literal["full", "lora", "gradients"], Born("full")] = "full",
+        probe: Annotated[Literal["full", "lora", "adam", "gradients"], Born("full")] = "full",
         probe_images: Annotated[float, Field(gt=0, le=1), Born(1.0)] = 1.0,
         probe_rank: Annotated[int, Field(ge=1), Born(32)] = 32,
-        probe_distance: Annotated[float, Field(gt=0, lt=1), Born(0.3)] = 0.3,
+        probe_distance: Annotated[float, Field(gt=0, lt=1), Born(0.8)] = 0.8,
     ) -> None:
         super().__init__(backbone, classifier)
         self.phases = tuple(name for name in self.phases if name != "allocate" or _allocates(rank))
@@ -89,12 +89,8 @@ class Pearl(SubNetworks):
             what = "lora_bias" if lora_bias else f"init={init}"
             raise ConfigError(f"method.{what}: not of a rank rule that trains updates itself; leave it at its default")
         self.rank, self.fold, self.init, self.alpha, self.lora_bias = rank, fold, init, alpha, lora_bias
-        self.probe, self.probe_images, self.probe_rank, self.probe_distance = (
-            probe,
-            probe_images,
-            probe_rank,
-            probe_distance,
-        )
+        self.probe, self.probe_images = probe, probe_images
+        self.probe_rank, self.probe_distance = probe_rank, probe_distance
         if reference == "auto":
             reference = "given" if backbone.pretrained else "first_task"
         self.first_adapted = 0 if reference == "given" else 1
@@ -148,9 +144,9 @@ class Pearl(SubNetworks):
         params = [p for p in (*probe.parameters(), *head.parameters()) if p.requires_grad]
         reads = (probe, head)
         yield Phase("probe", params, own_loss(probe, head, task), extra=probe, data=data, steady=True, reads=reads)
-        if self.probe == "gradients":
+        if self.probe != "full":
             low_rank = [target for target in self.targets if not target.dense]
-            step_down(probe, head, data, low_rank, self.probe_distance)
+            step_down(probe, head, data, low_rank, self.probe_distance, as_adam=self.probe == "adam")
         return probe
 
     def _allocated(
@@ -328,7 +324,8 @@ class Pearl(SubNetworks):
     @classmethod
     def unused(cls, options: Mapping[str, Any]) -> Collection[str]:
         """See `Method.unused`."""
-        return () if _allocates(RANK_RULES.build(options["rank"])) else ("allocate",)
+        rank = options.get("rank")  # a class that derives from this one may choose it itself
+        return () if rank and _allocates(RANK_RULES.build(rank)) else ("allocate",)
 
     # --------------------------------------------------------------------------------------------------- records
 

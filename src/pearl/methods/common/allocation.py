@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase, own_loss
+from pearl.methods.common.probes import in_order
 from pearl.nn.dynamic.gated import Factors, Scale
 from pearl.nn.dynamic.rule import DynamicRule, Layers
 from pearl.nn.precision import outside_autocast
@@ -53,10 +54,8 @@ def allocate(
     @torch.no_grad()
     def of_images() -> float:
         shown, factors = held if len(held) else part, rule.factors(updates, scale, None)
-        rows = torch.arange(len(shown), device=task.device).split(IMAGES)
-        batches = [Batch(task.view.test(shown.images[each].to(task.device)), shown.labels[each], each) for each in rows]
         measure = own_loss(partial(network, factors), head, task)
-        return float(sum(len(batch.x) * measure(batch) for batch in batches)) / len(shown)
+        return float(sum(len(batch.y) * measure(batch) for batch in in_order(shown, IMAGES))) / len(shown)
 
     method.eval()
     rule.finish(updates, budget, of_images)

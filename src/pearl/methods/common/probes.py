@@ -1,7 +1,7 @@
 """Cheaper ways to the weights by which a rank rule chooses than to fine-tune the whole network."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import sqrt
 
 import torch
@@ -14,6 +14,13 @@ from pearl.nn.lowrank import Target
 IMAGES = 64  # that pass at once
 
 
+def in_order(task: Task, size: int) -> Iterator[Batch]:
+    """A task's images as they are, not augmented, in batches of a size."""
+    rows = torch.arange(len(task), device=task.device)
+    for raw, labels, each in zip(task.images.split(size), task.labels.split(size), rows.split(size), strict=True):
+        yield Batch(task.view.test(raw.to(task.device)), labels, each)
+
+
 def with_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """A copy of a network with some tensors, by name, in the place of its own."""
     made = copy.deepcopy(network).requires_grad_(False)
@@ -23,21 +30,27 @@ def with_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module
     return made
 
 
-def step_down(probe: nn.Module, head: nn.Module, task: Task, targets: Sequence[Target], share: float) -> None:
+def step_down(
+    probe: nn.Module, head: nn.Module, task: Task, targets: Sequence[Target], share: float, *, as_adam: bool = False
+) -> None:
     """Move the targets of a network against the gradient of the task's loss, once and all by one factor.
 
     The factor is that which moves them, taken together, as far as `share` says in terms of the paper's threshold:
-    |W - W^r|^2 = share (|W|^2 + |W^r|^2). What each layer's threshold is, its part of the gradient decides.
+    |W - W^r|^2 = share (|W|^2 + |W^r|^2). What each layer's threshold is, its part of the gradient decides. With
+    `as_adam` each entry of the gradient is divided by its root mean square over batches, as where Adam would go.
     """
     names = [*dict.fromkeys(target.parameter for target in targets)]
     weights = [probe.get_parameter(name).requires_grad_(True) for name in names]
     gradients = [torch.zeros_like(weight) for weight in weights]
+    squares = [torch.zeros_like(weight) for weight in weights]
     loss = own_loss(probe.eval(), head, task)
-    for rows in torch.arange(len(task), device=task.device).split(IMAGES):
-        x = task.view.test(task.images[rows.to(task.images.device)].to(task.device))
-        part = torch.autograd.grad(loss(Batch(x, task.labels[rows], rows)), weights)
-        for total, gradient in zip(gradients, part, strict=True):
-            total.add_(gradient, alpha=len(rows) / len(task))
+    for batch in in_order(task, IMAGES):
+        part = torch.autograd.grad(loss(batch), weights)
+        for total, square, gradient in zip(gradients, squares, part, strict=True):
+            total.add_(gradient, alpha=len(batch.y) / len(task))
+            square.addcmul_(gradient, gradient, value=len(batch.y) / len(task))
+    if as_adam:
+        gradients = [total / (square.sqrt() + 1e-12) for total, square in zip(gradients, squares, strict=True)]
     moved = dict(zip(names, gradients, strict=True))
     known = dict(zip(names, weights, strict=True))
     w = torch.cat([target.read(known).detach().flatten().double() for target in targets])

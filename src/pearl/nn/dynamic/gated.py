@@ -18,14 +18,14 @@ class GatedUpdates(nn.Module):
 
     kept: Tensor
 
-    def __init__(self, shapes: Mapping[str, tuple[int, int]], ranks: Sequence[int], device: torch.device) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, int]], ranks: Sequence[int]) -> None:
         super().__init__()
         self.labels, self.ranks = [*shapes], [*ranks]
         sizes = [*zip(shapes.values(), ranks, strict=True)]
-        self.a = nn.ParameterList(torch.zeros(rank, n, device=device) for (_, n), rank in sizes)
-        self.b = nn.ParameterList(torch.zeros(m, rank, device=device) for (m, _), rank in sizes)
-        self.gates = nn.Parameter(torch.ones(sum(ranks), device=device))
-        self.register_buffer("kept", torch.ones(sum(ranks), dtype=torch.bool, device=device))
+        self.a = nn.ParameterList(torch.zeros(rank, n) for (_, n), rank in sizes)
+        self.b = nn.ParameterList(torch.zeros(m, rank) for (m, _), rank in sizes)
+        self.gates = nn.Parameter(torch.ones(sum(ranks)))
+        self.register_buffer("kept", torch.ones(sum(ranks), dtype=torch.bool))
         self.costs = [m + n for (m, n), rank in sizes for _ in range(rank)]
         self.seed = int(torch.randint(2**62, ()))  # for draws that are functions of the step
 

@@ -97,10 +97,8 @@ class AdaLoraRule(_Pruned):
         if done >= self.settled(planned):
             return
         for i, parameter in enumerate(_all(updates)):
-            if parameter.grad is None:
-                continue
             mean, spread = updates.averages[f"{i}.sensitivity"], updates.averages[f"{i}.uncertainty"]  # type: ignore[index]
-            now = (parameter * parameter.grad).abs()
+            now = (parameter * parameter.grad).abs()  # type: ignore[operator]
             mean.lerp_(now, 1 - self.beta1)
             spread.lerp_((now - mean).abs(), 1 - self.beta2)
 

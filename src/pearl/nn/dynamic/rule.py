@@ -66,13 +66,12 @@ class DynamicRule(RankRule):
         """Updates at the start rank, on the device of the reference; what they add is 0 unless a rule says so."""
         shapes = {label: (reference.shape[0], reference.shape[1]) for label, (reference, _) in layers.items()}
         ranks = [choice.rank for choice in self.choose_all(layers).values()]
-        device = next(iter(layers.values()))[0].device if layers else torch.device("cpu")
-        updates = GatedUpdates(shapes, ranks, device)
+        updates = GatedUpdates(shapes, ranks)  # on the CPU, so that they begin the same on every device
         with torch.no_grad():
             for a in updates.a:
                 a.copy_(kaiming_factors((1, a.shape[1]), len(a), like=a)[0])
             self.begin(updates)
-        return updates
+        return updates.to(next(iter(layers.values()))[0].device)
 
     def begin(self, updates: GatedUpdates) -> None:
         """Give the updates their first values, where they differ from A kaiming-uniform, B zero and gates 1."""
