@@ -58,6 +58,9 @@ from pearl.methods.rehearsal.trire import TriRe
 from pearl.methods.sparse.packnet import PackNet
 from pearl.methods.sparse.pnn import Progressive
 from pearl.nn.bsconv import bsc
+from pearl.nn.dynamic.codyra import CodyraRule
+from pearl.nn.dynamic.dylora import DyloraRule
+from pearl.nn.dynamic.pruned import AdaLoraRule, DoraRule
 from pearl.nn.lowrank import matrix_shape
 from pearl.nn.rank_rules import Choice, EnergyRule, FixedRule, RandomRule
 from pearl.training.engine import computes_bf16
@@ -105,6 +108,12 @@ ZOO = {
     "pearl, energy rule, view": lambda: Pearl(small_resnet(), rank=EnergyRule(keep=0.8), fold="view"),
     "pearl, random ranks": lambda: Pearl(small_resnet(), rank=RandomRule()),
     "pearl, fixed rank, unfold": lambda: Pearl(small_resnet(), rank=FixedRule(r=2), fold="unfold"),
+    "pearl, adalora": lambda: Pearl(small_vit(), rank=AdaLoraRule(start=4, r=2, budget="paper", then="restart")),
+    "pearl, dora on a ResNet": lambda: Pearl(small_resnet(), rank=DoraRule(start=3, r=2)),
+    "pearl, codyra": lambda: Pearl(small_vit(), rank=CodyraRule(start=4)),
+    "pearl, dylora": lambda: Pearl(small_vit(), rank=DyloraRule(start=3, hold_out=0.3)),
+    "pearl, probe of low rank": lambda: Pearl(small_vit(), probe="lora", probe_rank=3, probe_images=0.7),
+    "pearl, a probe's one step": lambda: Pearl(small_vit(), probe="adam"),
     "pearl, from the SVD": lambda: Pearl(small_resnet(), init="svd"),
     "pearl, chain": lambda: Pearl(small_resnet(), classifier=Chain(spaces=2)),
     "pearl on a ViT, chain": lambda: Pearl(

@@ -22,6 +22,8 @@ import layouts
 import pearl
 from pearl.evaluation.metrics import Counts, summary
 from pearl.lifecycle.runs import Run, execute
+from pearl.methods.pearl import Pearl
+from pearl.reports.records import read as read_run
 from pearl.reports.text import duration
 from pearl.settings.config import ConfigError
 from pearl.storage.files import read_json
@@ -31,7 +33,7 @@ from pearl.tables.missing import measure, run_missing
 from pearl.tables.objects import CPU_CORE, GPU, parameters, seconds
 from pearl.tables.show import FORMATS, page, write
 from pearl.tables.spec import OF_LAYERS, OF_TASKS, SIZES, Printed, Request, Table, names, read, sized
-from pearl.tables.values import Cell, Filled, Missing, chance, difference, fill, verdict
+from pearl.tables.values import Cell, Filled, Missing, chance, difference, fill, measured, verdict
 from pearl.tables.words import lines
 
 SOURCE = Path(__file__).parents[3] / "shared" / "reference" / "paper.tex"
@@ -60,7 +62,8 @@ def test_every_run_of_every_table_can_be_configured(name: str, size: spec.Size) 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_metric_is_one(name: str) -> None:
     for column in read(name).columns:
-        assert column.metric in known_metrics() or column.metric.startswith("settings.")
+        kind, _, of = column.metric.partition(".")
+        assert column.metric in known_metrics() or kind == "settings" or (kind == "seconds" and of in Pearl.phases)
 
 
 def test_a_seed_is_the_last_of_the_settings() -> None:
@@ -304,6 +307,15 @@ def took(run: Path) -> float:
     manifests = [read_json(file)["seconds"] for file in run.glob("tasks/*/manifest.json")]
     stages = read_json(run / "results.json")["stages"]
     return sum(sum(one.values()) for one in manifests) + sum(stage["evaluation_seconds"] for stage in stages)
+
+
+def test_seconds_of_a_phase_are_a_mean_over_tasks(complete: Filled) -> None:
+    run = complete.cells["pearl", "final"].runs[0]
+    took = [read_json(file)["seconds"] for file in run.glob("tasks/*/manifest.json")]
+    probes = [one["probe"] for one in took if "probe" in one]
+    assert 0 < len(probes) < len(took)  # none in the task that trains the reference
+    assert measured(read_run(run), "seconds.probe") == pytest.approx(sum(probes) / len(probes))
+    assert measured(read_run(run), "seconds.allocate") is None
 
 
 def test_half_the_seeds(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

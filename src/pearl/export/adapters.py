@@ -119,7 +119,8 @@ def adapter(method: Pearl, t: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if t >= method.first_adapted:
         weights = method.weights(t)
         for target in method.targets:
-            if not target.dense:  # query and key of one fused layer are two updates of it
+            # query and key of one fused layer are two updates of it; one of rank 0 is none
+            if not target.dense and len(method.tensors[f"{t}.A.{target.label}"]):
                 low_rank[target.parameter.removesuffix(".weight")].append(_lora(method, t, target))
         dense = [target.parameter for target in method.targets if target.dense]
         for name in [*dense, *method.norms, *method.norm_statistics]:
@@ -160,7 +161,7 @@ def _lora(method: Pearl, t: int, target: lowrank.Target) -> tuple[Tensor, Tensor
     """A, B and the bias of B that PEFT needs for one update, of the whole layer: other rows of a fused one are zero."""
     a, b = method.tensors[f"{t}.A.{target.label}"], method.tensors[f"{t}.B.{target.label}"]
     whole = method.backbone.get_parameter(target.parameter)
-    scale = 2.0 if method.alpha == "2r" else method.alpha / a.shape[0]
+    scale = method.scale(len(a))
     bias = b.new_zeros(target.shape[0])
     if f"{t}.a.{target.label}" in method.tensors:  # B (A x + a) + b
         bias = scale * (b @ method.tensors[f"{t}.a.{target.label}"] + method.tensors[f"{t}.b.{target.label}"])

@@ -1,6 +1,6 @@
 """What a method is: a generator that yields stretches of training, and a forward pass over all classes seen."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -144,6 +144,14 @@ class Method(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.heads = TaskHeads(int(backbone.dim))  # type: ignore[arg-type]
+
+    @classmethod
+    def unused(cls, options: Mapping[str, Any]) -> Collection[str]:
+        """Phases, added after the method's first release, that `learn` does not yield with these options.
+
+        Their settings do not enter the name of a run without them.
+        """
+        return ()
 
     @property
     def device(self) -> torch.device:

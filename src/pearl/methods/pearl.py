@@ -6,7 +6,7 @@ the rank of its low-rank update, train that update with the norm layers and a he
 
 import copy
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -18,15 +18,19 @@ from torch.func import functional_call
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Network, Phase, own_loss
+from pearl.methods.common.allocation import allocate
 from pearl.methods.common.chain import Classifier
+from pearl.methods.common.probes import step_down, with_tensors
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.nn import lowrank
+from pearl.nn.dynamic.gated import Factors
+from pearl.nn.dynamic.rule import DynamicRule
 from pearl.nn.fast.beside import Beside, fits_beside, with_beside
 from pearl.nn.fast.stacking import Updates, stack_updates, stackable, stacked, worthwhile
 from pearl.nn.growing import TaskTensors
 from pearl.nn.inner import WithInner
 from pearl.nn.lowrank import Fold, Init, Target
-from pearl.nn.rank_rules import Choice, PaperRule, RankRule
+from pearl.nn.rank_rules import Choice, FixedRule, PaperRule, RankRule
 from pearl.settings.born import Born
 from pearl.settings.parts import CLASSIFIERS, RANK_RULES
 
@@ -36,7 +40,8 @@ class Pearl(SubNetworks):
 
     Options:
         targets: layers to adapt; words and regular expressions, see `lowrank.select_targets`.
-        rank: the rank rule.
+        rank: the rank rule. Of those that find ranks by training (`nn.dynamic`) one may take the place of the
+            probe, or with `then: continue` of both phases.
         fold: 2-D view of a convolution, see `lowrank.to_matrix`.
         init: `kaiming` starts updates, norm layers and head afresh (the method); `svd` goes on from the probe's
             truncated task vectors, norm layers and head (the ablation); `svd_paper` does so with S in both factors.
@@ -46,10 +51,16 @@ class Pearl(SubNetworks):
             (algorithm 2); `auto` - the first if it was pretrained.
         classifier: `heads` - the heads' logits side by side (the paper); `chain` - class statistics in the first
             sub-networks, see `common.chain`.
+        probe: what is trained to see how far each layer moves (ours but for the first): `full` - the whole network (the
+            paper); `lora` - updates of rank `probe_rank`, norm layers and head; `adam` - the head alone, and then all
+            targets take one step, of `probe_distance`, where Adam would go; `gradients` - down the plain gradient.
+        probe_images: the share of each class's images that the probe is trained on.
+        probe_rank: of the probe `lora`.
+        probe_distance: of the probes `adam` and `gradients`: the threshold that all targets taken together have.
     """
 
     own_classes = True
-    phases = ("reference", "probe", "adapt")
+    phases: tuple[str, ...] = ("reference", "probe", "allocate", "adapt")
 
     def __init__(
         self,
@@ -63,13 +74,23 @@ class Pearl(SubNetworks):
         lora_bias: bool = False,
         reference: Literal["auto", "given", "first_task"] = "auto",
         classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
+        probe: Annotated[Literal["full", "lora", "adam", "gradients"], Born("full")] = "full",
+        probe_images: Annotated[float, Field(gt=0, le=1), Born(1.0)] = 1.0,
+        probe_rank: Annotated[int, Field(ge=1), Born(32)] = 32,
+        probe_distance: Annotated[float, Field(gt=0, lt=1), Born(0.8)] = 0.8,
     ) -> None:
         super().__init__(backbone, classifier)
+        self.phases = tuple(name for name in self.phases if name != "allocate" or _allocates(rank))
         self.targets = lowrank.select_targets(backbone, targets)
         self.norms, self.norm_statistics = lowrank.task_norms(backbone)
         if lora_bias:
             self._check_biases()
+        if isinstance(rank, DynamicRule) and (lora_bias or init != "kaiming"):
+            what = "lora_bias" if lora_bias else f"init={init}"
+            raise ConfigError(f"method.{what}: not of a rank rule that trains updates itself; leave it at its default")
         self.rank, self.fold, self.init, self.alpha, self.lora_bias = rank, fold, init, alpha, lora_bias
+        self.probe, self.probe_images = probe, probe_images
+        self.probe_rank, self.probe_distance = probe_rank, probe_distance
         if reference == "auto":
             reference = "given" if backbone.pretrained else "first_task"
         self.first_adapted = 0 if reference == "given" else 1
@@ -95,12 +116,15 @@ class Pearl(SubNetworks):
 
         probe = self.backbone
         if self.rank.needs_probe or self.init != "kaiming":
-            probe = copy.deepcopy(self.backbone).requires_grad_(True)
-            params = [*probe.parameters(), *head.parameters()]
-            reads = (probe, head)
-            yield Phase("probe", params, own_loss(probe, head, task), extra=probe, steady=True, reads=reads)
+            probe = yield from self._probed(task, head)
+        choices = self.choose_ranks(probe)
+        if isinstance(self.rank, DynamicRule) and choices:  # so far those to start from
+            choices = yield from self._allocated(task, head, self.rank, probe)
+            if self.rank.then == "continue":
+                self.requires_grad_(False)
+                return
 
-        new = self.start_updates(task.id, probe, self.choose_ranks(probe))
+        new = self.start_updates(task.id, probe, choices)
         del probe  # a whole network, not needed any more
         if self.init == "kaiming":
             head.reset_parameters()
@@ -108,13 +132,50 @@ class Pearl(SubNetworks):
         yield Phase("adapt", params, own_loss(self._in_training(task.id), head, task), steady=True)
         self.requires_grad_(False)
 
-    def choose_ranks(self, probe: nn.Module) -> dict[str, Choice]:
-        """The rank of every low-rank target, from its weights in the probe and in the reference."""
+    def _probed(self, task: Task, head: nn.Module) -> Generator[Phase, None, nn.Module]:
+        """Train the probe, and give it as a network."""
+        data = task if self.probe_images == 1 else task.hold_out(1 - self.probe_images)[0]
+        if self.probe == "lora":
+            fixed = FixedRule(r=self.probe_rank).choose_all(self._layers(self.backbone))
+            params = [*self.start_updates(task.id, self.backbone, fixed), *head.parameters()]
+            yield Phase("probe", params, own_loss(self._in_training(task.id), head, task), data=data, steady=True)
+            return with_tensors(self.backbone, self.weights(task.id))
+        probe = copy.deepcopy(self.backbone).requires_grad_(self.probe == "full")
+        params = [p for p in (*probe.parameters(), *head.parameters()) if p.requires_grad]
+        reads = (probe, head)
+        yield Phase("probe", params, own_loss(probe, head, task), extra=probe, data=data, steady=True, reads=reads)
+        if self.probe != "full":
+            low_rank = [target for target in self.targets if not target.dense]
+            step_down(probe, head, data, low_rank, self.probe_distance, as_adam=self.probe == "adam")
+        return probe
+
+    def _allocated(
+        self, task: Task, head: nn.Linear, rule: DynamicRule, probe: nn.Module
+    ) -> Generator[Phase, None, dict[str, Choice]]:
+        """Let the rule find ranks by training updates, and store what is left of them."""
+        layers, t = self._layers(probe), task.id
+        none = {name: Choice(0, min(weight.shape), 1.0) for name, (weight, _) in layers.items()}
+        params = [*self.start_updates(t, self.backbone, none), *head.parameters()]
+        head.reset_parameters()
+
+        def network(updates: Factors, x: Tensor) -> Tensor:
+            return functional_call(self.backbone, self.weights(t, updates=updates), (x,))
+
+        left = yield from allocate(rule, layers, task, self, network, head, params, self.scale)
+        for label, (a, b) in left.items():
+            self.tensors.add(f"{t}.A.{label}", a)
+            self.tensors.add(f"{t}.B.{label}", b / self.scale(len(a)))
+        return {name: Choice(len(left[name][0]), choice.full, 1.0) for name, choice in none.items()}
+
+    def _layers(self, probe: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+        """Of every low-rank target its weights in the reference and in the probe, as matrices."""
         reference, tuned = dict(self.backbone.named_parameters()), dict(probe.named_parameters())
         low_rank = [target for target in self.targets if not target.dense]
-        return self.rank.choose_all(
-            {target.label: (self._matrix(target, reference), self._matrix(target, tuned)) for target in low_rank}
-        )
+        return {target.label: (self._matrix(target, reference), self._matrix(target, tuned)) for target in low_rank}
+
+    def choose_ranks(self, probe: nn.Module) -> dict[str, Choice]:
+        """The rank of every low-rank target, from its weights in the probe and in the reference."""
+        return self.rank.choose_all(self._layers(probe))
 
     def start_updates(self, t: int, probe: nn.Module, choices: dict[str, Choice]) -> list[nn.Parameter]:
         """Create task t's tensors: from scratch, or from the probe (`init: svd`)."""
@@ -130,7 +191,7 @@ class Pearl(SubNetworks):
                 a, b = lowrank.kaiming_factors((start.shape[0], start.shape[1]), k, like=start)
             else:
                 moved = self._matrix(target, tuned) - start
-                a, b = lowrank.svd_factors(moved, k, self._scale(k), self.init)
+                a, b = lowrank.svd_factors(moved, k, self.scale(k), self.init)
             add(f"{t}.A.{label}", a)
             add(f"{t}.B.{label}", b)
             if self.lora_bias and len(target.shape) == 2:
@@ -146,12 +207,17 @@ class Pearl(SubNetworks):
             self.statistics.add(f"{t}.norm.{name}", fresh if afresh else tuned_buffers[name])
         thresholds = [choice.threshold for choice in choices.values()]
         self.statistics.add(f"{t}.threshold", torch.tensor(thresholds, dtype=torch.float64))
-        return [p for name, p in self.tensors.named_parameters() if name.startswith(f"{t}/")]
+        return [p for name, p in self.tensors.named_parameters() if name.startswith(f"{t}/") and p.numel()]
 
     # ---------------------------------------------------------------------------------------------- sub-networks
 
-    def weights(self, t: int, without: Collection[Target] = ()) -> dict[str, Tensor]:
-        """What task t's sub-network has different from the reference, by the backbone's own names."""
+    def weights(
+        self, t: int, without: Collection[Target] = (), updates: Mapping[str, tuple[Tensor, Tensor]] | None = None
+    ) -> dict[str, Tensor]:
+        """What task t's sub-network has different from the reference, by the backbone's own names.
+
+        With `updates` A and B of each low-rank target, by label and with their scale, are in the place of its own.
+        """
         changed = {name: self.tensors[f"{t}.norm.{name}"] for name in self.norms}
         changed |= {name: self.statistics[f"{t}.norm.{name}"] for name in self.norm_statistics}
         with torch.autocast(self.device.type, enabled=False):  # updates are merged in float32, then cast once
@@ -163,8 +229,13 @@ class Pearl(SubNetworks):
                 if target.dense:
                     changed[name] = self.tensors[f"{t}.dense.{target.label}"]
                     continue
-                a, b = self.tensors[f"{t}.A.{target.label}"], self.tensors[f"{t}.B.{target.label}"]
-                scale = self._scale(a.shape[0])
+                if updates is None:
+                    a, b = self.tensors[f"{t}.A.{target.label}"], self.tensors[f"{t}.B.{target.label}"]
+                    scale = self.scale(a.shape[0])
+                else:
+                    (a, b), scale = updates[target.label], 1.0
+                if not len(a):
+                    continue  # the layer keeps the reference's weight
                 if target.rows is None:
                     changed[name] = lowrank.updated(weight, a, b, scale, self.fold)
                 else:
@@ -190,7 +261,7 @@ class Pearl(SubNetworks):
             if not target.dense:
                 a, b = self.tensors[f"{t}.A.{target.label}"], self.tensors[f"{t}.B.{target.label}"]
                 if fits_beside(self.backbone.get_submodule(layer), len(a), self.fold):
-                    thin[target] = Beside(layer, a, b, self._scale(len(a)), self.fold)
+                    thin[target] = Beside(layer, a, b, self.scale(len(a)), self.fold)
         if not thin:
             return partial(self.task_features, t=t)
         network = with_beside(self.backbone, thin.values())
@@ -230,7 +301,7 @@ class Pearl(SubNetworks):
         low_rank, label = [], target.label
         for t in tasks:
             a, b = self.tensors[f"{t}.A.{label}"], self.tensors[f"{t}.B.{label}"]
-            scale = self._scale(a.shape[0])
+            scale = self.scale(a.shape[0])
             bias = b.new_zeros(b.shape[0])
             if self.lora_bias:
                 bias = scale * (b @ self.tensors[f"{t}.a.{label}"] + self.tensors[f"{t}.b.{label}"])
@@ -246,8 +317,15 @@ class Pearl(SubNetworks):
     def _matrix(self, target: Target, weights: dict[str, nn.Parameter]) -> Tensor:
         return lowrank.to_matrix(target.read(weights).detach(), self.fold)
 
-    def _scale(self, rank: int) -> float:
-        return 2.0 if self.alpha == "2r" else self.alpha / rank
+    def scale(self, rank: int) -> float:
+        """By which B A of so many ranks is multiplied."""
+        return 2.0 if self.alpha == "2r" else self.alpha / max(rank, 1)
+
+    @classmethod
+    def unused(cls, options: Mapping[str, Any]) -> Collection[str]:
+        """See `Method.unused`."""
+        rank = options.get("rank")  # a class that derives from this one may choose it itself
+        return () if rank and _allocates(RANK_RULES.build(rank)) else ("allocate",)
 
     # --------------------------------------------------------------------------------------------------- records
 
@@ -281,6 +359,11 @@ class Pearl(SubNetworks):
                 for target, threshold in zip(low_rank, self.statistics[f"{task}.threshold"].tolist(), strict=True)
             ],
         }
+
+
+def _allocates(rule: RankRule) -> bool:
+    """Whether ranks are found in a phase of their own."""
+    return isinstance(rule, DynamicRule) and rule.then == "restart"
 
 
 def _bias_of(target: Target) -> str:

@@ -187,7 +187,8 @@ def updated(weight: Tensor, a: Tensor, b: Tensor, scale: float, fold: Fold) -> T
 def kaiming_factors(shape: tuple[int, int], rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """LoRA's start (Hu et al., 2022): A (rank, n) kaiming-uniform, B (m, rank) zero; on the device of `like`."""
     a = torch.empty(rank, shape[1])
-    nn.init.kaiming_uniform_(a, a=math.sqrt(5))
+    if rank:
+        nn.init.kaiming_uniform_(a, a=math.sqrt(5))
     return a.to(like.device), torch.zeros(shape[0], rank, device=like.device)
 
 

@@ -16,7 +16,7 @@ ROUNDING = 1e-12  # share of a matrix's energy that float64 cannot tell from non
 
 @dataclass(frozen=True)
 class Choice:
-    """What a rule decided for one layer: `1 <= rank <= full`; the share of energy it kept, 1 if it looked at none."""
+    """What a rule decided for one layer: a rank up to `full`; the share of energy it kept, 1 if it looked at none."""
 
     rank: int
     full: int
@@ -30,6 +30,11 @@ class RankRule(Protocol):
     def needs_probe(self) -> bool:
         """Whether the task's fine-tuned weights are looked at; if not, they need not be trained."""
         ...
+
+    @property
+    def learnt(self) -> bool:
+        """Whether ranks depend on what is learnt."""
+        return self.needs_probe
 
     def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
         """Both (m, n), any floating dtype. Raises TrainingError if a weight that it looks at is not finite."""
@@ -131,6 +136,11 @@ class EnergyRule(RankRule):
 # ------------------------------------------------------------------------------- the paper's budget, shared otherwise
 
 
+def cost(choices: Mapping[str, Choice], layers: Mapping[str, tuple[Tensor, Tensor]]) -> int:
+    """Parameters of all updates: of a rank as many as the layer has rows and columns."""
+    return sum(choice.rank * sum(layers[name][0].shape) for name, choice in choices.items())
+
+
 class _SameBudget(PaperRule):
     """As many parameters as the paper's rule spends on a task, or a few less, shared out by other weights."""
 
@@ -138,8 +148,8 @@ class _SameBudget(PaperRule):
         """See `RankRule.choose_all`. Thresholds stay those of the paper's rule, which set the budget."""
         choices = super().choose_all(layers)
         costs = [sum(reference.shape) for reference, _ in layers.values()]  # parameters of a rank
-        budget = sum(choice.rank * cost for choice, cost in zip(choices.values(), costs, strict=True))
-        ranks = share_out(budget, costs, [choice.full for choice in choices.values()], self.weights(costs))
+        full = [choice.full for choice in choices.values()]
+        ranks = share_out(cost(choices, layers), costs, full, self.weights(costs))
         return {name: replace(choices[name], rank=rank) for name, rank in zip(choices, ranks, strict=True)}
 
     def weights(self, costs: Sequence[int]) -> Sequence[float]:

@@ -18,7 +18,7 @@ from pearl.errors import ConfigError
 from pearl.settings.born import as_written, later, without_born
 from pearl.settings.documents import DEPTH, parse_yaml
 from pearl.settings.parts import BACKBONES, METHODS, SOURCES
-from pearl.settings.registry import nearest, problems_of, readable
+from pearl.settings.registry import Spec, nearest, problems_of, readable
 from pearl.settings.sections import EngineConfig, ImagesConfig, PhaseConfig, Section, Seed, StreamConfig, TrainConfig
 
 
@@ -73,7 +73,7 @@ class RunConfig(ModelConfig):
         values = without_born(RunConfig, self.model_dump(mode="json", exclude={"about", "expected"}))
         values |= {key: registry.decisive(values[key]) for key, registry in _PARTS.items()}
         values["engine"] = {key: value for key, value in values["engine"].items() if key not in _SAME_RESULT}
-        own, train = phase_names(self.method["name"]), values["train"]
+        own, train = phase_names(self.method["name"]) - unused_phases(self.method), values["train"]
         usual = {key: value for key, value in later(PhaseConfig).items() if key not in train}
         train["phases"] = {
             name: {key: value for key, value in phase.items() if key not in usual or value != usual[key]}
@@ -292,6 +292,14 @@ def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:
 def phase_names(*methods: str) -> set[str]:
     """Names of the phases of these methods."""
     return {*_phases(methods)}
+
+
+def unused_phases(method: Spec) -> set[str]:
+    """Phases that came later and that a method, a resolved spec, has not with its options."""
+    with suppress(ConfigError):
+        kind: Any = METHODS.load(method["name"])
+        return {*kind.unused(method)}
+    return set()
 
 
 def _phases(methods: Iterable[str]) -> dict[str, set[str]]:

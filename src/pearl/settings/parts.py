@@ -98,5 +98,9 @@ RANK_RULES = Registry(
         "energy": "pearl.nn.rank_rules:EnergyRule",
         "random": "pearl.nn.rank_rules:RandomRule",
         "even": "pearl.nn.rank_rules:EvenRule",
+        "adalora": "pearl.nn.dynamic.pruned:AdaLoraRule",
+        "dora": "pearl.nn.dynamic.pruned:DoraRule",
+        "codyra": "pearl.nn.dynamic.codyra:CodyraRule",
+        "dylora": "pearl.nn.dynamic.dylora:DyloraRule",
     },
 )

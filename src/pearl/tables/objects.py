@@ -45,8 +45,9 @@ def classes_per_task(config: RunConfig) -> list[int]:
 def parameters(request: Request) -> int | None:
     """Of the whole model after its last task; None if they depend on what is learnt."""
     method = request.config.method
-    chosen = "rank" in method and RANK_RULES.load(method["rank"]["name"]).needs_probe  # type: ignore[attr-defined]
-    return None if chosen or method["name"] not in UNTRAINED else _parameters(request)
+    if method["name"] not in UNTRAINED or ("rank" in method and RANK_RULES.build(method["rank"]).learnt):
+        return None
+    return _parameters(request)
 
 
 @cache
@@ -102,7 +103,7 @@ def implied_rank(request: Request, total: float) -> float:
 CPU_CORE = (1.5e11, 0.02)
 GPU = (1e14, 0.006)
 FIRST_TASK_ONLY = ("reference", "lwf_first", "extractor", "ssre_first")
-NOT_OF_THE_REFERENCE = ("probe", "adapt", "lwf", "fetril", "ssre")
+NOT_OF_THE_REFERENCE = ("probe", "allocate", "adapt", "lwf", "fetril", "ssre")
 
 
 def seconds(config: RunConfig, machine: tuple[float, float]) -> float:
@@ -114,7 +115,7 @@ def seconds(config: RunConfig, machine: tuple[float, float]) -> float:
     total = 0.0
     method: Any = METHODS.load(config.method["name"])
     for phase in method.phases:
-        if phase == "reference" and not _trains_first(config):
+        if phase in method.unused(config.method) or (phase == "reference" and not _trains_first(config)):
             continue
         settings: PhaseConfig = config.train.phase(phase)
         for t, count in enumerate(images):

@@ -26,8 +26,8 @@ SIZES: tuple[Size, ...] = get_args(Size)
 SMALL = {"resnet18": "table-resnet18", "bsc": "table-bsc", "vit": "table-deit_tiny"}
 AS_LONG = {"resnet18": "schedule-resnet18", "bsc": "schedule-bsc", "vit": "schedule-deit_tiny"}
 
-# Metrics beside those of `metrics.summary` are mean_rank, inference_ms, settings.KEY, and these of figures, one number
-# per task or layer: `values.py` reads them off the files of a run.
+# Metrics beside those of `metrics.summary` are mean_rank, inference_ms, settings.KEY, seconds.PHASE (a mean over
+# tasks), and these of figures, one number per task or layer: `values.py` reads them off the files of a run.
 OF_TASKS = ("class_il.each", "task_il.each", "share.each")
 OF_LAYERS = ("threshold.layers", "rank.layers", "full_rank.layers")
 

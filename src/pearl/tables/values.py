@@ -254,6 +254,10 @@ def measured(record: Record, metric: str) -> Any:
     if metric == "inference_ms":
         file = record.path / INFERENCE
         return float(read_json(file)["milliseconds"]) if file.is_file() else None
+    if metric.startswith("seconds."):
+        phase = metric.removeprefix("seconds.")
+        took = [task.seconds[phase] for task in record.learnt if phase in task.seconds]
+        return float(np.mean(took)) if took else None
     if metric == "share.each":
         return dict(zip(_numbers(record.shares), record.shares, strict=True))
     if metric in OF_TASKS:

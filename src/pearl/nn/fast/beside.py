@@ -48,7 +48,7 @@ def fits_beside(layer: nn.Module, rank: int, fold: Fold) -> bool:
     if type(layer) is not nn.Conv2d or layer.groups > 1 or layer.kernel_size == (1, 1) or fold == "view":
         return False
     plain = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    return plain and THIN * rank <= min(matrix_shape(layer.weight.shape, fold))
+    return plain and 0 < THIN * rank <= min(matrix_shape(layer.weight.shape, fold))
 
 
 def with_beside(net: nn.Module, updates: Iterable[Beside]) -> nn.Module:

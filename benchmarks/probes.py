@@ -1,0 +1,183 @@
+"""How cheaply can the ranks be had that the paper's rule chooses after fine-tuning the whole network?
+
+    python benchmarks/probes.py                                     both networks, seeds 0, 1, 2; docs/results/probes.md
+    python benchmarks/probes.py --streams ResNet --seeds 0 --probes "Adam's step, .8"
+    python benchmarks/probes.py --set stream.classes=8 --set stream.tasks=2 --to /tmp/tried     anything smaller
+
+A run of PEARL for each probe, task by task held against the ranks of the full probe: overlap is how many parameters
+both would give the same layers, of all that either would; correlation is Spearman's, over the layers. Updates train the
+same afterwards, so that accuracies differ by ranks alone. Finished runs are skipped, so the command can be stopped and
+started again. Data is looked for under $PEARL_DATA, runs lie under $PEARL_RUNS.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.stats import spearmanr
+
+from pearl.lifecycle.runs import Run, execute
+from pearl.methods import pearl as method
+from pearl.reports.progress import display
+from pearl.settings.config import load_config
+
+# Rates of the probe at which thresholds are those of the paper's size, .1 to .8. At the recipes' own nearly every rank
+# is 1, on the ViT all are, and any probe would find them.
+STREAMS = {
+    "CIFAR, ResNet-18, 5 tasks of 4": ["cpu-cifar20-resnet18", "train.phases.probe.lr=0.005"],
+    "CIFAR-100, DeiT-Tiny, 10 tasks of 10": ["cpu-cifar100-deit_tiny", "train.phases.probe.lr=0.02"],
+}
+FULL = "full"
+PROBES = {
+    FULL: [],
+    "full, other draws": ["method.probe_images=0.999"],  # all but an image a class: how far chance alone moves ranks
+    "full, 1 epoch": ["train.phases.probe.epochs=1"],
+    "full, 2 epochs": ["train.phases.probe.epochs=2"],
+    "full, half of the images": ["method.probe_images=0.5"],
+    "full, a fifth of the images": ["method.probe_images=0.2"],
+    "rank 8": ["method.probe=lora", "method.probe_rank=8"],
+    "rank 32": ["method.probe=lora", "method.probe_rank=32"],
+    "Adam's step, .7": ["method.probe=adam", "method.probe_distance=0.7"],
+    "Adam's step, .8": ["method.probe=adam"],
+    "Adam's step, .9": ["method.probe=adam", "method.probe_distance=0.9"],
+    "Adam's step, .8, fresh head": ["method.probe=adam", "train.phases.probe.steps=1"],
+    "Adam's step, .8, a fifth of the images": ["method.probe=adam", "method.probe_images=0.2"],
+    "gradients, .8": ["method.probe=gradients"],
+    "gradients, .8, fresh head": ["method.probe=gradients", "train.phases.probe.steps=1"],
+}
+COLUMNS = {
+    "seconds": "probe (s a task)",
+    "mean_rank": "mean rank",
+    "overlap": "overlap",
+    "correlation": "rank correlation",
+    "parameters_million": "parameters (M)",
+    "class_il.final": "class-IL A_T",
+    "task_il.final": "task-IL A_T",
+}
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", nargs="+", default=[""], metavar="STREAM", help="by a part of its name")
+    parser.add_argument("--probes", nargs="+", default=[*PROBES], choices=[*PROBES], metavar="PROBE")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="in all runs")
+    parser.add_argument("--to", type=Path, default=RESULTS, help="folder of probes.json and probes.md")
+    options = parser.parse_args(arguments)
+    if options.set and options.to == RESULTS:
+        parser.error("--set makes other runs than those of docs/results; name a folder for them with --to")
+    options.to.mkdir(parents=True, exist_ok=True)
+    file = options.to / "probes.json"
+    rows: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    streams = [name for name in STREAMS if any(part in name for part in options.streams)]
+    for seed in options.seeds:
+        for stream in streams:
+            recipe, *rest = STREAMS[stream]
+            for probe in dict.fromkeys([FULL, *options.probes]):  # the others are held against it
+                key = f"{stream} | {probe} | {seed}"
+                settings = [*rest, *options.set, *PROBES[probe], f"seed={seed}"]
+                config = load_config(recipe, settings)
+                if rows.get(key, {}).get("run") == config.id:
+                    continue
+                with Timed() as between:
+                    run = execute(config, show=display())
+                rows[key] = row(run, between, probe)
+                file.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+                page(options.to / "probes.md", rows)
+    page(options.to / "probes.md", rows)
+
+
+class Timed:
+    """Meanwhile the seconds of each step down a gradient are noted, which is no phase."""
+
+    def __init__(self) -> None:
+        self.took: list[float] = []
+        self.step_down = method.step_down
+
+    def __enter__(self) -> "Timed":
+        def timed(*arguments: Any, **options: Any) -> None:
+            started = time.perf_counter()
+            self.step_down(*arguments, **options)
+            self.took.append(time.perf_counter() - started)
+
+        method.step_down = timed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        method.step_down = self.step_down
+
+
+def row(run: Run, between: Timed, probe: str) -> dict[str, Any]:
+    """What is measured of one run; accuracies in percent. Seconds are beside other work, so an upper bound."""
+    tasks = [task for task in run.manifests if task["layers"]]
+    seconds: float | None = fmean(task["seconds"]["probe"] for task in tasks)
+    if "gradients" in probe or "Adam" in probe:  # of a run that was finished before, that part is not known
+        seconds = seconds + fmean(between.took) if between.took else None
+    layers = [
+        {layer["layer"]: [layer["rank"], layer["rows_and_columns"]] for layer in task["layers"]} for task in tasks
+    ]
+    return {
+        "run": run.path.name,
+        "seconds": seconds,
+        "layers": layers,
+        "mean_rank": run.mean_rank,
+        **{key: run.summary[key] for key in ("parameters_million", "class_il.final", "task_il.final")},
+    }
+
+
+def agreement(of: dict[str, Any], with_: dict[str, Any]) -> dict[str, float | None]:
+    """How far the ranks of two runs agree, a mean over tasks."""
+    overlaps, correlations = [], []
+    for ours, theirs in zip(of["layers"], with_["layers"], strict=True):
+        pairs = [(ours[name][0], theirs[name][0], cost) for name, (_, cost) in theirs.items()]
+        overlaps.append(sum(min(a, b) * cost for a, b, cost in pairs) / sum(max(a, b) * cost for a, b, cost in pairs))
+        first, second = [a for a, *_ in pairs], [b for _, b, _ in pairs]
+        if len({*first}) > 1 and len({*second}) > 1:  # of equal ranks there is no order
+            correlations.append(float(spearmanr(first, second).statistic))
+    return {"overlap": fmean(overlaps), "correlation": fmean(correlations) if correlations else None}
+
+
+def page(file: Path, rows: dict[str, Any]) -> None:
+    """A table a stream; what stands below the mark stays."""
+    about = (
+        "`python benchmarks/probes.py`; mean ± standard deviation over n seeds. Ranks are held against those of the "
+        "full probe, task by task: overlap in parameters, correlation over the layers."
+    )
+    lines = ["# Cheaper ranks", "", about, ""]
+    for stream in STREAMS:
+        if not any(key.startswith(f"{stream} |") for key in rows):
+            continue
+        head = " | ".join(["probe", "n", *COLUMNS.values()])
+        settings = " ".join(STREAMS[stream][1:])
+        lines += [f"## {stream}", "", f"`{settings}`", "", f"| {head} |", "|---" * (len(COLUMNS) + 2) + "|"]
+        for probe in PROBES:
+            found = []
+            for key, value in sorted(rows.items()):
+                if key.startswith(f"{stream} | {probe} | "):
+                    full = rows[f"{stream} | {FULL} | {key.rpartition('| ')[2]}"]
+                    found.append(value | agreement(value, full))
+            if found:
+                cells = [spread([one[column] for one in found], column) for column in COLUMNS]
+                lines.append(f"| {probe} | {len(found)} | " + " | ".join(cells) + " |")
+        lines.append("")
+    words = file.read_text().partition("\n<!-- words -->\n")[2] if file.is_file() else ""
+    file.write_text("\n".join(lines) + (f"\n<!-- words -->\n{words}" if words else ""))
+
+
+def spread(values: list[float | None], column: str) -> str:
+    """A cell."""
+    there = [value for value in values if value is not None]
+    if not there:
+        return "-"
+    digits = 2 if column in ("overlap", "correlation", "mean_rank", "parameters_million") else 1
+    return f"{fmean(there):.{digits}f}" + (f" ± {stdev(there):.{digits}f}" if len(there) > 1 else "")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
