@@ -57,6 +57,7 @@ from pearl.methods.rehearsal.tamil import Tamil
 from pearl.methods.rehearsal.trire import TriRe
 from pearl.methods.sparse.packnet import PackNet
 from pearl.methods.sparse.pnn import Progressive
+from pearl.methods.sparse.sparcl import SparClEwc
 from pearl.nn.bsconv import bsc
 from pearl.nn.lowrank import matrix_shape
 from pearl.nn.rank_rules import Choice, EnergyRule, FixedRule, RandomRule
@@ -152,6 +153,7 @@ ZOO = {
     "pnn": lambda: Progressive(small_resnet()),
     "packnet": lambda: PackNet(small_resnet()),
     "packnet on BSC": lambda: PackNet(separable(), prune=0.5),
+    "sparcl_ewc": lambda: SparClEwc(small_resnet(), rounds=3, sample_frequency=2, removals=2),
     "ncm": lambda: NearestMean(small_resnet()),
     "ncm with given weights": lambda: NearestMean(small_resnet(), extractor="given", distance="cosine"),
     "fetril": lambda: FeTril(small_resnet()),

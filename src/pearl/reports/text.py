@@ -203,7 +203,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
             manifests.append(read_json(folder / MANIFEST, Task))
         except RunError:  # one of `damaged`
             manifests.append({})
-    keys = ("name", "classes", "images", "parameters", "bytes", "seconds", "reused", "layers")
+    keys = ("name", "classes", "images", "parameters", "nonzero", "bytes", "seconds", "reused", "layers")
     facts: dict[str, Any] = {
         "path": str(path),
         "method": config.method["name"],
@@ -230,7 +230,8 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         names = ", ".join(map(printable, task["classes"]))
         shown = f"{counted(len(task['classes']), 'class')} ({names})" if names else "known classes again"
         lines.append(f"task {printable(task['name'])}: {shown}")
-        lines.append(f"  {task['parameters'] - before:+,} parameters, {task['bytes']:,} bytes")
+        of_all = f" ({task['nonzero']:,} of all are not 0)" if task["nonzero"] is not None else ""
+        lines.append(f"  {task['parameters'] - before:+,} parameters{of_all}, {task['bytes']:,} bytes")
         before = task["parameters"]
         layers = task["layers"] or []
         width = max((len(layer["layer"]) for layer in layers), default=0)

@@ -42,6 +42,7 @@ METHODS = Registry(
         "convprompt": "pearl.methods.prompts.convprompt:ConvPrompt",
         "pnn": "pearl.methods.sparse.pnn:Progressive",
         "packnet": "pearl.methods.sparse.packnet:PackNet",
+        "sparcl_ewc": "pearl.methods.sparse.sparcl:SparClEwc",
         "ncm": "pearl.methods.prototypes.ncm:NearestMean",
         "fetril": "pearl.methods.prototypes.fetril:FeTril",
         "fecam": "pearl.methods.prototypes.fecam:FeCam",

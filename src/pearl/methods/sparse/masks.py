@@ -16,6 +16,16 @@ def weight_names(backbone: nn.Module) -> list[str]:
     return [f"{name}.weight" for name, m in backbone.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
 
 
+def inner_weights(backbone: nn.Module) -> list[str]:
+    """Those of them that are neither the first layer's nor a shortcut's, such as the 16 of a ResNet-18's blocks."""
+    return [name for name in weight_names(backbone)[1:] if "downsample" not in name]
+
+
+def nonzero(method: nn.Module) -> int:
+    """How many of a method's parameters are not 0."""
+    return sum(int(parameter.count_nonzero()) for parameter in method.parameters())
+
+
 class Owners(TaskTensors):
     """The task that owns each weight, as an integer in the weight's own shape; `FREE` where none does.
 
