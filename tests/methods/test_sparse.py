@@ -4,10 +4,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from pearl.data.batches import Batch
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import config, learn, logits, small_resnet
+from pearl.lifecycle.small import SIZE, config, images, learn, logits, make_task, reload, small_resnet, small_vit
 from pearl.methods.regularization.ewc import OnlineEwc
+from pearl.methods.sparse.clnp import Clnp
+from pearl.methods.sparse.held_out import Best, held_out
+from pearl.methods.sparse.nispa import Nispa
 from pearl.methods.sparse.sparcl import Forgetting, SparClEwc, largest
+from pearl.methods.sparse.units import Units
+from pearl.nn.bsconv import bsc
+from pearl.nn.convnet import convnet
 from pearl.settings.config import load_config
 from pearl.training.engine import Engine
 
@@ -108,8 +115,189 @@ def test_the_largest_entries_are_as_many_as_asked():
     assert largest(values, 3).tolist() == [[False, True], [True, True]]
 
 
-@pytest.mark.parametrize("override", ["sparcl_ewc method.sparsity=1", "sparcl_ewc method.rounds=0"])
+@pytest.mark.parametrize(
+    "override",
+    ["sparcl_ewc method.sparsity=1", "sparcl_ewc method.rounds=0", "nispa method.density=0", "clnp method.hold_out=0"],
+)
 def test_options_out_of_range_are_refused(override):
     method, option = override.split()
     with pytest.raises(ConfigError, match=option.split("=")[0]):
         load_config("digits", [f"method={method}", option])
+
+
+# ------------------------------------------------------------------------------------------------------- stable units
+
+
+def convolutional(width=4):
+    torch.manual_seed(1)
+    return convnet(SIZE, width=width)
+
+
+def connections(weight):
+    """Which (out, in) of a weight are not 0."""
+    return weight.flatten(2).any(2) if weight.ndim == 4 else weight != 0
+
+
+STABLE = {
+    "clnp": lambda network: Clnp(network, m_perc=30.0),
+    "nispa": lambda network: Nispa(network, density=0.5, step_size_param=3),
+}
+NETWORKS = {"convnet": convolutional, "resnet": small_resnet, "bsc": lambda: bsc(SIZE, width=4)}
+
+
+def test_the_plain_network_has_the_size_of_the_papers():
+    network = convnet(32)
+    head = 100 * (network.dim + 1)
+    assert sum(p.numel() for p in network.parameters()) + head == 8_752_292
+    assert convnet(9, width=2)(torch.zeros(1, 3, 9, 9)).shape == (1, 32)
+
+
+def test_units_of_the_plain_network():
+    units = Units(convnet(8, width=4))
+    assert len(units) == 3 + 4 + 4 + 8 + 8 + 64
+    assert units.layers["linear"].inputs.tolist() == [u for u in range(19, 27) for _ in range(4)]
+    assert torch.equal(units.layers["linear"].makes, units.out)
+    assert units.layer.bincount().tolist() == [3, 4, 4, 8, 8, 64]
+
+
+def test_channels_of_a_residual_stream_are_one_unit():
+    units, layers = Units(small_resnet()), Units(small_resnet()).layers
+    stream = layers["layer2.0.conv2"].makes
+    for other in ("layer2.0.downsample.0", "layer2.1.conv2"):
+        assert torch.equal(layers[other].makes, stream)
+    for reader in ("layer2.1.conv1", "layer3.0.conv1", "layer3.0.downsample.0"):
+        assert torch.equal(layers[reader].inputs, stream)
+    assert torch.equal(units.norms["layer2.1.bn2"], stream) and torch.equal(
+        layers["conv1"].makes, layers["layer1.1.conv2"].makes
+    )
+    assert not set(layers["layer2.0.conv1"].makes.tolist()) & set(stream.tolist())
+    grouped = Units(bsc(SIZE, width=4)).layers["layer1.0.downsample.0"]
+    assert torch.equal(grouped.reads[:, 0], grouped.inputs.repeat_interleave(2)), "a group reads a channel"
+
+
+def test_a_network_that_cannot_be_followed_is_refused():
+    with pytest.raises(ConfigError, match="backbone=convnet, resnet18 or bsc"):
+        Clnp(small_vit())
+
+
+def test_mean_activations_are_those_that_readers_see():
+    network, x = convolutional(), images()
+    units = Units(network)
+    found = units.activations(network, x.split(4))
+    with torch.no_grad():
+        one = F.relu(network.conv1(x))
+        two = F.max_pool2d(F.relu(network.conv2(one)), 2)
+    torch.testing.assert_close(found[units.layers["conv1"].makes], one.double().mean((0, 2, 3)), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found[units.layers["conv2"].makes], two.double().mean((0, 2, 3)), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found[units.out], network(x).detach().double().mean(0), rtol=1e-5, atol=1e-7)
+    assert not found[:3].any()
+
+
+@pytest.mark.parametrize(
+    ("method", "network"), [("clnp", "convnet"), ("nispa", "convnet"), ("clnp", "resnet"), ("nispa", "bsc")]
+)
+def test_stable_units_keep_what_old_tasks_say_bit_by_bit(method, network):
+    train = {"epochs": 2, "batch_size": 8, "lr": 0.01, "weight_decay": 0.1, "optimizer": "adamw"}
+    torch.manual_seed(1)
+    engine, made, kept, stable = Engine(config(train=train), device="cpu"), STABLE[method](NETWORKS[network]()), [], []
+    for t in range(3):
+        learn(made, range(t, t + 1), engine)
+        kept.append(logits(made, t))
+        assert all(torch.equal(logits(made, old), kept[old]) for old in range(t + 1))
+        stable.append(made.stable.clone())
+        for name in made.units.layers:
+            there = connections(made.backbone.get_parameter(f"{name}.weight"))
+            into, of = made.between(name, made.stable)
+            assert not there[~into | ~of].any(), "only what leads from stable units to stable units is left"
+        assert not made.heads[t].weight[:, ~made.stable[made.units.out]].any()
+        assert made.facts(t)["stable_units"] == int(made.stable.sum()) - 3
+    assert (stable[0] <= stable[1]).all() and (stable[1] <= stable[2]).all() and (stable[0] < stable[2]).any()
+    assert reload(made, lambda: STABLE[method](NETWORKS[network]())).stable.equal(made.stable)
+
+
+def test_clnp_keeps_the_fewest_units_that_cost_nothing(monkeypatch):
+    method = Clnp(convolutional(), theta_step=0.1)
+    activations = torch.linspace(0, 1, len(method.stable))
+    asked = []
+
+    def accuracy(part, stable):
+        asked.append(int(stable.sum()))
+        return 100.0 if (activations > 0.3)[stable].sum() == (activations > 0.3).sum() else 50.0
+
+    monkeypatch.setattr(method, "accuracy", accuracy)
+    chosen = method.important(activations, None, 90.0)
+    assert torch.equal(chosen, method.stable | (activations > 0.3)) and len(asked) == 5
+    assert method.important(activations, None, 101.0).all(), "if nothing is good enough, all units"
+    method.stable.fill_(True)
+    asked.clear()
+    assert method.important(activations, None, 0.0).all() and len(asked) == 1, "no unit is added"
+
+
+def test_clnp_with_all_units_taken_trains_the_head_alone():
+    method = Clnp(convolutional())
+    learn(method, range(1))
+    method.stable.fill_(True)
+    before = {name: value.clone() for name, value in method.backbone.state_dict().items()}
+    learn(method, range(1, 2))
+    assert all(torch.equal(value, before[name]) for name, value in method.backbone.state_dict().items())
+
+
+def test_nispa_asks_for_less_activation_phase_by_phase():
+    method = Nispa(convolutional())
+    expected = {1: 99.726, 2: 98.907, 3: 97.553, 5: 93.301, 10: 75, 15: 50, 20: 25, 25: 6.699, 26: 4.323}
+    for phase, percent in expected.items():
+        assert method.share(phase) == pytest.approx(percent, abs=5e-4)
+
+
+def test_nispa_chooses_the_fewest_most_active_units():
+    method = Nispa(convolutional())
+    activations = torch.zeros(len(method.units), dtype=torch.float64)
+    one = method.units.layers["conv1"].makes
+    activations[one] = torch.tensor([4.0, 1.0, 3.0, 2.0], dtype=torch.float64)
+    assert method.candidates(activations, 70.0)[one].tolist() == [True, False, True, False]
+    assert method.candidates(activations, 71.0)[one].tolist() == [True, False, True, True]
+    assert method.candidates(activations, 100.0)[one].all() and method.candidates(activations, 100.0).sum() == 4
+
+
+def test_rewiring_cuts_what_leads_to_stable_units_and_lets_as_much_grow():
+    torch.manual_seed(0)
+    method = Nispa(convolutional(8), density=0.3)
+    method.begin(make_task(0))
+    stable = torch.rand(len(method.units)) < 0.3
+    stable[:3] = True
+    before = {name: method.open[name].clone() for name in method.units.layers}
+    weights = {name: method.backbone.get_parameter(f"{name}.weight").detach().clone() for name in before}
+    method.rewire(stable)
+    for name, was in before.items():
+        now, weight = method.open[name], method.backbone.get_parameter(f"{name}.weight")
+        into, of = method.between(name, stable)
+        assert not (now & into & ~of).any() and torch.equal(now & into, was & into & of)
+        assert (was & ~into <= now).all(), "what leads to others stays"
+        assert now.sum() == was.sum() or (now | into).all(), "as many, or all that fit"
+        assert torch.equal(connections(weight), now)
+        kept = now & was
+        assert torch.equal(weight[kept], weights[name][kept])
+    linear = method.units.layers["linear"]
+    heard = torch.zeros(len(method.units), dtype=torch.bool)
+    heard[linear.reads[method.open["linear"]]] = True
+    assert heard[linear.inputs].all(), "a unit that has no reader left gets one"
+
+
+def test_the_best_epoch_is_taken():
+    network = torch.nn.Linear(1, 1)
+    scores = iter([50.0, 80.0, 60.0])
+    best = Best(network, lambda: next(scores), images=4)
+    values = []
+    for step in range(6):
+        with torch.no_grad():
+            network.weight.fill_(step)
+        best.after_step(Batch(torch.zeros(2, 1), torch.zeros(2), torch.arange(2)))
+        values.append(float(best.score))
+    assert values == [-1, 50, 50, 80, 80, 80] and best.restore() == 80 and network.weight.item() == 3
+
+
+def test_a_task_of_single_images_chooses_by_them():
+    kept, held = held_out(make_task(0, per_class=1), 0.1)
+    assert len(kept) == len(held) == 2
+    kept, held = held_out(make_task(0, per_class=12), 0.1)
+    assert (len(kept), len(held)) == (22, 2)

@@ -259,7 +259,8 @@ def _needs(method: str) -> str:
         kind: Any = METHODS.load(method)
     except ConfigError:
         return "-"
-    backbone = {"residual": "resnet18 or bsc", "vit": "a ViT"}.get(kind.backbones, "any backbone")
+    known = {"convolutional": "convnet, resnet18 or bsc", "residual": "resnet18 or bsc", "vit": "a ViT"}
+    backbone = known.get(kind.backbones, "any backbone")
     test = "made for task-IL" if kind.task_identity else "class-IL and task-IL"
     return f"{backbone}; {old_data(kind)}; {test}; phases {', '.join(kind.phases)}"
 

@@ -62,22 +62,26 @@ class Owners(TaskTensors):
             weight[smallest], owner[smallest] = 0.0, FREE
 
     def held(self, weights: Mapping[str, nn.Parameter], task: int) -> dict[str, Any]:
-        """The hooks of a phase that keep all but a task's weights as they are now.
+        """The hooks of a phase that keep all but a task's weights as they are now, see `held`."""
+        return held(weights, {name: self[name] != task for name in self.names})
 
-        After the backward pass, others' gradients are kept out of momentum and norms; after a step, weight decay of
-        others is undone.
-        """
-        others = {name: self[name] != task for name in self.names}
-        now = {name: weights[name].detach().clone() for name in self.names}
 
-        def after_backward() -> None:
-            for name, other in others.items():
-                if (gradient := weights[name].grad) is not None:
-                    gradient.masked_fill_(other, 0.0)
+def held(parameters: Mapping[str, nn.Parameter], fixed: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The hooks of a phase that keep some entries of parameters as they are now: those where `fixed` is true.
 
-        @torch.no_grad()
-        def after_step(*_: object) -> None:
-            for name, other in others.items():
-                weights[name].copy_(torch.where(other, now[name], weights[name]))
+    After the backward pass, their gradients are kept out of momentum and norms; after a step, weight decay of them is
+    undone.
+    """
+    now = {name: parameters[name].detach().clone() for name in fixed}
 
-        return {"after_backward": after_backward, "after_step": after_step}
+    def after_backward() -> None:
+        for name, mask in fixed.items():
+            if (gradient := parameters[name].grad) is not None:
+                gradient.masked_fill_(mask, 0.0)
+
+    @torch.no_grad()
+    def after_step(*_: object) -> None:
+        for name, mask in fixed.items():
+            parameters[name].copy_(torch.where(mask, now[name], parameters[name]))
+
+    return {"after_backward": after_backward, "after_step": after_step}
