@@ -56,8 +56,10 @@ from pearl.methods.rehearsal.ocdnet import OcdNet
 from pearl.methods.rehearsal.tamil import Tamil
 from pearl.methods.rehearsal.trire import TriRe
 from pearl.methods.sparse.clnp import Clnp
+from pearl.methods.sparse.cpg import Cpg
 from pearl.methods.sparse.nispa import Nispa
 from pearl.methods.sparse.packnet import PackNet
+from pearl.methods.sparse.pae import Pae
 from pearl.methods.sparse.pnn import Progressive
 from pearl.methods.sparse.sparcl import SparClEwc
 from pearl.nn.bsconv import bsc
@@ -161,6 +163,8 @@ ZOO = {
     "pnn": lambda: Progressive(small_resnet()),
     "packnet": lambda: PackNet(small_resnet()),
     "packnet on BSC": lambda: PackNet(separable(), prune=0.5),
+    "cpg": lambda: Cpg(small_convnet(), train_accuracy=90.0, tasks=3),
+    "pae": lambda: Pae(small_convnet(), train_accuracy=90.0, tasks=3),
     "clnp": lambda: Clnp(small_convnet()),
     "nispa": lambda: Nispa(small_convnet(), density=0.5, step_size_param=3),
     "sparcl_ewc": lambda: SparClEwc(small_resnet(), rounds=3, sample_frequency=2, removals=2),

@@ -7,10 +7,14 @@ import torch.nn.functional as F
 from pearl.data.batches import Batch
 from pearl.errors import ConfigError
 from pearl.lifecycle.small import SIZE, config, images, learn, logits, make_task, reload, small_resnet, small_vit
+from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.regularization.ewc import OnlineEwc
 from pearl.methods.sparse.clnp import Clnp
+from pearl.methods.sparse.cpg import Cpg
 from pearl.methods.sparse.held_out import Best, held_out
+from pearl.methods.sparse.masks import FREE, HIDDEN, Owners, cubic
 from pearl.methods.sparse.nispa import Nispa
+from pearl.methods.sparse.pae import Pae
 from pearl.methods.sparse.sparcl import Forgetting, SparClEwc, largest
 from pearl.methods.sparse.units import Units
 from pearl.nn.bsconv import bsc
@@ -207,7 +211,7 @@ def test_stable_units_keep_what_old_tasks_say_bit_by_bit(method, network):
         stable.append(made.stable.clone())
         for name in made.units.layers:
             there = connections(made.backbone.get_parameter(f"{name}.weight"))
-            into, of = made.between(name, made.stable)
+            into, of = made.units.between(name, made.stable)
             assert not there[~into | ~of].any(), "only what leads from stable units to stable units is left"
         assert not made.heads[t].weight[:, ~made.stable[made.units.out]].any()
         assert made.facts(t)["stable_units"] == int(made.stable.sum()) - 3
@@ -270,7 +274,7 @@ def test_rewiring_cuts_what_leads_to_stable_units_and_lets_as_much_grow():
     method.rewire(stable)
     for name, was in before.items():
         now, weight = method.open[name], method.backbone.get_parameter(f"{name}.weight")
-        into, of = method.between(name, stable)
+        into, of = method.units.between(name, stable)
         assert not (now & into & ~of).any() and torch.equal(now & into, was & into & of)
         assert (was & ~into <= now).all(), "what leads to others stays"
         assert now.sum() == was.sum() or (now | into).all(), "as many, or all that fit"
@@ -301,3 +305,121 @@ def test_a_task_of_single_images_chooses_by_them():
     assert len(kept) == len(held) == 2
     kept, held = held_out(make_task(0, per_class=12), 0.1)
     assert (len(kept), len(held)) == (22, 2)
+
+
+# ---------------------------------------------------------------------------------------------------- packing, growing
+
+PACKING = {
+    "pae": lambda network: Pae(network, train_accuracy=0.0, tasks=3),
+    "cpg": lambda network: Cpg(network, train_accuracy=0.0, tasks=3),
+}
+
+
+@pytest.mark.parametrize(("method", "network"), [("pae", "resnet"), ("cpg", "convnet")])
+def test_old_tasks_of_a_growing_network_keep_their_bits(method, network):
+    """Whatever weight decay and momentum would do, and however far the network has grown."""
+    train = {"epochs": 1, "batch_size": 8, "lr": 0.01, "weight_decay": 0.1, "optimizer": "adamw"}
+    engine, made, kept, sizes = Engine(config(train=train), device="cpu"), PACKING[method](NETWORKS[network]()), [], []
+    for t in range(3):
+        if t == 2:
+            made.train_accuracy = 100.0  # which nobody reaches: it grows
+        learn(made, range(t, t + 1), engine)
+        kept.append(logits(made, t))
+        assert all(torch.equal(logits(made, old), kept[old]) for old in range(t + 1))
+        sizes.append(made.size())
+        owners = [made.owners[name] for name in made.owners.names]
+        free = [(weight, owner == FREE) for weight, owner in zip(made.weights.values(), owners, strict=True)]
+        assert not any(weight[mask].any() for weight, mask in free)
+    assert sizes[0] < sizes[2] <= sum(p.numel() for p in made.parameters())
+    assert float(made.multiplier) == made.max_multiplier and not any((owner == HIDDEN).any() for owner in owners)
+    if method == "cpg":
+        assert not any(made.picks[f"2.{name}"].logical_not().all() for name in made.owners.names)
+
+
+def test_a_network_begins_with_the_first_channels_of_each_layer():
+    method = Pae(convolutional(8), max_multiplier=4.0)
+    for name, share in {"conv1.weight": 1 / 2, "conv3.weight": 1 / 4, "linear.weight": 1 / 4}.items():
+        there = method.owners[name] == FREE
+        assert there.float().mean() == share and there[0].flatten()[0]
+    assert (method.owners["conv3.weight"][:8, :4] == FREE).all()
+    with torch.no_grad():
+        method.begin(make_task(0))
+        features = method.task_features(images(), 0)
+    assert not features[:, 64:].any() and features.shape[1] == 128
+    method.grow()
+    assert float(method.multiplier) == 1.5
+    assert (method.owners["conv1.weight"] == FREE).float().mean() == 5 / 8  # ceil(8 sqrt(1.5 / 4))
+
+
+def test_weights_are_freed_to_a_share_of_what_is_free_and_own():
+    weights = {"w": torch.arange(1.0, 21.0).view(4, 5)}
+    owners = Owners(weights)
+    owners["w"].copy_(torch.tensor([0] * 6 + [1] * 10 + [FREE] * 2 + [HIDDEN] * 2).view(4, 5))
+    owners.prune_to(weights, 1, 0.5)
+    assert owners["w"].flatten().tolist() == [0] * 6 + [FREE] * 4 + [1] * 6 + [FREE] * 2 + [HIDDEN] * 2
+    owners.prune_to(weights, 1, 0.3)  # more is free already
+    assert (owners["w"] == FREE).sum() == 6
+    owners.clear(weights)
+    assert torch.equal(weights["w"] == 0, owners["w"] == FREE)
+
+
+def test_the_share_grows_fast_at_first():
+    assert [cubic(p, 0.2, 1.0) for p in (0.0, 0.5, 1.0)] == pytest.approx([0.2, 1.0 - 0.8 / 8, 1.0])
+
+
+@pytest.mark.parametrize(("full", "met", "right", "freed"), [
+    (False, True, 100.0, 0.95), (False, True, 0.0, 0.0), (True, False, 0.0, 0.7), (False, False, 100.0, 0.0)
+])  # fmt: skip
+def test_as_much_is_freed_as_the_goal_allows_and_later_tasks_need(full, met, right, freed, monkeypatch):
+    method = Pae(convolutional(), max_multiplier=1.0, tasks=3)
+    task = make_task(0)
+    head = method.begin(task)
+    method.owners.claim(0)
+    monkeypatch.setattr(method, "right", lambda part: right if part == "held" else 100.0)
+    engine = Engine(config(train={"epochs": 1}), device="cpu")
+
+    class Learnt(Finetune):
+        phases = Pae.phases
+
+        def learn(self, task):
+            yield from method.compact(task, "held", head, 50.0, met=met, full=full)
+
+    if met or full:
+        engine.learn(Learnt(convolutional()), task)
+    else:
+        assert not [*method.compact(task, "held", head, 50.0, met=met, full=full)]
+    for name in method.owners.names:
+        size = method.owners[name].numel()
+        assert int((method.owners[name] == FREE).sum()) == round(freed * size), name
+
+
+def test_gradients_pass_the_threshold_to_masks_of_older_weights_alone():
+    method = Cpg(convolutional())
+    learn(method, range(1))
+    method.begin(make_task(1))
+    method.owners.claim(1)
+    name = "conv2.weight"
+    weight, owner, mask = method.weights[name], method.owners[name], method.live[0][name]
+    with torch.no_grad():
+        owner[0] = 1
+        weight.normal_()
+        mask[1, 0] = 0.005
+    found = method.weights_of(1)[name]
+    expected = weight.detach().clone()
+    expected[1, 0] = 0
+    assert torch.equal(found, expected.masked_fill(owner > 1, 0.0))
+    slope = torch.randn_like(found)
+    (found * slope).sum().backward()
+    old = owner < 1
+    assert torch.equal(mask.grad, torch.where(old, slope * weight, 0.0).detach()) and old.any()
+    assert torch.equal(weight.grad, torch.where(owner == 1, slope, 0.0))
+
+
+def test_cpg_that_picks_all_is_pae():
+    one, other = (kind(convolutional(), max_multiplier=2.0, goal="scratch") for kind in (Cpg, Pae))
+    for method in (one, other):
+        learn(method, range(1))
+        method.begin(make_task(1))
+        method.owners.claim(1)
+    for name, weight in one.weights_of(1).items():
+        assert torch.equal(weight, other.weights_of(1)[name])

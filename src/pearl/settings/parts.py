@@ -42,6 +42,8 @@ METHODS = Registry(
         "convprompt": "pearl.methods.prompts.convprompt:ConvPrompt",
         "pnn": "pearl.methods.sparse.pnn:Progressive",
         "packnet": "pearl.methods.sparse.packnet:PackNet",
+        "cpg": "pearl.methods.sparse.cpg:Cpg",
+        "pae": "pearl.methods.sparse.pae:Pae",
         "clnp": "pearl.methods.sparse.clnp:Clnp",
         "nispa": "pearl.methods.sparse.nispa:Nispa",
         "sparcl_ewc": "pearl.methods.sparse.sparcl:SparClEwc",

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from pearl.nn.growing import TaskTensors
 
 FREE = torch.iinfo(torch.int16).max
+HIDDEN = FREE - 1  # not there yet: of a channel that the network has not grown to
 
 
 def weight_names(backbone: nn.Module) -> list[str]:
@@ -26,8 +27,13 @@ def nonzero(method: nn.Module) -> int:
     return sum(int(parameter.count_nonzero()) for parameter in method.parameters())
 
 
+def cubic(progress: float, start: float, end: float) -> float:
+    """A share that grows from `start` to `end`, fast at first (Zhu & Gupta, 2017); `progress` is from 0 to 1."""
+    return end + (start - end) * (1 - progress) ** 3
+
+
 class Owners(TaskTensors):
-    """The task that owns each weight, as an integer in the weight's own shape; `FREE` where none does.
+    """The task that owns each weight, as an integer in the weight's own shape; `FREE` or `HIDDEN` where none does.
 
     Task t computes with the weights whose owner <= t.
     """
@@ -60,6 +66,28 @@ class Owners(TaskTensors):
             order = weight[own].abs().argsort(stable=True)[: round(share * len(own[0]))]
             smallest = tuple(index[order] for index in own)
             weight[smallest], owner[smallest] = 0.0, FREE
+
+    @torch.no_grad()
+    def prune_to(self, weights: Mapping[str, Tensor], task: int, share: float) -> None:
+        """Free a task's smallest weights until a `share` of each layer's own and free ones is free.
+
+        A layer of which more is free already stays as it is.
+        """
+        for name in self.names:
+            owner, weight = self[name], weights[name]
+            own, free = (owner == task).flatten(), int((owner == FREE).sum())
+            more = round(share * (free + int(own.sum()))) - free
+            if more > 0:
+                sizes = weight.abs().flatten().masked_fill(~own, torch.inf)
+                smallest = torch.zeros_like(own)
+                smallest[sizes.argsort(stable=True)[:more]] = True
+                owner.masked_fill_(smallest.view(owner.shape), FREE)
+
+    @torch.no_grad()
+    def clear(self, weights: Mapping[str, Tensor]) -> None:
+        """Set to 0 what is free."""
+        for name in self.names:
+            weights[name].masked_fill_(self[name] == FREE, 0.0)
 
     def held(self, weights: Mapping[str, nn.Parameter], task: int) -> dict[str, Any]:
         """The hooks of a phase that keep all but a task's weights as they are now, see `held`."""

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.methods.base import Phase
 from pearl.methods.sparse.held_out import held_out
-from pearl.methods.sparse.stable_units import HoldOut, Masks, StableUnits, wide
+from pearl.methods.sparse.stable_units import HoldOut, Masks, StableUnits
+from pearl.methods.sparse.units import wide
 from pearl.nn.growing import TaskTensors
 
 LEAST = 5  # percent of activation below which there is no further phase
@@ -108,7 +109,7 @@ class Nispa(StableUnits):
         """Cut what leads from others to `stable` units, and let as many connections of the layer grow into others."""
         for name, layer in self.units.layers.items():
             weight, there = self.backbone.get_parameter(f"{name}.weight"), self.open[name]
-            into, of = self.between(name, stable)
+            into, of = self.units.between(name, stable)
             cut = there & into & ~of
             there &= ~cut
             free = ~there & ~into

@@ -14,7 +14,7 @@ from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase, own_loss
 from pearl.methods.sparse.held_out import Best, accuracy
 from pearl.methods.sparse.masks import held, nonzero
-from pearl.methods.sparse.units import HeldNorm, Units
+from pearl.methods.sparse.units import HeldNorm, Units, wide
 
 HoldOut = Annotated[float, Field(gt=0, lt=1)]
 Masks = dict[str, Tensor]
@@ -49,29 +49,15 @@ class StableUnits(Method):
 
     # --------------------------------------------------------------------------------------------------- what is fixed
 
-    def between(self, name: str, stable: Tensor) -> tuple[Tensor, Tensor]:
-        """Which entries (out, in) of a layer's weight lead to `stable` units, and which come from such."""
-        layer = self.units.layers[name]
-        return stable[layer.makes][:, None].expand(layer.reads.shape), stable[layer.reads]
-
     def closed(self, name: str) -> Tensor:
         """Which connections (out, in) of a layer there are not: those into stable units from others."""
-        into, of = self.between(name, self.stable)
+        into, of = self.units.between(name, self.stable)
         return into & ~of
 
     def frozen(self) -> Masks:
         """Of the backbone's parameters, which entries serve earlier tasks."""
-        masks = {}
-        for name, parameter in self.backbone.named_parameters():
-            module, _, kind = name.rpartition(".")
-            if module in self.units.norms:
-                masks[name] = self.stable[self.units.norms[module]]
-            elif kind == "bias":
-                masks[name] = self.stable[self.units.layers[module].makes]
-            else:
-                into, of = self.between(module, self.stable)
-                masks[name] = wide(into & of, parameter)
-        return masks
+        named = self.backbone.named_parameters()
+        return {name: self.units.within(name, parameter, self.stable) for name, parameter in named}
 
     def fixed(self) -> Masks:
         """Which entries a task may not change: those, and connections that there are not."""
@@ -161,7 +147,7 @@ class StableUnits(Method):
         self.eval()
         weights: Masks = {}
         for name in self.units.layers:
-            into, of = self.between(name, stable)
+            into, of = self.units.between(name, stable)
             weight = self.backbone.get_parameter(f"{name}.weight")
             weights[f"{name}.weight"] = weight.masked_fill(wide(into & ~of, weight), 0.0)
         heard, head = stable[self.units.out], self.heads[-1]
@@ -184,8 +170,3 @@ class StableUnits(Method):
             "units": int(inner.sum()),
             "stable_units": int(self.stable.cpu()[inner].sum()),
         }
-
-
-def wide(mask: Tensor, weight: Tensor) -> Tensor:
-    """A mask (out, in) of connections, in the shape of a layer's weight."""
-    return mask.view(*mask.shape, *(1,) * (weight.ndim - 2)).expand(weight.shape)

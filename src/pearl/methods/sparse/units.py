@@ -117,6 +117,29 @@ class Units:
     def __len__(self) -> int:
         return len(self.layer)
 
+    def between(self, name: str, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Which entries (out, in / groups) of a layer's weight lead to `chosen` units, and which come from such."""
+        layer = self.layers[name]
+        return chosen[layer.makes][:, None].expand(layer.reads.shape), chosen[layer.reads]
+
+    def within(self, name: str, parameter: Tensor, chosen: Tensor) -> Tensor:
+        """Of a parameter of the network, by its name, the entries that concern `chosen` units alone; in its shape."""
+        module, _, kind = name.rpartition(".")
+        if module in self.norms:
+            return chosen[self.norms[module]]
+        if kind == "bias":
+            return chosen[self.layers[module].makes]
+        into, of = self.between(module, chosen)
+        return wide(into & of, parameter)
+
+    def places(self) -> Tensor:
+        """Where each unit stands among those of its layer, from 0 to below 1."""
+        places = torch.zeros(len(self))
+        for number in self.layer.unique():
+            own = (self.layer == number).nonzero()[:, 0]
+            places[own] = torch.arange(len(own)) / len(own)
+        return places
+
     @torch.no_grad()
     def activations(self, backbone: nn.Module, batches: Iterable[Tensor]) -> Tensor:
         """The mean size of each unit's output over images (B, 3, H, W) and places, as its readers see it, (units,).
@@ -146,6 +169,11 @@ class Units:
             for hook in hooks:
                 hook.remove()
         return (total / readers.clamp(min=1)).masked_fill(self.layer.to(device) == 0, 0.0)
+
+
+def wide(mask: Tensor, weight: Tensor) -> Tensor:
+    """A mask (out, in) of connections, in the shape of a layer's weight."""
+    return mask.view(*mask.shape, *(1,) * (weight.ndim - 2)).expand(weight.shape)
 
 
 class HeldNorm(nn.BatchNorm2d):
