@@ -179,9 +179,21 @@ def test_channels_of_a_residual_stream_are_one_unit():
     assert torch.equal(grouped.reads[:, 0], grouped.inputs.repeat_interleave(2)), "a group reads a channel"
 
 
-def test_a_network_that_cannot_be_followed_is_refused():
+class Shifted(torch.nn.Module):
+    """Adds a number, and not a stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.dim, self.pretrained, self.conv = 4, False, torch.nn.Conv2d(3, 4, 1)
+
+    def forward(self, x):
+        return (self.conv(x) + 1).mean((2, 3))
+
+
+@pytest.mark.parametrize("network", [small_vit, Shifted])
+def test_a_network_that_cannot_be_followed_is_refused(network):
     with pytest.raises(ConfigError, match="backbone=convnet, resnet18 or bsc"):
-        Clnp(small_vit())
+        Clnp(network())
 
 
 def test_mean_activations_are_those_that_readers_see():

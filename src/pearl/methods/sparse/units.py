@@ -54,7 +54,7 @@ class Units:
         try:
             nodes = fx.Tracer().trace(with_weights(backbone, {})).nodes
         except Exception as error:  # torch.fx raises nearly anything on code that it cannot follow
-            raise _not_followed(f"its code ({str(error).splitlines()[0]})") from error
+            raise _not_followed("its code") from error
         self._walk(dict(backbone.named_modules()), nodes)
 
     def _walk(self, modules: dict[str, nn.Module], nodes: Iterable[fx.Node]) -> None:
@@ -65,7 +65,7 @@ class Units:
                 streams[node] = self._new(3, 0)
             elif node.op == "output":
                 self.out = streams[node.args[0]]
-            elif node.op == "call_function" and node.target in SUMS:
+            elif node.target in SUMS and all(part in streams for part in node.args):
                 streams[node] = self._tied(*(streams[part] for part in node.args))
             elif before is None:
                 raise _not_followed(f"{node.op} {node.target}")
