@@ -142,8 +142,15 @@ def connections(weight):
     return weight.flatten(2).any(2) if weight.ndim == 4 else weight != 0
 
 
+class Half(Clnp):
+    """Keeps the more active half, whatever that costs: random images say nothing about it."""
+
+    def important(self, activations, held, floor):
+        return self.stable | (activations > activations[~self.stable].median())
+
+
 STABLE = {
-    "clnp": lambda network: Clnp(network, m_perc=30.0),
+    "clnp": Half,
     "nispa": lambda network: Nispa(network, density=0.5, step_size_param=3),
 }
 NETWORKS = {"convnet": convolutional, "resnet": small_resnet, "bsc": lambda: bsc(SIZE, width=4)}
@@ -297,6 +304,19 @@ def test_rewiring_cuts_what_leads_to_stable_units_and_lets_as_much_grow():
     heard = torch.zeros(len(method.units), dtype=torch.bool)
     heard[linear.reads[method.open["linear"]]] = True
     assert heard[linear.inputs].all(), "a unit that has no reader left gets one"
+
+
+def test_a_unit_without_readers_gets_the_first_connection_that_grows():
+    method = Nispa(convolutional(), density=1.0)
+    reads = torch.arange(4).repeat(3, 1)
+    there = torch.zeros(3, 4, dtype=torch.bool)
+    there[0, [0, 1, 3]] = True
+    for _ in range(5):
+        new = method.grown(there, ~there, ~there, reads, method.stable, 1)
+        assert new.sum() == 1 and new[:, 2].any()
+    assert torch.equal(method.grown(there, ~there, ~there, reads, method.stable, 99), ~there), (
+        "what does not fit is lost"
+    )
 
 
 def test_the_best_epoch_is_taken():
