@@ -55,9 +55,15 @@ from pearl.methods.rehearsal.er_ace import ErAce
 from pearl.methods.rehearsal.ocdnet import OcdNet
 from pearl.methods.rehearsal.tamil import Tamil
 from pearl.methods.rehearsal.trire import TriRe
+from pearl.methods.sparse.clnp import Clnp
+from pearl.methods.sparse.cpg import Cpg
+from pearl.methods.sparse.nispa import Nispa
 from pearl.methods.sparse.packnet import PackNet
+from pearl.methods.sparse.pae import Pae
 from pearl.methods.sparse.pnn import Progressive
+from pearl.methods.sparse.sparcl import SparClEwc
 from pearl.nn.bsconv import bsc
+from pearl.nn.convnet import convnet
 from pearl.nn.dynamic.codyra import CodyraRule
 from pearl.nn.dynamic.dylora import DyloraRule
 from pearl.nn.dynamic.pruned import AdaLoraRule, DoraRule
@@ -71,6 +77,11 @@ needs_bf16 = pytest.mark.skipif(not computes_bf16("cpu"), reason="oneDNN does no
 def separable():
     torch.manual_seed(1)
     return bsc(SIZE, width=4)
+
+
+def small_convnet():
+    torch.manual_seed(1)
+    return convnet(SIZE, width=4)
 
 
 DUAL: dict[str, Any] = {"g_prompt_layer_idx": (0,), "e_prompt_layer_idx": (1, 2), "length": 3}
@@ -161,6 +172,11 @@ ZOO = {
     "pnn": lambda: Progressive(small_resnet()),
     "packnet": lambda: PackNet(small_resnet()),
     "packnet on BSC": lambda: PackNet(separable(), prune=0.5),
+    "cpg": lambda: Cpg(small_convnet(), train_accuracy=90.0, tasks=3),
+    "pae": lambda: Pae(small_convnet(), train_accuracy=90.0, tasks=3),
+    "clnp": lambda: Clnp(small_convnet()),
+    "nispa": lambda: Nispa(small_convnet(), density=0.5, step_size_param=3),
+    "sparcl_ewc": lambda: SparClEwc(small_resnet(), rounds=3, sample_frequency=2, removals=2),
     "ncm": lambda: NearestMean(small_resnet()),
     "ncm with given weights": lambda: NearestMean(small_resnet(), extractor="given", distance="cosine"),
     "fetril": lambda: FeTril(small_resnet()),

@@ -1,5 +1,6 @@
 """A model as PEFT adapters: one LoRA per task beside the reference network."""
 
+import inspect
 import json
 import re
 from collections import defaultdict
@@ -199,6 +200,8 @@ def _base(model: Trained) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
     options = {key: value for key, value in model.backbone.items() if key not in ("name", "weights")}
     if name in BACKBONES.own:  # their file goes along
         network = type(model.method.backbone)
+        if "image_size" in inspect.signature(network).parameters:
+            options["image_size"] = size
         return network, facts | {"library": "networks", "call": network.__name__, "arguments": [], "options": options}
     if not name.startswith("timm/"):  # of an installed package
         make: Any = BACKBONES.load(name)
@@ -239,6 +242,7 @@ Written by pearl {facts["pearl"]}. `base/` holds the reference network; every ot
 task's own norm layers and head. `{FACTS}` lists the tasks, their folders and their classes. In this folder:
 
 ```python
+import inspect
 import json
 from pathlib import Path
 

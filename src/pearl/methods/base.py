@@ -128,7 +128,8 @@ class Method(nn.Module):
     """
 
     oracle = False  # True: a task holds the data of all tasks so far
-    backbones: Literal["any", "residual", "vit"] = "any"  # what it can learn on; `residual`: pearl's own networks
+    # what it can learn on; `convolutional`: pearl's own networks, `residual`: those of them with residual blocks
+    backbones: Literal["any", "convolutional", "residual", "vit"] = "any"
     shown_again = False  # True: a task may show classes that earlier ones have shown
     rehearsal = False  # True: it keeps images of past tasks
     couples = False  # True: a loss is no mean over images, but compares them or takes a norm over the whole batch

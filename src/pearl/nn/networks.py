@@ -1,4 +1,7 @@
-"""ResNet-18 and its blueprint-separable form, as modules of PyTorch alone: an export takes this file along."""
+"""ResNet-18, its blueprint-separable form and a plain network, as modules of PyTorch alone.
+
+An export takes this file along.
+"""
 
 from typing import Literal
 
@@ -102,6 +105,29 @@ class SeparableResNet(nn.Module):
         """Images (B, 3, H, W) -> features (B, dim)."""
         x = F.relu(self.bn1(self.conv1(x)))
         return self.layer3(self.layer2(self.layer1(x))).mean((2, 3))
+
+
+class ConvNet(nn.Module):
+    """Two times two 3x3 convolutions and a pooling, then a linear layer; no norm layers."""
+
+    def __init__(self, width: int, image_size: int) -> None:
+        super().__init__()
+        self.dim = 16 * width
+        self.pretrained = False
+        self.conv1 = nn.Conv2d(3, width, 3, padding=1)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        self.conv3 = nn.Conv2d(width, 2 * width, 3, padding=1)
+        self.conv4 = nn.Conv2d(2 * width, 2 * width, 3, padding=1)
+        side = (image_size + 3) // 4
+        self.linear = nn.Linear(2 * width * side**2, self.dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 3, image_size, image_size) -> features (B, dim)."""
+        x = F.relu(self.conv2(F.relu(self.conv1(x))))
+        x = F.max_pool2d(x, 2, ceil_mode=True)
+        x = F.relu(self.conv4(F.relu(self.conv3(x))))
+        x = F.max_pool2d(x, 2, ceil_mode=True)
+        return F.relu(self.linear(x.flatten(1)))
 
 
 def _stage(block: type[BasicBlock | SeparableBlock], inputs: int, outputs: int, stride: int) -> nn.Sequential:

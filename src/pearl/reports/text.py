@@ -203,7 +203,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
             manifests.append(read_json(folder / MANIFEST, Task))
         except RunError:  # one of `damaged`
             manifests.append({})
-    keys = ("name", "classes", "images", "parameters", "bytes", "seconds", "reused", "layers")
+    keys = ("name", "classes", "images", "parameters", "nonzero", "bytes", "seconds", "reused", "layers")
     facts: dict[str, Any] = {
         "path": str(path),
         "method": config.method["name"],
@@ -230,7 +230,8 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         names = ", ".join(map(printable, task["classes"]))
         shown = f"{counted(len(task['classes']), 'class')} ({names})" if names else "known classes again"
         lines.append(f"task {printable(task['name'])}: {shown}")
-        lines.append(f"  {task['parameters'] - before:+,} parameters, {task['bytes']:,} bytes")
+        of_all = f" ({task['nonzero']:,} of all are not 0)" if task["nonzero"] is not None else ""
+        lines.append(f"  {task['parameters'] - before:+,} parameters{of_all}, {task['bytes']:,} bytes")
         before = task["parameters"]
         layers = task["layers"] or []
         width = max((len(layer["layer"]) for layer in layers), default=0)
@@ -258,7 +259,8 @@ def _needs(method: str) -> str:
         kind: Any = METHODS.load(method)
     except ConfigError:
         return "-"
-    backbone = {"residual": "resnet18 or bsc", "vit": "a ViT"}.get(kind.backbones, "any backbone")
+    known = {"convolutional": "convnet, resnet18 or bsc", "residual": "resnet18 or bsc", "vit": "a ViT"}
+    backbone = known.get(kind.backbones, "any backbone")
     test = "made for task-IL" if kind.task_identity else "class-IL and task-IL"
     return f"{backbone}; {old_data(kind)}; {test}; phases {', '.join(kind.phases)}"
 

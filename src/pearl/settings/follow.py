@@ -47,7 +47,7 @@ def data_of(config: Any) -> str | None:
 
 def convolutional(config: Any) -> bool:
     """Whether the backbone is one of pearl's own, which are convolutional; of others, only the network knows."""
-    return config.backbone["name"] in {"resnet18", "bsc"}
+    return config.backbone["name"] in {"resnet18", "bsc", "convnet"}
 
 
 def pretrained(config: Any) -> bool:

@@ -42,6 +42,11 @@ METHODS = Registry(
         "convprompt": "pearl.methods.prompts.convprompt:ConvPrompt",
         "pnn": "pearl.methods.sparse.pnn:Progressive",
         "packnet": "pearl.methods.sparse.packnet:PackNet",
+        "cpg": "pearl.methods.sparse.cpg:Cpg",
+        "pae": "pearl.methods.sparse.pae:Pae",
+        "clnp": "pearl.methods.sparse.clnp:Clnp",
+        "nispa": "pearl.methods.sparse.nispa:Nispa",
+        "sparcl_ewc": "pearl.methods.sparse.sparcl:SparClEwc",
         "ncm": "pearl.methods.prototypes.ncm:NearestMean",
         "fetril": "pearl.methods.prototypes.fetril:FeTril",
         "fecam": "pearl.methods.prototypes.fecam:FeCam",
@@ -61,6 +66,7 @@ BACKBONES = Registry(
     {
         "resnet18": "pearl.nn.resnet:resnet18",
         "bsc": "pearl.nn.bsconv:bsc",
+        "convnet": "pearl.nn.convnet:convnet",
         "timm/*": "pearl.nn.timm:timm_backbone",
     },
 )

@@ -93,6 +93,7 @@ class Task(Part):
     also: list[Text] = []
     images: Whole | None = None
     parameters: Whole
+    nonzero: Whole | None = None  # of all parameters, with methods that leave most at 0
     isolation_parameters: Whole | None = None
     seconds: dict[Text, Number]
     reused: list[Text] = []  # those of its phases that were not trained by this run

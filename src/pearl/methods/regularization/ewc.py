@@ -5,7 +5,7 @@ After each task, the diagonal of the Fisher matrix tells how much each parameter
 less the more it did.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 import torch
@@ -19,10 +19,19 @@ from pearl.methods.regularization.penalty import Anchor
 from pearl.settings.follow import Follows, data_of
 
 
-def _e_lambda(config: Any) -> float:
-    if config.train.phase("ewc").optimizer != "sgd":
-        return 1e5
-    return 25.0 if data_of(config) == "tinyimagenet" else 10.0
+def weight_in(phase: str) -> Callable[[Any], float]:
+    """The rule for the penalty's weight in a method that trains in this phase, see `OnlineEwc`."""
+
+    def rule(config: Any) -> float:
+        if config.train.phase(phase).optimizer != "sgd":
+            return 1e5
+        return 25.0 if data_of(config) == "tinyimagenet" else 10.0
+
+    return rule
+
+
+ELambda = Annotated[float, Field(ge=0)] | Literal["auto"]
+Gamma = Annotated[float, Field(ge=0, le=1)]
 
 
 class OnlineEwc(Method):
@@ -42,8 +51,8 @@ class OnlineEwc(Method):
         self,
         backbone: nn.Module,
         *,
-        e_lambda: Annotated[Annotated[float, Field(ge=0)] | Literal["auto"], Follows(_e_lambda)] = "auto",
-        gamma: Annotated[float, Field(ge=0, le=1)] = 1.0,
+        e_lambda: Annotated[ELambda, Follows(weight_in("ewc"))] = "auto",
+        gamma: Gamma = 1.0,
     ) -> None:
         super().__init__(backbone)
         self.e_lambda, self.gamma = 10.0 if e_lambda == "auto" else e_lambda, gamma
@@ -57,7 +66,15 @@ class OnlineEwc(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         """Cross-entropy and penalty."""
-        return F.cross_entropy(self(batch.x), batch.y) + self.e_lambda * self.anchor(dict(self.named_parameters()))
+        return self.cross_entropy(batch) + self.penalty()
+
+    def cross_entropy(self, batch: Batch) -> Tensor:
+        """Of labels among all classes seen."""
+        return F.cross_entropy(self(batch.x), batch.y)
+
+    def penalty(self) -> Tensor:
+        """What moving away costs now."""
+        return self.e_lambda * self.anchor(dict(self.named_parameters()))
 
     def fisher(self, task: Task) -> dict[str, Tensor]:
         """Mean over the task's images, each on its own, of p(label) * (gradient of log p(label))^2.
@@ -69,7 +86,7 @@ class OnlineEwc(Method):
         parameters = {name: p for name, p in self.named_parameters() if p.requires_grad}
         total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
         for batch in task.batches(1, seed=int(torch.randint(2**62, ()))):
-            loss = F.cross_entropy(self(batch.x), batch.y)
+            loss = self.cross_entropy(batch)
             gradients = torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True, allow_unused=True)
             p = torch.exp(-loss.detach())
             for name, gradient in zip(parameters, gradients, strict=True):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from pearl.nn.growing import TaskTensors
 
 FREE = torch.iinfo(torch.int16).max
+HIDDEN = FREE - 1  # not there yet: of a channel that the network has not grown to
 
 
 def weight_names(backbone: nn.Module) -> list[str]:
@@ -16,8 +17,23 @@ def weight_names(backbone: nn.Module) -> list[str]:
     return [f"{name}.weight" for name, m in backbone.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
 
 
+def inner_weights(backbone: nn.Module) -> list[str]:
+    """Those of them that are neither the first layer's nor a shortcut's, such as the 16 of a ResNet-18's blocks."""
+    return [name for name in weight_names(backbone)[1:] if "downsample" not in name]
+
+
+def nonzero(method: nn.Module) -> int:
+    """How many of a method's parameters are not 0."""
+    return sum(int(parameter.count_nonzero()) for parameter in method.parameters())
+
+
+def cubic(progress: float, start: float, end: float) -> float:
+    """A share that grows from `start` to `end`, fast at first (Zhu & Gupta, 2017); `progress` is from 0 to 1."""
+    return end + (start - end) * (1 - progress) ** 3
+
+
 class Owners(TaskTensors):
-    """The task that owns each weight, as an integer in the weight's own shape; `FREE` where none does.
+    """The task that owns each weight, as an integer in the weight's own shape; `FREE` or `HIDDEN` where none does.
 
     Task t computes with the weights whose owner <= t.
     """
@@ -51,23 +67,49 @@ class Owners(TaskTensors):
             smallest = tuple(index[order] for index in own)
             weight[smallest], owner[smallest] = 0.0, FREE
 
-    def held(self, weights: Mapping[str, nn.Parameter], task: int) -> dict[str, Any]:
-        """The hooks of a phase that keep all but a task's weights as they are now.
+    @torch.no_grad()
+    def prune_to(self, weights: Mapping[str, Tensor], task: int, share: float) -> None:
+        """Free a task's smallest weights until a `share` of each layer's own and free ones is free.
 
-        After the backward pass, others' gradients are kept out of momentum and norms; after a step, weight decay of
-        others is undone.
+        A layer of which more is free already stays as it is.
         """
-        others = {name: self[name] != task for name in self.names}
-        now = {name: weights[name].detach().clone() for name in self.names}
+        for name in self.names:
+            owner, weight = self[name], weights[name]
+            own, free = (owner == task).flatten(), int((owner == FREE).sum())
+            more = round(share * (free + int(own.sum()))) - free
+            if more > 0:
+                sizes = weight.abs().flatten().masked_fill(~own, torch.inf)
+                smallest = torch.zeros_like(own)
+                smallest[sizes.argsort(stable=True)[:more]] = True
+                owner.masked_fill_(smallest.view(owner.shape), FREE)
 
-        def after_backward() -> None:
-            for name, other in others.items():
-                if (gradient := weights[name].grad) is not None:
-                    gradient.masked_fill_(other, 0.0)
+    @torch.no_grad()
+    def clear(self, weights: Mapping[str, Tensor]) -> None:
+        """Set to 0 what is free."""
+        for name in self.names:
+            weights[name].masked_fill_(self[name] == FREE, 0.0)
 
-        @torch.no_grad()
-        def after_step(*_: object) -> None:
-            for name, other in others.items():
-                weights[name].copy_(torch.where(other, now[name], weights[name]))
+    def held(self, weights: Mapping[str, nn.Parameter], task: int) -> dict[str, Any]:
+        """The hooks of a phase that keep all but a task's weights as they are now, see `held`."""
+        return held(weights, {name: self[name] != task for name in self.names})
 
-        return {"after_backward": after_backward, "after_step": after_step}
+
+def held(parameters: Mapping[str, nn.Parameter], fixed: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The hooks of a phase that keep some entries of parameters as they are now: those where `fixed` is true.
+
+    After the backward pass, their gradients are kept out of momentum and norms; after a step, weight decay of them is
+    undone.
+    """
+    now = {name: parameters[name].detach().clone() for name in fixed}
+
+    def after_backward() -> None:
+        for name, mask in fixed.items():
+            if (gradient := parameters[name].grad) is not None:
+                gradient.masked_fill_(mask, 0.0)
+
+    @torch.no_grad()
+    def after_step(*_: object) -> None:
+        for name, mask in fixed.items():
+            parameters[name].copy_(torch.where(mask, now[name], parameters[name]))
+
+    return {"after_backward": after_backward, "after_step": after_step}

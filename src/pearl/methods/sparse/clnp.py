@@ -1,0 +1,70 @@
+"""CLNP: Continual Learning via Neural Pruning (Golkar, Kagan & Cho, arXiv 2019).
+
+Each task trains what is free under a penalty that leaves many units silent; those that say something are kept, the
+others are free for the next task.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Task
+from pearl.methods.base import Phase
+from pearl.methods.sparse.held_out import held_out
+from pearl.methods.sparse.stable_units import HoldOut, StableUnits
+
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class Clnp(StableUnits):
+    """Units whose mean activation is above the highest threshold that costs no accuracy serve the task from then on.
+
+    There is no code of the authors'; of what others have made of it (beside NISPA's), a task's logits are compared
+    among its own classes alone, instead of with zeros in the place of all others, and activations are means over
+    places in convolutions as well, so that one threshold means the same in all layers. If no threshold is good enough,
+    all units serve the task. The penalty is of what the task trains.
+
+    Options:
+        l1: weight of the sum of sizes of all parameters.
+        theta_step: thresholds that are tried are 0 and multiples of it.
+        m_perc: percent points of held-out accuracy that a threshold may cost.
+        hold_out: share of a task's training images that the best epoch and the threshold are chosen by.
+    """
+
+    phases = ("clnp",)
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        l1: NotNegative = 1e-5,
+        theta_step: Annotated[float, Field(gt=0)] = 0.02,
+        m_perc: NotNegative = 1.0,
+        hold_out: HoldOut = 0.1,
+    ) -> None:
+        super().__init__(backbone, hold_out)
+        self.l1, self.theta_step, self.m_perc = l1, theta_step, m_perc
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Train, then keep what is active."""
+        kept, held = held_out(task, self.hold_out)
+        head = self.begin(task)
+        phase, best = self.phase("clnp", kept, held, head, l1=self.l1)
+        yield phase
+        floor = best.restore() - self.m_perc
+        self.settle(self.important(self.look(kept), held, floor))
+
+    def important(self, activations: Tensor, held: Task, floor: float) -> Tensor:
+        """The fewest units, with those that are stable already, that leave the held-out accuracy at `floor`."""
+        chosen = torch.ones_like(self.stable)
+        for step in range(int(activations.max() / self.theta_step) + 1):
+            candidate = self.stable | (activations > step * self.theta_step)
+            if self.accuracy(held, candidate) < floor:
+                break
+            chosen = candidate
+            if torch.equal(candidate, self.stable):
+                break
+        return chosen

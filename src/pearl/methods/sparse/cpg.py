@@ -1,0 +1,132 @@
+"""CPG: Compacting, Picking and Growing for Unforgetting Continual Learning (Hung et al., NeurIPS 2019).
+
+As PAE, but a task picks, of the weights of earlier ones, those that it computes with.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Batch, Task
+from pearl.methods.base import Phase
+from pearl.methods.sparse.held_out import Best
+from pearl.methods.sparse.pae import Goal, Multiplier, Pae, Percent, Tasks
+from pearl.methods.sparse.stable_units import HoldOut
+from pearl.nn.growing import TaskTensors
+
+START = 0.01  # of every picking mask
+
+
+class Cpg(Pae):
+    """A real mask in the shape of each weight, whose entries above a threshold pick; trained with the task's weights.
+
+    Gradients pass the threshold as if it was not there. Masks follow their phase's schedule at a rate of their own
+    (`groups.picks`); the authors' end earlier. While weights are freed they stay as they are; a last phase begins them
+    anew, and is kept for its best epoch if that is better than what was before, which stands in the place of early
+    stopping. For all else see `Pae`.
+
+    Options:
+        threshold: a mask's entries above it pick.
+        max_multiplier: how many times the size of the first network it may have.
+        goal: see `Pae`; the authors' networks begin afresh.
+        train_accuracy: see `Pae`.
+        tasks: see `Pae`.
+        hold_out: share of a task's training images that decides.
+    """
+
+    phases = ("cpg_goal", "cpg", "cpg_prune", "cpg_retrain")
+    groups = dict.fromkeys(phases, ("weights", "picks"))
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        threshold: Annotated[float, Field(ge=0, lt=START)] = 0.005,
+        max_multiplier: Multiplier = 1.5,
+        goal: Goal = "scratch",
+        train_accuracy: Percent = 95.0,
+        tasks: Tasks = "auto",
+        hold_out: HoldOut = 0.1,
+    ) -> None:
+        super().__init__(
+            backbone,
+            max_multiplier=max_multiplier,
+            goal=goal,
+            train_accuracy=train_accuracy,
+            tasks=tasks,
+            hold_out=hold_out,
+        )
+        self.above = threshold
+        self.picks = TaskTensors(buffers=True)  # "t.weight": which of the older tasks' weights it picks
+        self.live: list[TaskTensors] = []  # while a task is learnt that has older ones, its masks
+
+    def begin(self, task: Task) -> nn.Linear:
+        """Masks of a task that has older ones; see `Pae.begin`."""
+        self.live = [TaskTensors()] if task.id else []
+        for masks in self.live:
+            for name, weight in self.weights.items():
+                masks.add(name, torch.full_like(weight, START))
+        return super().begin(task)
+
+    def trained(self, name: str, t: int, head: nn.Linear) -> dict[str, list[nn.Parameter]]:
+        """See `Pae.trained`: the masks, too, unless weights are being freed."""
+        picks = [mask for masks in self.live for mask in masks.parameters() if name != self.phases[2]]
+        return super().trained(name, t, head) | ({"picks": picks} if picks else {})
+
+    def phase(self, name: str, kept: Task, head: nn.Linear, extra: nn.Module | None = None) -> Phase:
+        """See `Pae.phase`."""
+        for masks in self.live:
+            masks.requires_grad_(name != self.phases[2])
+            extra = extra or masks
+        return super().phase(name, kept, head, extra)
+
+    def finish(self, kept: Task, held_back: Task, head: nn.Linear) -> Iterator[Phase]:
+        """Pick anew, and keep what is picked."""
+        for masks in self.live:
+            best = Best(self.parts(head), lambda: self.score(held_back), len(kept))
+            best.look()
+            with torch.no_grad():
+                for mask in masks.parameters():
+                    mask.fill_(START)
+            phase = self.phase(self.phases[3], kept, head, nn.ModuleList([masks, best]))
+            hold: Any = phase.after_step
+
+            def after_step(batch: Batch, hold: Any = hold, best: Best = best) -> None:
+                hold(batch)
+                best.after_step(batch)
+
+            phase.after_step = after_step
+            yield phase
+            best.restore()
+            for name in self.owners.names:
+                self.picks.add(f"{kept.id}.{name}", masks[name] > self.above)
+        self.live = []
+        yield from super().finish(kept, held_back, head)
+
+    def score(self, part: Task) -> float:
+        """See `Pae.right`; in the midst of training."""
+        right = self.right(part)
+        self.train()
+        return right
+
+    def parts(self, head: nn.Linear) -> nn.ModuleList:
+        """See `Pae.parts`."""
+        return nn.ModuleList([*super().parts(head), *self.live])
+
+    def weights_of(self, t: int) -> dict[str, Tensor]:
+        """See `Pae.weights_of`: of older tasks' weights those that the task picks."""
+        if not t:
+            return super().weights_of(t)
+        live = self.live[0] if self.live and t == len(self.heads) - 1 else None
+        weights = {}
+        for name, weight in self.weights.items():
+            owner = self.owners[name]
+            if live is None:
+                weights[name] = weight * ((owner == t) | ((owner < t) & self.picks[f"{t}.{name}"]))
+            else:
+                picked = (live[name] > self.above) + (live[name] - live[name].detach())
+                weights[name] = weight * (owner == t) + weight.detach() * (owner < t) * picked
+        return weights

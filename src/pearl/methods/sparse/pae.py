@@ -1,0 +1,260 @@
+"""PAE: Packing-and-Expanding (Hung et al., ICMR 2019).
+
+Each task trains the weights that are free and computes with all older ones. Then as many of its own as its accuracy
+allows are freed, bit by bit. If what is free is too little for a task, the network grows.
+"""
+
+import copy
+import math
+from collections.abc import Generator, Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from pearl.data.batches import Batch, Task
+from pearl.methods.base import Phase, own_loss
+from pearl.methods.common.subnetworks import SubNetworks
+from pearl.methods.sparse.held_out import accuracy, held_out
+from pearl.methods.sparse.masks import FREE, HIDDEN, Owners, cubic, held, weight_names
+from pearl.methods.sparse.stable_units import HoldOut
+from pearl.methods.sparse.units import Units
+from pearl.nn.growing import TaskTensors
+from pearl.settings.follow import AUTO, Follows, tasks_of
+
+Multiplier = Annotated[float, Field(ge=1)]
+Percent = Annotated[float, Field(ge=0, le=100)]
+Tasks = Annotated[Annotated[int, Field(ge=1, strict=True)] | Literal["auto"], Follows(lambda c: tasks_of(c) or AUTO)]
+Goal = Literal["scratch", "finetuned"]
+
+TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # shares of a layer that are freed, one after the other
+RAMP, EVERY = 0.2, 10  # the first part of a phase, and the steps, in which more and more is freed
+GROWTH = 0.5  # that a network gets at a time, as a multiple of its first size
+
+
+class Pae(SubNetworks):
+    """One network whose weights belong to tasks, as PackNet's; each task has norm layers, biases and a head of its own.
+
+    As in the authors' comparison on CIFAR-100 (ivclab/CPG), whose trainer both methods have there. The given network is
+    the largest that it can grow to, so that it ends no larger than another method's: it begins with the first channels
+    of each layer, a share of sqrt(1 / max_multiplier). One that brings weights is whole from the start. A goal is what
+    a network of the first size reaches that has this task for itself; the first task's is its own. Accuracies that
+    decide are of images that are held out, and of images as they are; the authors take test images, and augmented ones.
+
+    Options:
+        max_multiplier: how many times the size of the first network it may have.
+        goal: whether the network with a task for itself begins afresh, or with what has been learnt.
+        train_accuracy: percent of its training images that a task must get right before anything is freed of its own
+            accord, and while more is.
+        tasks: how many there are, so that at its largest the network leaves each its share, whatever the goal. `auto`
+            is the stream's length; a model expects one more.
+        hold_out: share of a task's training images that decides.
+    """
+
+    task_identity = True
+    backbones = "convolutional"
+    phases: tuple[str, ...] = ("pae_goal", "pae", "pae_prune")
+    groups: Mapping[str, tuple[str, ...]] = dict.fromkeys(phases, ("weights",))
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        max_multiplier: Multiplier = 2.0,
+        goal: Goal = "finetuned",
+        train_accuracy: Percent = 95.0,
+        tasks: Tasks = "auto",
+        hold_out: HoldOut = 0.1,
+    ) -> None:
+        super().__init__(backbone)
+        whole = bool(backbone.pretrained)
+        self.max_multiplier, self.goal = max_multiplier, "finetuned" if whole else goal
+        self.train_accuracy, self.tasks, self.hold_out = train_accuracy, tasks, hold_out
+        self.units = Units(backbone)
+        named = dict(backbone.named_parameters())
+        self.owners = Owners({name: named[name] for name in weight_names(backbone)})
+        self.personal = [name for name in named if name not in self.owners]
+        self.measured = [name for name, buffer in backbone.named_buffers() if buffer.is_floating_point()]
+        self.own = TaskTensors()  # "t.parameter": norm layers and biases
+        self.statistics = TaskTensors(buffers=True)  # "t.buffer": their running statistics
+        self.multiplier: Tensor
+        self.register_buffer("multiplier", torch.tensor(max_multiplier if whole else 1.0, dtype=torch.float64))
+        self.shown: dict[str, Tensor] = {}  # while a task is learnt, which entries of each parameter there are
+        for name, there in self.visible().items():
+            if name in self.owners:
+                self.owners[name].masked_fill_(~there, HIDDEN)
+
+    @property
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The parameters that have owners, by name."""
+        return {name: self.backbone.get_parameter(name) for name in self.owners.names}
+
+    def visible(self, multiplier: float | None = None) -> dict[str, Tensor]:
+        """Which entries of the backbone's parameters a network of some size has; by default its size now."""
+        share = math.sqrt((multiplier or float(self.multiplier)) / self.max_multiplier)
+        there = ((self.units.places() < share - 1e-6) | (self.units.layer == 0)).to(self.device)
+        return {name: self.units.within(name, p, there) for name, p in self.backbone.named_parameters()}
+
+    # ------------------------------------------------------------------------------------------------------- learning
+
+    def learn_own(self, task: Task) -> Iterator[Phase]:
+        """Train, growing if need be; then free what is not needed."""
+        kept, held_back = held_out(task, self.hold_out)
+        goal = (yield from self.rival(kept, held_back)) if task.id else None
+        head = self.begin(task)
+        while True:
+            self.owners.claim(task.id)
+            yield self.phase(self.phases[1], kept, head)
+            reached = self.right(held_back)
+            goal = reached if goal is None else goal
+            met = reached >= goal and self.right(kept) > self.train_accuracy
+            full = float(self.multiplier) >= self.max_multiplier
+            if met or full or not task.id:
+                break
+            self.grow()
+        yield from self.compact(kept, held_back, head, goal, met=met, full=full)
+        yield from self.finish(kept, held_back, head)
+
+    def rival(self, kept: Task, held_back: Task) -> Generator[Phase, None, float]:
+        """Percent of the held-out images that a network of the first size gets right that has this task for itself."""
+        network, head = copy.deepcopy(self.backbone), self.heads.block(len(kept.classes)).to(self.device)
+        network.load_state_dict(self.tensors_of(kept.id - 1), strict=False)
+        if self.goal == "scratch":
+            for module in network.modules():
+                reset: Any = getattr(module, "reset_parameters", None)
+                if reset:
+                    reset()
+        named = dict(network.requires_grad_(True).named_parameters())
+        hidden = {name: ~there for name, there in self.visible(None if self.backbone.pretrained else 1.0).items()}
+        with torch.no_grad():
+            for name, mask in hidden.items():
+                named[name].masked_fill_(mask, 0.0)
+        weights = [named[name] for name in self.owners.names]
+        groups = {"weights": weights, "": [*(named[name] for name in self.personal), *head.parameters()]}
+        both = nn.Sequential(network, head)
+        yield Phase(self.phases[0], groups, own_loss(network, head, kept), both, kept, **held(named, hidden))
+        return accuracy(both.eval(), held_back)
+
+    @torch.no_grad()
+    def begin(self, task: Task) -> nn.Linear:
+        """A head; norm layers and biases that go on from the last task's, where there are such; and what trains."""
+        self.requires_grad_(False)
+        t, fresh, self.shown = task.id, self.backbone.state_dict(), self.visible()
+        before = self.tensors_of(t - 1) if t else fresh
+        for name in self.personal:
+            self.own.add(f"{t}.{name}", torch.where(self.shown[name], before[name], fresh[name]))
+        for name in self.measured:
+            self.statistics.add(f"{t}.{name}", before[name])
+        head = self.heads.grow(len(task.classes)).to(self.device)
+        for parameter in (*self.weights.values(), *self.own_of(t), *head.parameters()):
+            parameter.requires_grad_(True)
+        return head
+
+    def own_of(self, t: int) -> list[nn.Parameter]:
+        """Norm layers and biases of a task."""
+        return self.own.in_order(f"{t}.")
+
+    def trained(self, name: str, t: int, head: nn.Linear) -> dict[str, list[nn.Parameter]]:
+        """What a phase trains, by groups; of the weights, a task's own alone will change."""
+        return {"weights": [*self.weights.values()], "": [*self.own_of(t), *head.parameters()]}
+
+    def phase(self, name: str, kept: Task, head: nn.Linear, extra: nn.Module | None = None) -> Phase:
+        """A phase in which the task's own weights train, and all that it has for itself."""
+        loss = own_loss(lambda x: self.task_features(x, kept.id), head, kept)
+        hooks = self.owners.held(self.weights, kept.id)
+        return Phase(name, self.trained(name, kept.id, head), loss, extra, kept, **hooks)
+
+    @torch.no_grad()
+    def grow(self) -> None:
+        """Make channels of the network visible; their weights are free."""
+        self.multiplier.add_(GROWTH).clamp_(max=self.max_multiplier)
+        self.shown = self.visible()
+        for name in self.owners.names:
+            self.owners[name].masked_fill_((self.owners[name] == HIDDEN) & self.shown[name], FREE)
+
+    def compact(
+        self, kept: Task, held_back: Task, head: nn.Linear, goal: float, *, met: bool, full: bool
+    ) -> Iterator[Phase]:
+        """Free more and more of the task's weights while it trains, and keep the most that leaves it at the goal.
+
+        A network that has not `met` it frees nothing, but if it is `full` what the tasks to come need.
+        """
+        left = 1 if self.tasks == "auto" else max(self.tasks - kept.id - 1, 0)
+        needed = 1 - round(1 / (left + 1), 1) if full and not met else 0.0
+        parts, before = self.parts(head), 0.0
+        best = copy.deepcopy(parts.state_dict())
+        for target in TARGETS if met or needed else ():
+            yield self.pruning(kept, head, before, target)
+            must, before = target < needed + 1e-6, target
+            if must or self.right(held_back) >= goal:
+                best = copy.deepcopy(parts.state_dict())
+            if not must and self.right(kept) <= self.train_accuracy:
+                break
+        parts.load_state_dict(best)
+
+    def pruning(self, kept: Task, head: nn.Linear, before: float, target: float) -> Phase:
+        """A phase that frees weights from a share `before` to the `target`, and trains those that are left."""
+        phase, weights = self.phase(self.phases[2], kept, head), self.weights
+        hold: Any = phase.after_step
+
+        def after_step(batch: Batch) -> None:
+            hold(batch)
+            ramp = max(1, round(RAMP * phase.planned))
+            if phase.done <= ramp and (phase.done % EVERY == 0 or phase.done == ramp):
+                self.owners.prune_to(weights, kept.id, cubic(phase.done / ramp, before, target))
+            self.owners.clear(weights)  # momentum would move what is free
+
+        phase.after_step = after_step
+        return phase
+
+    def parts(self, head: nn.Linear) -> nn.ModuleList:
+        """All that learning a task changes."""
+        return nn.ModuleList([self.backbone, self.own, self.statistics, self.owners, head])
+
+    def finish(self, kept: Task, held_back: Task, head: nn.Linear) -> Iterator[Phase]:
+        """End a task: of channels that the network has not grown to, it has nothing."""
+        yield from ()
+        with torch.no_grad():
+            for name in self.personal:
+                self.own[f"{kept.id}.{name}"].mul_(self.shown[name])
+        self.shown = {}
+        self.requires_grad_(False)
+
+    # ------------------------------------------------------------------------------------------------------ answering
+
+    def tensors_of(self, t: int) -> dict[str, Tensor]:
+        """The tensors, by name, with which the backbone is task t's sub-network."""
+        personal = {name: self.own[f"{t}.{name}"] for name in self.personal}
+        if self.shown and t == len(self.heads) - 1:
+            personal = {name: value * self.shown[name] for name, value in personal.items()}
+        statistics = {name: self.statistics[f"{t}.{name}"] for name in self.measured}
+        return self.weights_of(t) | personal | statistics
+
+    def weights_of(self, t: int) -> dict[str, Tensor]:
+        """The weights that task t computes with: 0 where they are not its to use."""
+        return self.owners.masked(self.weights, t)
+
+    def right(self, part: Task) -> float:
+        """Percent of the newest task's images that are right."""
+        self.eval()
+        return accuracy(lambda x: self.heads[part.id](self.task_features(x, part.id)), part)
+
+    def task_features(self, x: Tensor, t: int) -> Tensor:
+        """See `SubNetworks.task_features`."""
+        return functional_call(self.backbone, self.tensors_of(t), (x,))
+
+    def sub_network(self, t: int) -> tuple[nn.Module, dict[str, Tensor]]:
+        """See `SubNetworks.sub_network`."""
+        return self.backbone, self.tensors_of(t)
+
+    def size(self) -> int:
+        """Weights of the network as far as it has grown, and each task's norm layers, biases and head."""
+        grown = sum(int((self.owners[name] != HIDDEN).sum()) for name in self.owners.names)
+        return grown + sum(parameter.numel() for module in (self.own, self.heads) for parameter in module.parameters())
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """How large the network has grown, and how many parameters are not 0."""
+        own = [*self.own.parameters(), *self.heads.parameters(), *self.owners.masked(self.weights, task).values()]
+        return {"multiplier": float(self.multiplier), "nonzero": sum(int(tensor.count_nonzero()) for tensor in own)}

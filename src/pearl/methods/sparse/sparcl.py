@@ -1,0 +1,216 @@
+"""SparCL-EWC: SparCL's sparse training (Wang et al., NeurIPS 2022) on elastic weight consolidation.
+
+The PEARL paper compares with it, and nobody has published it: SparCL's authors have it with rehearsal alone. It is put
+together here from its parts. Of SparCL come the dynamic mask, the mask of gradients and the removal of images; online
+EWC's penalty takes the place of their memory.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Batch, Task
+from pearl.methods.base import Phase
+from pearl.methods.regularization.ewc import ELambda, Gamma, OnlineEwc, weight_in
+from pearl.methods.sparse.masks import inner_weights, nonzero
+from pearl.nn.growing import TaskTensors
+from pearl.settings.follow import Follows
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+BATCH = 256  # images whose gradient tells how much a weight matters
+
+
+class SparClEwc(OnlineEwc):
+    """Cross-entropy among the task's own classes + EWC's penalty, in one network of which most weights are 0.
+
+    There is one mask, of the blocks' weights, for all tasks, and it goes on changing: of each layer those stay whose
+    |weight| + grad_weight * |gradient| is largest, some of the others, at random, are open again as 0. The first mask
+    is by magnitude. A gradient is one of 256 images between two rounds; the authors' is what the last step has left.
+    Which images are removed does not depend on their order, where several are forgotten as seldom. The Fisher matrix
+    counts for weights that are open.
+
+    Options:
+        e_lambda: weight of the penalty, see `OnlineEwc`.
+        gamma: what is left of the earlier tasks' Fisher matrix when a task's is added.
+        rounds: parts of a task, each with a mask of its own and `train.phases.sparcl_ewc.epochs` long.
+        sparsity: share of a layer's weights that are 0 at the end of a task.
+        regrow: share that a round opens again, but for the last; the one before it prunes as much more, but in the
+            first round of a task.
+        grad_weight: of the gradient beside the weight, when a weight's importance is measured.
+        gradient_sparse: share of a layer's gradients that is set to 0, the smallest; all of the others count.
+        sample_frequency: steps for which one mask of gradients serves.
+        remove: share of a task's images that is removed as the task goes on, those that are forgotten most seldom.
+        removals: in how many portions, from the second round on.
+    """
+
+    own_classes = True
+    couples = True  # each process would see a part of the images being forgotten
+    phases = ("sparcl_ewc",)
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        e_lambda: Annotated[ELambda, Follows(weight_in("sparcl_ewc"))] = "auto",
+        gamma: Gamma = 1.0,
+        rounds: Annotated[int, Field(ge=1, strict=True)] = 10,
+        sparsity: Share = 0.75,
+        regrow: Share = 0.01,
+        grad_weight: Annotated[float, Field(ge=0)] = 0.5,
+        gradient_sparse: Share = 0.8,
+        sample_frequency: Annotated[int, Field(ge=1, strict=True)] = 30,
+        remove: Share = 0.3,
+        removals: Annotated[int, Field(ge=1, strict=True)] = 4,
+    ) -> None:
+        super().__init__(backbone, e_lambda=e_lambda, gamma=gamma)
+        self.rounds, self.sparsity, self.regrow = rounds, sparsity, regrow
+        self.grad_weight, self.gradient_sparse, self.sample_frequency = grad_weight, gradient_sparse, sample_frequency
+        self.remove, self.removals = remove, removals
+        named = dict(backbone.named_parameters())
+        self.open = TaskTensors(buffers=True)  # by a weight's name, which of its entries may be other than 0
+        self.names = inner_weights(backbone)
+        for name in self.names:
+            self.open.add(name, torch.ones_like(named[name], dtype=torch.bool))
+
+    @property
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The parameters that have masks, by name."""
+        named = dict(self.backbone.named_parameters())
+        return {name: named[name] for name in self.names}
+
+    def learn(self, task: Task) -> Iterator[Phase]:
+        """Round by round a mask, and training under it on the images that are left; then what mattered is measured."""
+        self.heads.grow(len(task.classes)).to(self.device)
+        left, portion = task, int(self.remove * len(task) / self.removals + 1e-6)
+        seen = Forgetting(len(left), task.device)
+        for at in range(self.rounds):
+            if 0 < at <= self.removals and portion:
+                left = left.part(seen.by_forgetting()[portion:])
+                seen = Forgetting(len(left), task.device)
+            self.choose(left, at)
+            yield self.round(left, seen)
+        fisher = self.fisher(task)
+        for name in self.names:
+            fisher[f"backbone.{name}"] *= self.open[name]
+        self.anchor.move(dict(self.named_parameters()), fisher, self.gamma)
+
+    def round(self, left: Task, seen: "Forgetting") -> Phase:
+        """One round of training."""
+        steps = self.round_masks()
+
+        def after_backward() -> None:
+            self.mask_gradients(steps, measure=phase.done % self.sample_frequency == 0)
+
+        phase = Phase(
+            "sparcl_ewc",
+            self.parameters(),
+            partial(self.loss, seen=seen),
+            extra=nn.ModuleList([steps, seen]),
+            data=left,
+            after_backward=after_backward,
+            after_step=lambda batch: self.close(),
+        )
+        return phase
+
+    def round_masks(self) -> TaskTensors:
+        """Which gradients count, by a weight's name: at first all."""
+        masks = TaskTensors(buffers=True)
+        for name in self.names:
+            masks.add(name, self.open[name])
+        return masks
+
+    def loss(self, batch: Batch, seen: "Forgetting | None" = None) -> Tensor:
+        """Cross-entropy and penalty; `seen` notes which images are right."""
+        return self.cross_entropy(batch, seen) + self.penalty()
+
+    def cross_entropy(self, batch: Batch, seen: "Forgetting | None" = None) -> Tensor:
+        """Of labels among the newest task's classes."""
+        logits = self.heads[-1](self.features(batch.x))
+        own = batch.y - sum(self.heads.sizes()[:-1])
+        if seen is not None:
+            seen.note(batch.rows, logits.argmax(1) == own)
+        return F.cross_entropy(logits, own)
+
+    @torch.no_grad()
+    def mask_gradients(self, steps: TaskTensors, *, measure: bool) -> None:
+        """Leave a weight's largest gradients, or, unless it is time to `measure`, those that were so last time."""
+        for name, weight in self.weights.items():
+            if weight.grad is None:
+                continue
+            if measure:
+                size = weight.grad.abs().masked_fill(~self.open[name], 0.0)
+                steps[name].copy_(largest(size, size.numel() - int(self.gradient_sparse * size.numel() + 1e-6)))
+            weight.grad.mul_(steps[name])
+
+    @torch.no_grad()
+    def close(self) -> None:
+        """Set to 0 what is not open."""
+        for name, weight in self.weights.items():
+            weight.mul_(self.open[name])
+
+    def choose(self, left: Task, at: int) -> None:
+        """The mask of a round: the most important weights, and random others beside them."""
+        last = at == self.rounds - 1
+        more = self.regrow if at > 0 and not last else 0.0
+        importance = self.importance(left, first=left.id == 0 and at == 0)
+        for name, value in importance.items():
+            size = value.numel()
+            kept = round((1 - min(self.sparsity + more, 1.0)) * size)
+            opened = 0 if last else round(self.regrow * size)
+            mask = largest(value.masked_fill(~self.open[name], -1.0), kept)
+            chance = torch.rand(value.shape).to(value.device)  # of the host's numbers, on every device the same
+            self.open[name].copy_(mask | largest(chance.masked_fill(mask, -1.0), min(opened, size - kept)))
+        self.close()
+
+    def importance(self, left: Task, *, first: bool) -> dict[str, Tensor]:
+        """|weight| + grad_weight * |gradient of the loss| of each entry; at the very `first` its magnitude alone."""
+        weights = self.weights
+        sizes = {name: weight.detach().abs() for name, weight in weights.items()}
+        if first:
+            return sizes
+        self.eval()
+        (batch, *_) = left.batches(BATCH, seed=int(torch.randint(2**62, ())))
+        gradients = torch.autograd.grad(self.loss(batch), [*weights.values()])
+        return {name: sizes[name] + self.grad_weight * g.abs() for name, g in zip(weights, gradients, strict=True)}
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """How many parameters are not 0."""
+        return {"nonzero": nonzero(self)}
+
+
+class Forgetting(nn.Module):
+    """How often each image went from right to wrong, and whether it has ever been right; buffers (N,)."""
+
+    def __init__(self, images: int, device: torch.device) -> None:
+        super().__init__()
+        self.right: Tensor
+        self.learnt: Tensor
+        self.events: Tensor
+        for name in ("right", "learnt"):
+            self.register_buffer(name, torch.zeros(images, dtype=torch.bool, device=device))
+        self.register_buffer("events", torch.zeros(images, dtype=torch.int64, device=device))
+
+    @torch.no_grad()
+    def note(self, rows: Tensor, right: Tensor) -> None:
+        """Of images (B,), by their rows, whether they are right now."""
+        self.events[rows] += self.right[rows] & ~right
+        self.right[rows] = right
+        self.learnt[rows] |= right
+
+    def by_forgetting(self) -> Tensor:
+        """All rows, those first that were forgotten most seldom; one that was never right is behind all others."""
+        events = torch.where(self.learnt, self.events, self.events.max() + 1).cpu()
+        mixed = torch.randperm(len(events))  # images that are equal come in any order, and not class by class
+        return mixed[events[mixed].argsort(stable=True)]
+
+
+def largest(values: Tensor, count: int) -> Tensor:
+    """Where the `count` largest entries are: a mask in the shape of `values`; of equal ones, those that come first."""
+    flat = torch.zeros(values.numel(), dtype=torch.bool, device=values.device)
+    flat[values.flatten().argsort(descending=True, stable=True)[:count]] = True
+    return flat.view(values.shape)

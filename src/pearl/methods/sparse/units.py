@@ -1,0 +1,210 @@
+"""Units: the channels and neurons of a network, and which of them each weight reads and makes."""
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from pearl.errors import ConfigError
+from pearl.nn.fast.folding import with_weights
+
+# what leaves every channel where it is, as a module, a function, or a method of a tensor; a linear layer behind
+# `flatten` reads several columns of a channel
+MODULES = nn.ReLU | nn.Identity | nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d | nn.Flatten | nn.Dropout
+FUNCTIONS = {F.relu, torch.relu, F.max_pool2d, F.avg_pool2d, torch.flatten, operator.getitem}
+METHODS = {"mean", "flatten", "relu"}
+SUMS = {operator.add, operator.iadd, torch.add}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The units that a convolution or linear layer reads, a number per input (in,), and those it makes (out,)."""
+
+    inputs: Tensor
+    makes: Tensor
+    groups: int = 1
+
+    @property
+    def reads(self) -> Tensor:
+        """The unit that each entry (out, in / groups) of the weight reads."""
+        own = self.inputs.view(self.groups, -1)
+        return own.repeat_interleave(len(self.makes) // self.groups, 0)
+
+
+class Units:
+    """All units of a network, numbered; the images' channels come first.
+
+    Channels that a sum of residual streams adds up are one unit, whoever makes them: none of its makers can go on
+    learning when the unit is to stay as it is.
+    """
+
+    def __init__(self, backbone: nn.Module) -> None:
+        """Read off the graph of a network.
+
+        Raises:
+            ConfigError: it does what nobody can follow unit by unit.
+        """
+        self.layers: dict[str, Layer] = {}
+        self.norms: dict[str, Tensor] = {}  # by a norm layer's name, the units of its channels
+        self._parents: list[int] = []
+        self._layer: list[int] = []
+        try:
+            nodes = fx.Tracer().trace(with_weights(backbone, {})).nodes
+        except Exception as error:  # torch.fx raises nearly anything on code that it cannot follow
+            raise _not_followed("its code") from error
+        self._walk(dict(backbone.named_modules()), nodes)
+
+    def _walk(self, modules: dict[str, nn.Module], nodes: Iterable[fx.Node]) -> None:
+        streams: dict[object, Tensor] = {}  # by node, the unit of each channel
+        for node in nodes:
+            before = streams.get(node.args[0]) if node.args else None
+            if node.op == "placeholder":
+                streams[node] = self._new(3, 0)
+            elif node.op == "output":
+                self.out = streams[node.args[0]]
+            elif node.target in SUMS and all(part in streams for part in node.args):
+                streams[node] = self._tied(*(streams[part] for part in node.args))
+            elif before is None:
+                raise _not_followed(f"{node.op} {node.target}")
+            elif node.op == "call_module":
+                streams[node] = self._through(str(node.target), modules[str(node.target)], before)
+            elif (node.target in FUNCTIONS) if node.op == "call_function" else (node.target in METHODS):
+                streams[node] = before
+            else:
+                raise _not_followed(f"{node.op} {node.target}")
+        roots = torch.tensor([self._root(unit) for unit in range(len(self._parents))])
+        kept, number = roots.unique(return_inverse=True)
+        self.layer = torch.tensor(self._layer)[kept]  # of a unit, which layer makes it first; 0: the image
+        self.layers = {n: Layer(number[x.inputs], number[x.makes], x.groups) for n, x in self.layers.items()}
+        self.norms = {name: number[units] for name, units in self.norms.items()}
+        self.out = number[self.out]
+
+    def _through(self, name: str, module: nn.Module, before: Tensor) -> Tensor:
+        """The units behind a module."""
+        if isinstance(module, MODULES):
+            return before
+        if type(module) is nn.BatchNorm2d and name not in self.norms and module.affine and module.track_running_stats:
+            self.norms[name] = before
+            return before
+        if isinstance(module, nn.Conv2d | nn.Linear) and name not in self.layers:
+            made = self._new(len(module.weight), len(self.layers) + 1)
+            groups = module.groups if isinstance(module, nn.Conv2d) else 1
+            columns = before.repeat_interleave(groups * module.weight.shape[1] // len(before))
+            self.layers[name] = Layer(columns, made, groups)
+            return made
+        raise _not_followed(f"{name}, a {type(module).__name__}")
+
+    def _new(self, count: int, layer: int) -> Tensor:
+        first = len(self._parents)
+        self._parents += range(first, first + count)
+        self._layer += [layer] * count
+        return torch.arange(first, first + count)
+
+    def _root(self, unit: int) -> int:
+        while self._parents[unit] != unit:
+            unit = self._parents[unit]
+        return unit
+
+    def _tied(self, one: Tensor, other: Tensor) -> Tensor:
+        for a, b in zip(one.tolist(), other.tolist(), strict=True):
+            low, high = sorted((self._root(a), self._root(b)))
+            self._parents[high] = low
+        return one
+
+    def __len__(self) -> int:
+        return len(self.layer)
+
+    def between(self, name: str, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Which entries (out, in / groups) of a layer's weight lead to `chosen` units, and which come from such."""
+        layer = self.layers[name]
+        return chosen[layer.makes][:, None].expand(layer.reads.shape), chosen[layer.reads]
+
+    def within(self, name: str, parameter: Tensor, chosen: Tensor) -> Tensor:
+        """Of a parameter of the network, by its name, the entries that concern `chosen` units alone; in its shape."""
+        module, _, kind = name.rpartition(".")
+        if module in self.norms:
+            return chosen[self.norms[module]]
+        if kind == "bias":
+            return chosen[self.layers[module].makes]
+        into, of = self.between(module, chosen)
+        return wide(into & of, parameter)
+
+    def places(self) -> Tensor:
+        """Where each unit stands among those of its layer, from 0 to below 1."""
+        places = torch.zeros(len(self))
+        for number in self.layer.unique():
+            own = (self.layer == number).nonzero()[:, 0]
+            places[own] = torch.arange(len(own)) / len(own)
+        return places
+
+    @torch.no_grad()
+    def activations(self, backbone: nn.Module, batches: Iterable[Tensor]) -> Tensor:
+        """The mean size of each unit's output over images (B, 3, H, W) and places, as its readers see it, (units,).
+
+        That is behind ReLU and pooling; of several readers, their mean. Of the images' channels 0.
+        """
+        device = next(backbone.parameters()).device
+        total, readers = (torch.zeros(len(self), dtype=torch.float64, device=device) for _ in range(2))
+
+        def add(units: Tensor, seen: Tensor) -> None:
+            size = seen.detach().double().abs()
+            mean = size.mean((2, 3)) if size.ndim == 4 else size
+            total.index_add_(0, units.to(device), mean.sum(0))
+            readers.index_add_(0, units.to(device), torch.full_like(mean[0], float(len(mean))))
+
+        hooks = [
+            backbone.get_submodule(name).register_forward_pre_hook(
+                lambda _, seen, units=layer.inputs: add(units, *seen)
+            )
+            for name, layer in self.layers.items()
+        ]
+        hooks.append(backbone.register_forward_hook(lambda module, seen, out: add(self.out, out)))
+        try:
+            for images in batches:
+                backbone(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return (total / readers.clamp(min=1)).masked_fill(self.layer.to(device) == 0, 0.0)
+
+
+def wide(mask: Tensor, weight: Tensor) -> Tensor:
+    """A mask (out, in) of connections, in the shape of a layer's weight."""
+    return mask.view(*mask.shape, *(1,) * (weight.ndim - 2)).expand(weight.shape)
+
+
+class HeldNorm(nn.BatchNorm2d):
+    """BatchNorm of which some channels are `held` (C,): they have running statistics in training, and keep them."""
+
+    held: Tensor | None = None
+    running_mean: Tensor
+    running_var: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> the same shape."""
+        if not self.training or self.held is None:
+            return super().forward(x)
+        mean, var = self.running_mean.clone(), self.running_var.clone()
+        then = F.batch_norm(x, mean, var, self.weight, self.bias, eps=self.eps)
+        new_mean, new_var = mean.clone(), var.clone()
+        out = F.batch_norm(x, new_mean, new_var, self.weight, self.bias, True, self.momentum or 0.0, self.eps)
+        self.running_mean.copy_(torch.where(self.held, mean, new_mean))
+        self.running_var.copy_(torch.where(self.held, var, new_var))
+        return torch.where(self.held[:, None, None], then, out)
+
+    @classmethod
+    def of(cls, norm: nn.BatchNorm2d) -> "HeldNorm":
+        """One with the tensors of another."""
+        made = cls(norm.num_features, norm.eps, norm.momentum)
+        made.load_state_dict(norm.state_dict())
+        return made
+
+
+def _not_followed(what: str) -> ConfigError:
+    return ConfigError(
+        f"this method gives tasks single channels, and cannot follow those of this network through {what}; "
+        f"use backbone=convnet, resnet18 or bsc"
+    )
