@@ -65,6 +65,7 @@ COLUMNS = {
     "task_il": "task-IL A_T",
     "calibration": "ECE",
     "auroc": "AUROC",
+    "refused": "refused at 5 %",
     "passes": "passes",
     "kilobytes": "statistics (kB)",
     "seconds": "training (s)",
@@ -158,18 +159,25 @@ def row(run: Run) -> dict[str, Any]:
         "auroc": None,
         "run": run.path.name,
     }
+    found["refused"] = None
+    if (familiar := familiarity(run, data, method)) is not None:
+        found["refused"] = 100 * float((np.concatenate(familiar) < method.threshold(0.05)).mean())
     half = len(tasks) // 2  # tasks that the model has learnt; classes of the others are unknown to it
-    method = load_method(run.path, run.config, half)
-    judge = Ensemble(method).judge
-    if judge is not None:
-        view = View(run.config.images, channels_last=run.config.engine.channels_last)
-        scores = []
-        for t in range(len(tasks)):
-            images = torch.from_numpy(data.test[tasks[t].test]).split(256)
-            scores.append(np.concatenate([judge(view.test(part))[1].numpy() for part in images]))
+    scores = familiarity(run, data, load_method(run.path, run.config, half))
+    if scores is not None:
         known = np.repeat([t < half for t in range(len(tasks))], [len(part) for part in scores])
         found["auroc"] = 100 * float(roc_auc_score(known, np.concatenate(scores)))
     return found
+
+
+def familiarity(run: Run, data: Any, method: Any) -> list[np.ndarray] | None:
+    """How familiar the test images of each task are to a method, if it can say so."""
+    judge = Ensemble(method).judge
+    if judge is None:
+        return None
+    view = View(run.config.images, channels_last=run.config.engine.channels_last)
+    of_task = [torch.from_numpy(data.test[task.test]).split(256) for task in data.stream.tasks]
+    return [np.concatenate([judge(view.test(part))[1].numpy() for part in parts]) for parts in of_task]
 
 
 def asked(run: Run, data: Any, method: Any, tasks: Sequence[int]) -> tuple[torch.Tensor, np.ndarray]:
@@ -197,7 +205,7 @@ def write(file: Path, rows: dict[str, Any]) -> None:
         for label in (*CLASSIFIERS, *rivals(stream)):
             of = [value for key, value in sorted(rows.items()) if key.startswith(f"{stream} | {label} | ")]
             if of:
-                cells = [spread([one[column] for one in of], column) for column in COLUMNS]
+                cells = [spread([one.get(column) for one in of], column) for column in COLUMNS]
                 lines.append(f"| {label} | {len(of)} | " + " | ".join(cells) + " |")
         lines.append("")
     page = RESULTS / "telling_apart.md"

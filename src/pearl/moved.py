@@ -53,7 +53,7 @@ NOW: dict[str, tuple[str, ...]] = {
     "model": ("lifecycle.model",),
     "nn.beside": ("nn.fast.beside",),
     "nn.folding": ("nn.fast.folding",),
-    "nn.grouped": ("nn.fast.grouped",),
+    "nn.grouped": ("nn.fast.convolutions",),
     "nn.ranks": ("nn.rank_rules",),
     "nn.stacking": ("nn.fast.stacking",),
     "paths": ("storage.paths",),

@@ -438,6 +438,14 @@ def test_the_threshold_is_of_tasks_that_say_what_is_familiar():
     assert chain.threshold(0.1) == -torch.inf
 
 
+def test_the_threshold_is_of_images_that_met_every_space_once_they_are_enough():
+    for per_class, enough in ((100, True), (8, False)):
+        chain = taught(Chain(spaces=2, projection=16), stream(per_class=per_class)[0])
+        before = chain.threshold(0.1)
+        chain.tensors["task.1.familiarity"].sub_(100)  # it met the first space alone
+        assert (chain.threshold(0.1) == before) == enough
+
+
 def test_the_threshold_is_a_percentile_of_images_left_out():
     tasks, _ = stream(per_class=40)
     chain = taught(Chain(spaces=2, projection=16), tasks)

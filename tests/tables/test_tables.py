@@ -80,7 +80,25 @@ def test_small_recipes_stand_for_the_papers() -> None:
     assert sized("cifar100-20t-resnet18", "cpu") == ("table-resnet18", ["stream.tasks=20"])
     assert sized("imagenet_r-5t-vit", "smoke") == ("table-deit_tiny", ["stream.tasks=5"])
     assert sized("tinyimagenet-10t-bsc", "cpu") is None
+    assert sized("cifar100-20t-bsc", "schedule") == ("schedule-bsc", ["stream.tasks=20"])
+    assert sized("tinyimagenet-10t-bsc", "schedule") is None
     assert sized("tinyimagenet-10t-bsc", "paper") == ("tinyimagenet-10t-bsc", [])
+
+
+def test_the_schedule_is_the_papers_on_smaller_networks() -> None:
+    load = pearl.settings.config.load_config
+    for paper, small in (("cifar100-5t-resnet18", "schedule-resnet18"), ("cifar100-5t-bsc", "schedule-bsc")):
+        whole, half = load(paper), load(small)
+        assert (half.train, half.stream, half.images, half.data) == (
+            whole.train,
+            whole.stream,
+            whole.images,
+            whole.data,
+        )
+        assert half.backbone == whole.backbone | {"width": 32}
+    assert load("schedule-deit_tiny").train == load("imagenet_r-10t-vit").train
+    rows = [row.name for row in fill(read("fixed_rank"), "schedule").rows]
+    assert rows == [row.name for row in fill(read("fixed_rank"), "paper").rows]
 
 
 SMALLEST: dict[str, Any] = {
@@ -580,7 +598,7 @@ def test_a_curve_over_columns(complete: Filled, tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (["grwth"], "unknown table 'grwth'; did you mean 'growth'? (`pearl table list`)"),
-        (["growth", "--size", "huge"], "unknown size 'huge'; choose from cpu, paper, smoke"),
+        (["growth", "--size", "huge"], "unknown size 'huge'; choose from cpu, paper, schedule, smoke"),
         (["growth", "-o", "growth.pdf"], "-o growth.pdf: give it a name that ends in .md, .html, .csv, .tex"),
         (["folds", "backbone.wdth=3"], "backbone.wdth: unknown key; did you mean 'width'?"),
         (["list", "-o", "list.md"], "table list: only prints; give the name of a table to run or write one"),

@@ -18,7 +18,11 @@ def command(
         int | None, typer.Option(min=1, max=1000, help="How many seeds each value of ours is over. [default: 3]")
     ] = None,
     size: Annotated[
-        str, typer.Option(help="paper: its own recipes; cpu: ones of 2 minutes on a CPU; smoke: one step per phase.")
+        str,
+        typer.Option(
+            help="paper: its own recipes; schedule: as long, with smaller networks, hours on a CPU; cpu: 2 minutes on "
+            "a CPU; smoke: one step per phase."
+        ),
     ] = "paper",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also write it, to a .md, .html, .csv or .tex file.")

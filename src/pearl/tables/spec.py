@@ -19,11 +19,12 @@ from pearl.settings.config import RunConfig, load_config
 from pearl.settings.documents import parse_yaml
 from pearl.settings.registry import nearest, problems_of
 
-Size = Literal["smoke", "cpu", "paper"]
+Size = Literal["smoke", "cpu", "schedule", "paper"]
 SIZES: tuple[Size, ...] = get_args(Size)
 
-# The small recipe of each network; its stream is cut into as many tasks as the paper's.
+# The smaller recipe of each network; its stream is cut into as many tasks as the paper's.
 SMALL = {"resnet18": "table-resnet18", "bsc": "table-bsc", "vit": "table-deit_tiny"}
+AS_LONG = {"resnet18": "schedule-resnet18", "bsc": "schedule-bsc", "vit": "schedule-deit_tiny"}
 
 # Metrics beside those of `metrics.summary` are mean_rank, inference_ms, settings.KEY, and these of figures, one number
 # per task or layer: `values.py` reads them off the files of a run.
@@ -73,6 +74,10 @@ class _Line(_Section):
     counted: Settings = []  # set as well where parameters are counted without a run
     notes: Notes = []
     sizes: list[Size] = [*SIZES]  # where it is left out, runs would take too long or say nothing
+
+    def is_at(self, size: Size) -> bool:
+        """Whether there are runs of it; as long as the paper's, wherever there are the paper's."""
+        return ("paper" if size == "schedule" else size) in self.sizes
 
 
 class Row(_Line):
@@ -197,7 +202,7 @@ class Table(_Section):
 
     def request(self, row: Row, column: Column, size: Size, extra: tuple[str, ...] = ()) -> "Request | None":
         """The run that supports a cell, or None."""
-        if row.set is None or size not in row.sizes or size not in column.sizes:
+        if row.set is None or not row.is_at(size) or not column.is_at(size):
             return None
         words = {**column.given, **row.given}
         recipe, *settings = (
@@ -254,9 +259,9 @@ def sized(recipe: str, size: Size) -> tuple[str, list[str]] | None:
     if size == "paper" or match is None:
         return recipe, []
     data, tasks, net = match.groups()
-    if size == "cpu" and data == "tinyimagenet":
+    if size in ("cpu", "schedule") and data == "tinyimagenet":
         return None
-    return SMALL[net], [f"stream.tasks={tasks}"]
+    return (AS_LONG if size == "schedule" else SMALL)[net], [f"stream.tasks={tasks}"]
 
 
 def as_size(text: str) -> Size:

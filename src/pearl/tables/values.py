@@ -113,12 +113,12 @@ class Filled:
     @property
     def rows(self) -> list[Row]:
         """Rows that there are at this size."""
-        return [row for row in self.table.rows if self.size in row.sizes]
+        return [row for row in self.table.rows if row.is_at(self.size)]
 
     @property
     def columns(self) -> list[Column]:
         """Columns that there are at this size."""
-        return [column for column in self.table.columns if self.size in column.sizes]
+        return [column for column in self.table.columns if column.is_at(self.size)]
 
     @property
     def scalars(self) -> list[Column]:

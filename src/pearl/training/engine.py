@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Batch, Task, fold
 from pearl.errors import ConfigError, TrainingError, short_of_memory
 from pearl.methods.base import Method, Phase
-from pearl.nn.fast.grouped import GroupedInFloat32, has_slow
+from pearl.nn.fast.convolutions import FastConvolutions, has_slow
 from pearl.settings.config import ModelConfig
 from pearl.settings.sections import PhaseConfig
 from pearl.training.content import digest
@@ -80,7 +80,7 @@ class Engine:
     def kernels(self, *modules: nn.Module | None) -> Callable[[], AbstractContextManager[object]]:
         """What steps through these modules run under, so that none of their kernels is a slow one."""
         bf16_on_cpu = self.fabric.device.type == "cpu" and self.precision == "bf16"
-        return GroupedInFloat32 if bf16_on_cpu and any(has_slow(module) for module in modules) else nullcontext
+        return FastConvolutions if bf16_on_cpu and any(has_slow(module) for module in modules) else nullcontext
 
     def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
         """Let a method learn one task. With `replay`, from where an earlier attempt ended.
@@ -195,7 +195,7 @@ class Engine:
             "precision": self.precision,
             "channels_last": self.config.engine.channels_last,
             "graphs": self.recorder is not None,
-            "kernels": self.kernels(method, phase.extra) is GroupedInFloat32,
+            "kernels": self.kernels(method, phase.extra) is FastConvolutions,
             "machines": self.world.gather(machine(self.fabric.device)),
         }
         return self.world.same(digest(phase, task, facts) if self.world.first else "")

@@ -41,6 +41,7 @@ New = tuple[Tensor, Tensor, Tensor | None]  # of a task in a space: means, count
 
 UNCALIBRATED = 0.2  # the temperature before there are two tasks to measure it with
 MEASURED = 512  # images that the temperature is measured on, of a task that comes to so many prototypes
+ENOUGH = 100  # images that say what is familiar
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), 40, dtype=torch.float64)
 DRAWS, WIDTHS = 128, [0.5 * i for i in range(1, 17)]  # images that stand for old ones, and how far they may lie
 
@@ -242,18 +243,28 @@ class ChainStatistics(nn.Module):
     def threshold(self, rate: float) -> float:
         """The familiarity below which a share `rate` of images of known classes lies, as far as is known.
 
-        The first task's images say it only while there are no others: the network that judges them has learnt them,
-        at a temperature that nothing was measured for, so that they lie elsewhere. Nor do those of tasks that have one
-        image a class, of which none can be left out.
+        Tasks say it whose images met as many spaces as any, none of which had learnt them: in fewer spaces, at an
+        earlier temperature, familiarity is another number. While these have few images, tasks that met fewer spaces say
+        it as well, but the first only if there is no other: its own network is all that judged it. None do that have
+        one image a class, of which none can be left out.
         """
-        tasks = [t for t in range(len(self)) if self.tensors[f"task.{t}.familiarity"].isfinite().all()]
-        tasks = tasks[1:] if tasks[:1] == [0] and len(tasks) > 1 else tasks
-        if not tasks:
+        images = {
+            t: int(self.tensors[f"task.{t}.counts"].sum())
+            for t in range(len(self))
+            if self.tensors[f"task.{t}.familiarity"].isfinite().all()
+        }
+        if not images:
             return -math.inf
+        met = {t: sum(birth < t for birth in self.births) for t in images}
+        tasks: list[int] = []
+        for spaces in sorted({*met.values()} - {0} or {0}, reverse=True):
+            tasks += [t for t in met if met[t] == spaces]
+            if sum(images[t] for t in tasks) >= ENOUGH:
+                break
         found = torch.stack([self.tensors[f"task.{t}.familiarity"] for t in tasks])
-        images = torch.stack([self.tensors[f"task.{t}.counts"].sum() for t in tasks])
+        of_task = torch.tensor([images[t] for t in tasks], device=found.device)
         values, order = found.flatten().sort()
-        share = (images / images.sum() / found.shape[1]).repeat_interleave(found.shape[1])[order].cumsum(0)
+        share = (of_task / of_task.sum() / found.shape[1]).repeat_interleave(found.shape[1])[order].cumsum(0)
         return float(values[(share >= rate).int().argmax()])
 
     # ---------------------------------------------------------------------------------------------------------- scoring

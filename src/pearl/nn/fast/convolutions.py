@@ -1,0 +1,66 @@
+"""Convolutions that a CPU is slow at in bfloat16, computed in another way."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from pearl.nn.fast.products import Product, parts
+
+
+class FastConvolutions(TorchFunctionMode):
+    """While active, under autocast, two kinds of convolutions are computed otherwise than oneDNN would.
+
+    Grouped ones with strides or several filters a group leave autocast. oneDNN has no fast bfloat16 kernel for their
+    gradients: with AVX-512 BF16 a depthwise 3x3 of 512 channels, stride 2, takes 125 ms forward and backward, in
+    float32 9 ms (docs/performance.md). Depthwise ones with stride 1 are fast. And wide ones of small maps are matrix
+    products (see `products.parts`).
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Compute as asked, but for such a convolution."""
+        if func is torch.conv2d and len(args) == 7:  # as nn.Conv2d calls it
+            x, weight, bias, stride, padding, dilation, groups = args
+            if torch.is_autocast_enabled(x.device.type):
+                if is_slow(stride, groups, len(weight)):
+                    return _in_float32(x, weight, bias, (stride, padding, dilation, groups))
+                if bias is None and groups == 1 and dilation == (1, 1) and _square(stride, padding):
+                    by_product = parts(x.shape, weight.shape, stride[0], padding[0])
+                    if by_product and torch.is_grad_enabled():
+                        return _as_product(x, weight, stride[0], padding[0], by_product)
+        return func(*args, **(kwargs or {}))
+
+
+def is_slow(stride: Sequence[int], groups: int, filters: int) -> bool:
+    """Whether oneDNN has no fast bfloat16 kernel for the gradients of such a convolution."""
+    return groups > 1 and (max(stride) > 1 or filters > groups)
+
+
+def has_slow(module: nn.Module | None) -> bool:
+    """Whether a module may hold such convolutions, so that steps through it are faster under `FastConvolutions`."""
+    convs = (m for m in module.modules() if isinstance(m, nn.Conv2d)) if module is not None else ()
+    return any(
+        is_slow(conv.stride, conv.groups, conv.out_channels) or parts((1, 1, 1, 1), conv.weight.shape, 1, 1)
+        for conv in convs
+    )
+
+
+def _square(stride: Sequence[int], padding: Sequence[int] | str) -> bool:
+    return stride[0] == stride[1] and not isinstance(padding, str) and padding[0] == padding[1]
+
+
+def _in_float32(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...]) -> Tensor:
+    kind = x.device.type
+    with torch.autocast(kind, enabled=False):
+        result = torch.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), *how)
+    return result.to(torch.get_autocast_dtype(kind))  # as the other kernel gives it, for what follows
+
+
+def _as_product(x: Tensor, weight: Tensor, *how: Any) -> Tensor:
+    kind, dtype = x.device.type, torch.get_autocast_dtype(x.device.type)
+    with torch.autocast(kind, enabled=False):
+        return Product.apply(x.to(dtype), weight.to(dtype), *how)
