@@ -5,7 +5,7 @@ A run directory is one too: `pearl run` and `pearl learn` write the same files.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +22,7 @@ from pearl.lifecycle.evaluation import UNKNOWN_RATE, Data, Evaluation, evaluate
 from pearl.lifecycle.outcome import Outcome, estimated
 from pearl.lifecycle.saved import TaskInfo, check_method, load_method, read_config, resume_command, task_infos
 from pearl.methods.base import Method
+from pearl.nn.layout import placed
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
 from pearl.settings.registry import nearest, readable
@@ -106,12 +107,11 @@ class Model:
     @cached_property
     def method(self) -> Method:
         """The method with all it has learnt, on the device, in evaluation mode."""
-        layout = torch.channels_last if self.config.engine.channels_last else torch.contiguous_format
         return load_method(
             self.path,
             self.config,
             len(self.tasks),
-            place=lambda method: method.to(device=self.device).to(memory_format=layout),
+            place=partial(placed, device=self.device, channels_last=self.config.engine.channels_last),
             to_ask=True,
         )
 

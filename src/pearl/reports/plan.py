@@ -9,6 +9,7 @@ from pearl.errors import counted
 from pearl.lifecycle.runs import Prepared, ready
 from pearl.methods.base import Method
 from pearl.methods.pearl import Pearl
+from pearl.nn.layout import placed
 from pearl.nn.lowrank import matrix_shape
 from pearl.reports.text import duration
 from pearl.settings.config import RunConfig
@@ -141,7 +142,7 @@ def _steps(config: RunConfig, prepared: Prepared, method: Method, engine: Engine
 def step_seconds(backbone: nn.Module, size: int, batch: int, engine: Engine) -> float:
     """Seconds of one pass of the whole backbone forward and backward, the second of two, on the engine's device."""
     device = engine.fabric.device
-    backbone.to(device=device).to(memory_format=engine.memory_format).requires_grad_(True).train()
+    placed(backbone, device, channels_last=engine.config.engine.channels_last).requires_grad_(True).train()
     x = torch.zeros(batch, 3, size, size, device=device).to(memory_format=engine.memory_format)
     started = 0.0
     for _ in range(2):

@@ -16,6 +16,7 @@ from pearl.data.batches import Batch, Task, fold
 from pearl.errors import ConfigError, TrainingError, short_of_memory
 from pearl.methods.base import Method, Phase
 from pearl.nn.fast.convolutions import FastConvolutions, has_slow
+from pearl.nn.layout import placed
 from pearl.settings.config import ModelConfig
 from pearl.settings.sections import PhaseConfig
 from pearl.training.content import digest
@@ -75,7 +76,7 @@ class Engine:
 
     def place(self, method: Method) -> Method:
         """Move a method to the device, in the layout of the recipe."""
-        return method.to(device=self.fabric.device).to(memory_format=self.memory_format)
+        return placed(method, self.fabric.device, channels_last=self.config.engine.channels_last)
 
     def kernels(self, *modules: nn.Module | None) -> Callable[[], AbstractContextManager[object]]:
         """What steps through these modules run under, so that none of their kernels is a slow one."""
