@@ -43,6 +43,11 @@ def cells(values: Mapping[str, float | None]) -> list[str]:
 
 def lines_of(method: str) -> list[str]:
     """What was measured of a method, a line per recipe; none of one that was not."""
-    found = {recipe: cells(methods[method]) for recipe, methods in _read().items() if method in methods}
+    found = {
+        f"{recipe}{row.removeprefix(method)}": cells(values)
+        for recipe, methods in _read().items()
+        for row, values in methods.items()
+        if row.partition(",")[0] == method  # its own row, and that of a form of it
+    }
     titles = COLUMNS.values()
     return [f"{recipe}: {', '.join(map(' '.join, zip(titles, row, strict=True)))}" for recipe, row in found.items()]
