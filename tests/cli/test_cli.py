@@ -66,9 +66,9 @@ def test_dry_run_tells_and_trains_nothing(cli):
     ("kind", "names"),
     [
         ("methods", set(METHODS.names())),
-        ("backbones", {"resnet18", "bsc", "timm/*"}),
+        ("backbones", {"resnet18", "bsc", "convnet", "timm/*"}),
         ("data", {"digits", "cifar100", "tinyimagenet", "imagenet_r", "folder", "npz", "torchvision/*", "hf/*"}),
-        ("ranks", {"paper", "fixed", "energy", "random", "even"}),
+        ("ranks", {"paper", "fixed", "energy", "random", "even", "adalora", "dora", "codyra", "dylora"}),
         ("recipes", set(recipe_names())),
         ("tables", {file.stem for file in Path(pearl.__file__).parent.glob("tables/*.yaml")}),
     ],
