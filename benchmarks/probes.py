@@ -2,7 +2,7 @@
 
     python benchmarks/probes.py                                     both networks, seeds 0, 1, 2; docs/results/probes.md
     python benchmarks/probes.py --streams ResNet --seeds 0 --probes "Adam's step, .8"
-    python benchmarks/probes.py --set stream.classes=8 --set stream.tasks=2 --to /tmp/tried     anything smaller
+    python benchmarks/probes.py --set stream.classes=8 --set stream.tasks=2 --to tried          anything smaller
 
 A run of PEARL for each probe, task by task held against the ranks of the full probe: overlap is how many parameters
 both would give the same layers, of all that either would; correlation is Spearman's, over the layers. Updates train the
