@@ -79,6 +79,16 @@ def test_pixels_label_and_row_belong_together(size: int) -> None:
         assert x.dtype == torch.float32 and y.dtype == rows.dtype == torch.int64
 
 
+@pytest.mark.parametrize("size", [1, 7, 40, 100])
+def test_in_order_each_image_comes_once_as_it_is_tested(size: int) -> None:
+    of = task(augment="crop")
+    batches = [*of.in_order(size)]
+    assert [len(batch.y) for batch in batches] == [min(size, 40 - start) for start in range(0, 40, size)]
+    x, y, rows = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert rows.tolist() == [*range(40)] and torch.equal(y, of.labels)
+    assert torch.equal(x, of.view.test(of.images))
+
+
 def test_order_is_drawn_by_seed() -> None:
     orders = [epoch(task(), seed=seed).rows.tolist() for seed in range(200)]
     assert len({tuple(order) for order in orders}) == 200

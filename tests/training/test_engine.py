@@ -172,7 +172,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_facts():
 
 
 def test_hooks_run_after_backward_and_after_each_step():
-    calls = []
+    calls, later = [], []
 
     class Hooked(Finetune):
         phases = ("hooked",)
@@ -180,19 +180,22 @@ def test_hooks_run_after_backward_and_after_each_step():
         def learn(self, task):
             self.heads.grow(2)
             head = self.heads[0]
-            yield Phase(
+            phase = Phase(
                 "hooked",
                 self.parameters(),
                 self.loss,
                 after_backward=lambda: head.weight.grad.zero_(),
                 after_step=lambda batch: calls.append(len(batch.y)),
             )
+            phase.then(lambda batch: later.append(len(calls)))
+            yield phase
 
     method = Hooked(net())
     task = make_task(0)
     torch.manual_seed(0)
     Engine(config(), device="cpu").learn(method, task)
     assert sum(calls) == 2 * 24
+    assert later == [*range(1, len(calls) + 1)]  # behind the first hook, step by step
     torch.manual_seed(fold(0, 0))
     assert torch.equal(method.heads[0].weight, nn.Linear(method.heads.dim, 2).weight)
 

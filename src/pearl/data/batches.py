@@ -159,6 +159,12 @@ class Task:
             rows = order[start:stop]
             yield self.batch(rows, tuple(draw[rows] for draw in draws))
 
+    def in_order(self, size: int) -> Iterator[Batch]:
+        """All images once, in their order and as they are tested: not augmented."""
+        rows = torch.arange(len(self), device=self.device)
+        for raw, labels, each in zip(self.images.split(size), self.labels.split(size), rows.split(size), strict=True):
+            yield Batch(self.view.test(raw.to(self.device)), labels, each)
+
     def batch(self, rows: Tensor, draws: Draws) -> Batch:
         """The images of these rows (B,), augmented by `draws` of as many rows."""
         raw = self.images[rows.to(self.images.device)].to(self.device, non_blocking=True)

@@ -71,6 +71,17 @@ class Phase:
             raise TypeError(f"phase {self.name}: its loss must be a function of a batch")
         self.params = self.trained
 
+    def then(self, step: Callable[[Batch], None]) -> None:
+        """Do something more after each step, behind what `after_step` does so far."""
+        before = self.after_step
+
+        def after_step(batch: Batch) -> None:
+            if before is not None:
+                before(batch)
+            step(batch)
+
+        self.after_step = after_step
+
     @property
     def trained(self) -> list[nn.Parameter]:
         """All parameters, group by group; `project` gets their values in this order."""

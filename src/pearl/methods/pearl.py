@@ -96,9 +96,13 @@ class Pearl(SubNetworks):
         self.first_adapted = 0 if reference == "given" else 1
         # "t.A.layer", "t.B.layer" and their biases "t.a.layer", "t.b.layer", "t.dense.layer", "t.norm.parameter"
         self.tensors = TaskTensors()
-        self.statistics = TaskTensors(
-            buffers=True
-        )  # "t.norm.running mean ...", "t.threshold": of each low-rank target in order
+        # "t.norm.running mean ...", "t.threshold": of each low-rank target in order
+        self.statistics = TaskTensors(buffers=True)
+
+    @property
+    def low_rank(self) -> list[Target]:
+        """The targets whose updates have a rank; the others' are whole (`dense`)."""
+        return [target for target in self.targets if not target.dense]
 
     # ------------------------------------------------------------------------------------------------ learning
 
@@ -145,8 +149,7 @@ class Pearl(SubNetworks):
         reads = (probe, head)
         yield Phase("probe", params, own_loss(probe, head, task), extra=probe, data=data, steady=True, reads=reads)
         if self.probe != "full":
-            low_rank = [target for target in self.targets if not target.dense]
-            step_down(probe, head, data, low_rank, self.probe_distance, as_adam=self.probe == "adam")
+            step_down(probe, head, data, self.low_rank, self.probe_distance, as_adam=self.probe == "adam")
         return probe
 
     def _allocated(
@@ -170,8 +173,7 @@ class Pearl(SubNetworks):
     def _layers(self, probe: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
         """Of every low-rank target its weights in the reference and in the probe, as matrices."""
         reference, tuned = dict(self.backbone.named_parameters()), dict(probe.named_parameters())
-        low_rank = [target for target in self.targets if not target.dense]
-        return {target.label: (self._matrix(target, reference), self._matrix(target, tuned)) for target in low_rank}
+        return {each.label: (self._matrix(each, reference), self._matrix(each, tuned)) for each in self.low_rank}
 
     def choose_ranks(self, probe: nn.Module) -> dict[str, Choice]:
         """The rank of every low-rank target, from its weights in the probe and in the reference."""
@@ -344,7 +346,6 @@ class Pearl(SubNetworks):
         chain = super().facts(task)
         if not self.is_adapted(task):
             return {"layers": [], **chain}
-        low_rank = [target for target in self.targets if not target.dense]
         return {
             **chain,
             "fold": self.fold,
@@ -356,7 +357,7 @@ class Pearl(SubNetworks):
                     "full_rank": min(lowrank.matrix_shape(target.shape, self.fold)),
                     "rows_and_columns": sum(lowrank.matrix_shape(target.shape, self.fold)),
                 }
-                for target, threshold in zip(low_rank, self.statistics[f"{task}.threshold"].tolist(), strict=True)
+                for target, threshold in zip(self.low_rank, self.statistics[f"{task}.threshold"].tolist(), strict=True)
             ],
         }
 

@@ -18,7 +18,7 @@ from pearl.methods.base import Phase
 from pearl.methods.common.frozen_vit import FrozenVit
 from pearl.methods.common.gaussians import GaussianDraws, drift
 from pearl.methods.common.scatter import pack, unpack
-from pearl.methods.common.statistics import ClassStatistics
+from pearl.methods.common.statistics import ClassStatistics, class_covariances
 from pearl.nn import vit
 from pearl.nn.growing import CosineHeads, TaskTensors
 
@@ -90,12 +90,10 @@ class Ssiat(FrozenVit):
 
     def remember(self, task: Task, features: Tensor) -> None:
         """Means and covariances of a task's classes, of features (N, dim)."""
-        own = task.labels - task.first_class
-        spread = ClassStatistics(self.dim, covariance=True)
-        for statistics in (self.statistics, spread):
-            statistics.grow(len(task.classes), self.device)
-            statistics.update(features, own)
-        triangles = torch.stack([pack(covariance) for covariance in spread.covariances(0)])
+        own, classes = task.labels - task.first_class, len(task.classes)
+        self.statistics.grow(classes, self.device)
+        self.statistics.update(features, own)
+        triangles = torch.stack([pack(covariance) for covariance in class_covariances(features, own, classes)])
         self.covariances.add(f"{task.id}", triangles.to(features))
 
     def gaussians(self) -> GaussianDraws:

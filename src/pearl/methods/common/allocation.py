@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase, own_loss
-from pearl.methods.common.probes import in_order
 from pearl.nn.dynamic.gated import Factors, Scale
 from pearl.nn.dynamic.rule import DynamicRule, Layers
 from pearl.nn.precision import outside_autocast
@@ -55,7 +54,7 @@ def allocate(
     def of_images() -> float:
         shown, factors = held if len(held) else part, rule.factors(updates, scale, None)
         measure = own_loss(partial(network, factors), head, task)
-        return float(sum(len(batch.y) * measure(batch) for batch in in_order(shown, IMAGES))) / len(shown)
+        return float(sum(len(batch.y) * measure(batch) for batch in shown.in_order(IMAGES))) / len(shown)
 
     method.eval()
     rule.finish(updates, budget, of_images)

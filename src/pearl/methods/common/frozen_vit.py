@@ -54,4 +54,4 @@ class FrozenVit(Method):
     def of_images(self, task: Task, network: Network) -> Tensor:
         """What a network gives (N, dim) of a task's images as they are tested, in float32."""
         self.eval()
-        return torch.cat([full(network(task.view.test(raw.to(self.device)))) for raw in task.images.split(IMAGES)])
+        return torch.cat([full(network(x)) for x, _, _ in task.in_order(IMAGES)])

@@ -1,24 +1,17 @@
 """Cheaper ways to the weights by which a rank rule chooses than to fine-tune the whole network."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import sqrt
 
 import torch
 from torch import Tensor, nn
 
-from pearl.data.batches import Batch, Task
+from pearl.data.batches import Task
 from pearl.methods.base import own_loss
 from pearl.nn.lowrank import Target
 
 IMAGES = 64  # that pass at once
-
-
-def in_order(task: Task, size: int) -> Iterator[Batch]:
-    """A task's images as they are, not augmented, in batches of a size."""
-    rows = torch.arange(len(task), device=task.device)
-    for raw, labels, each in zip(task.images.split(size), task.labels.split(size), rows.split(size), strict=True):
-        yield Batch(task.view.test(raw.to(task.device)), labels, each)
 
 
 def with_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -44,7 +37,7 @@ def step_down(
     gradients = [torch.zeros_like(weight) for weight in weights]
     squares = [torch.zeros_like(weight) for weight in weights]
     loss = own_loss(probe.eval(), head, task)
-    for batch in in_order(task, IMAGES):
+    for batch in task.in_order(IMAGES):
         part = torch.autograd.grad(loss(batch), weights)
         for total, square, gradient in zip(gradients, squares, part, strict=True):
             total.add_(gradient, alpha=len(batch.y) / len(task))

@@ -127,7 +127,7 @@ class SubNetworks(Method):
         chain.observe([space(raw) for space, raw in zip(spaces, raws, strict=True)], task.labels)
 
     def _raw(self, spaces: Spaces, task: Task, batch: int) -> list[Tensor]:
-        parts = [spaces(task.view.test(raw.to(self.device))) for raw in task.images.split(batch)]
+        parts = [spaces(x) for x, _, _ in task.in_order(batch)]
         return [torch.cat(of_space) for of_space in zip(*parts, strict=True)]
 
     # --------------------------------------------------------------------------------------------------- answering

@@ -1,6 +1,6 @@
 """The memory of gradient projection: for each layer, the subspace in which its inputs have lain so far."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -110,15 +110,10 @@ def second_moments(
     training = network.training
     network.eval()
     try:
-        for x in _chunks(task):
+        for x, _, _ in task.in_order(CHUNK):
             forward(x)
     finally:
         network.train(training)
         for hook in hooks:
             hook.remove()
     return {layer: sums[layer] / count for layer, count in counts.items()}
-
-
-def _chunks(task: Task) -> Iterator[Tensor]:
-    for raw in task.images.split(CHUNK):
-        yield task.view.test(raw.to(task.device))

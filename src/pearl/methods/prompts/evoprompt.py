@@ -137,8 +137,7 @@ class EvoPrompt(PromptMethod):
         self.eval()
         hidden_sum, output_sum = torch.zeros_like(self.hidden_use), torch.zeros_like(self.output_use)
         right = 0
-        for raw, labels in zip(task.images.split(IMAGES), task.labels.split(IMAGES), strict=True):
-            x = task.view.test(raw.to(self.device))
+        for x, labels, _ in task.in_order(IMAGES):
             hidden = self.hidden(x)
             made = self.made(hidden)
             good = self.heads(self.read(x, made)).argmax(1) == labels

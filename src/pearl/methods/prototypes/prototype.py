@@ -28,8 +28,7 @@ class PrototypeMethod(Method):
     def features_of(self, task: Task, batch: int = 256) -> Tensor:
         """The features (N, dim) of a task's images, not augmented, as they are `seen`."""
         self.eval()
-        images = task.images.split(batch)
-        return torch.cat([self.seen(full(self.extract(task.view.test(raw.to(self.device))))) for raw in images])
+        return torch.cat([self.seen(full(self.extract(x))) for x, _, _ in task.in_order(batch)])
 
     def observe(self, task: Task) -> Tensor:
         """The features (N, dim) of a task's images, not augmented; counts and means of its classes are added."""

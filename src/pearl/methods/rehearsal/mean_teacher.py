@@ -95,15 +95,12 @@ class Rehearsing(Method):
         """A phase, a `share` of the task. After a step its images are offered to the memory and the teacher follows."""
         self.teacher.update(self.network, 1.0)
         phase = Phase(name, params or [p for p in self.parameters() if p.requires_grad], loss, **hooks)
-        first = phase.after_step
 
-        def after_step(batch: Batch) -> None:
-            if first:
-                first(batch)
+        def follow(batch: Batch) -> None:
             self.memory.offer(task, batch)
             self.teacher.follow(self.network, phase.planned / share)
 
-        phase.after_step = after_step
+        phase.then(follow)
         return phase
 
     def shown(self, task: Task) -> Shown | None:

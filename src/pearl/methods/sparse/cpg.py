@@ -4,13 +4,13 @@ As PAE, but a task picks, of the weights of earlier ones, those that it computes
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from pearl.data.batches import Batch, Task
+from pearl.data.batches import Task
 from pearl.methods.base import Phase
 from pearl.methods.sparse.held_out import Best
 from pearl.methods.sparse.pae import Goal, Multiplier, Pae, Percent, Tasks
@@ -92,13 +92,7 @@ class Cpg(Pae):
                 for mask in masks.parameters():
                     mask.fill_(START)
             phase = self.phase(self.phases[3], kept, head, nn.ModuleList([masks, best]))
-            hold: Any = phase.after_step
-
-            def after_step(batch: Batch, hold: Any = hold, best: Best = best) -> None:
-                hold(batch)
-                best.after_step(batch)
-
-            phase.after_step = after_step
+            phase.then(best.after_step)
             yield phase
             best.restore()
             for name in self.owners.names:

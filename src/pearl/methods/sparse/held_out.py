@@ -19,8 +19,8 @@ def held_out(task: Task, share: float) -> tuple[Task, Task]:
 def accuracy(answer: Callable[[Tensor], Tensor], part: Task, batch: int = 256) -> float:
     """Percent of images, not augmented, that are right, by logits (B, k) of a task's own classes."""
     right = 0
-    for raw, y in zip(part.images.split(batch), part.labels.split(batch), strict=True):
-        right += int((answer(part.view.test(raw.to(part.device))).argmax(1) == y - part.first_class).sum())
+    for x, y, _ in part.in_order(batch):
+        right += int((answer(x).argmax(1) == y - part.first_class).sum())
     return 100 * right / len(part)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pearl.data.batches import Batch
 from pearl.nn.growing import TaskTensors
 
 FREE = torch.iinfo(torch.int16).max
@@ -108,7 +109,7 @@ def held(parameters: Mapping[str, nn.Parameter], fixed: Mapping[str, Tensor]) ->
                 gradient.masked_fill_(mask, 0.0)
 
     @torch.no_grad()
-    def after_step(*_: object) -> None:
+    def after_step(_: Batch) -> None:
         for name, mask in fixed.items():
             parameters[name].copy_(torch.where(mask, now[name], parameters[name]))
 

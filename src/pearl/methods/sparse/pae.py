@@ -197,16 +197,14 @@ class Pae(SubNetworks):
     def pruning(self, kept: Task, head: nn.Linear, before: float, target: float) -> Phase:
         """A phase that frees weights from a share `before` to the `target`, and trains those that are left."""
         phase, weights = self.phase(self.phases[2], kept, head), self.weights
-        hold: Any = phase.after_step
 
-        def after_step(batch: Batch) -> None:
-            hold(batch)
+        def free(_: Batch) -> None:
             ramp = max(1, round(RAMP * phase.planned))
             if phase.done <= ramp and (phase.done % EVERY == 0 or phase.done == ramp):
                 self.owners.prune_to(weights, kept.id, cubic(phase.done / ramp, before, target))
             self.owners.clear(weights)  # momentum would move what is free
 
-        phase.after_step = after_step
+        phase.then(free)
         return phase
 
     def parts(self, head: nn.Linear) -> nn.ModuleList:

@@ -128,19 +128,14 @@ class StableUnits(Method):
             return right
 
         best = Best(nn.ModuleList([self.backbone, head]), score, len(kept))
-        hooks = held(named, fixed)
-
-        def after_step(batch: Batch) -> None:
-            hooks["after_step"]()
-            best.after_step(batch)
-
-        return Phase(name, params, loss, extra=best, data=kept, **hooks | {"after_step": after_step}), best
+        phase = Phase(name, params, loss, extra=best, data=kept, **held(named, fixed))
+        phase.then(best.after_step)
+        return phase, best
 
     def look(self, kept: Task, batch: int = 256) -> Tensor:
         """Mean activations (units,) on a task's images, not augmented."""
         self.eval()
-        images = (kept.view.test(raw.to(self.device)) for raw in kept.images.split(batch))
-        return self.units.activations(self.backbone, images)
+        return self.units.activations(self.backbone, (x for x, _, _ in kept.in_order(batch)))
 
     def accuracy(self, part: Task, stable: Tensor) -> float:
         """Percent of the newest task's images that are right if `stable` units, and the head, hear such alone."""
