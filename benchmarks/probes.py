@@ -16,11 +16,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from scipy.stats import spearmanr
 
+from pages import cell, table, write_page
 from pearl.lifecycle.runs import Run, execute
 from pearl.methods import pearl as method
 from pearl.reports.progress import display
@@ -59,6 +60,7 @@ COLUMNS = {
     "class_il.final": "class-IL A_T",
     "task_il.final": "task-IL A_T",
 }
+PLACES = dict.fromkeys(["mean_rank", "overlap", "correlation", "parameters_million"], 2)
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
@@ -149,13 +151,11 @@ def page(file: Path, rows: dict[str, Any]) -> None:
         "`python benchmarks/probes.py`; mean ± standard deviation over n seeds. Ranks are held against those of the "
         "full probe, task by task: overlap in parameters, correlation over the layers."
     )
-    lines = ["# Cheaper ranks", "", about, ""]
+    lines = ["# Cheaper ranks", "", about]
     for stream in STREAMS:
         if not any(key.startswith(f"{stream} |") for key in rows):
             continue
-        head = " | ".join(["probe", "n", *COLUMNS.values()])
-        settings = " ".join(STREAMS[stream][1:])
-        lines += [f"## {stream}", "", f"`{settings}`", "", f"| {head} |", "|---" * (len(COLUMNS) + 2) + "|"]
+        body = []
         for probe in PROBES:
             found = []
             for key, value in sorted(rows.items()):
@@ -163,20 +163,11 @@ def page(file: Path, rows: dict[str, Any]) -> None:
                     full = rows[f"{stream} | {FULL} | {key.rpartition('| ')[2]}"]
                     found.append(value | agreement(value, full))
             if found:
-                cells = [spread([one[column] for one in found], column) for column in COLUMNS]
-                lines.append(f"| {probe} | {len(found)} | " + " | ".join(cells) + " |")
-        lines.append("")
-    words = file.read_text().partition("\n<!-- words -->\n")[2] if file.is_file() else ""
-    file.write_text("\n".join(lines) + (f"\n<!-- words -->\n{words}" if words else ""))
-
-
-def spread(values: list[float | None], column: str) -> str:
-    """A cell."""
-    there = [value for value in values if value is not None]
-    if not there:
-        return "-"
-    digits = 2 if column in ("overlap", "correlation", "mean_rank", "parameters_million") else 1
-    return f"{fmean(there):.{digits}f}" + (f" ± {stdev(there):.{digits}f}" if len(there) > 1 else "")
+                cells = [cell((one[column] for one in found), PLACES.get(column, 1)) for column in COLUMNS]
+                body.append([probe, str(len(found)), *cells])
+        settings = " ".join(STREAMS[stream][1:])
+        lines += ["", f"## {stream}", "", f"`{settings}`", "", *table(["probe", "n", *COLUMNS.values()], body)]
+    write_page(file, lines)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from statistics import mean, stdev
 
 import torch
 
 import pearl
+from pages import cell, table, write_page
 from pearl.errors import PearlError, RunError
 from pearl.evaluation.evaluate import Ensemble
 from pearl.lifecycle.runs import Run, execute
@@ -101,7 +101,11 @@ def fit_for(recipe: str) -> list[str]:
     on_vit = load_config(recipe).backbone["name"].startswith("timm/")
     names = {method: load_config(recipe, settings).method["name"] for method, settings in METHODS.items()}
     kinds = {method: parts.METHODS.load(name).backbones for method, name in names.items()}  # type: ignore[attr-defined]
-    return [method for method in METHODS if kinds[method] in ("any", *(["vit"] if on_vit else ["residual", "convolutional"]))]
+    return [
+        method
+        for method in METHODS
+        if kinds[method] in ("any", *(["vit"] if on_vit else ["residual", "convolutional"]))
+    ]
 
 
 @torch.no_grad()
@@ -166,21 +170,12 @@ def write_table(recipe: str, rows: list[dict]) -> None:
         "Mean ± standard deviation over n seeds; accuracies in percent; memory at the run's peak, above what the "
         "process held before; inference in plain passes of the net."
     )
-    lines = [f"# {recipe}", "", measures, ""]
-    lines += [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    body = []
     for method, of in methods.items():
-        cells = [cell([r.get(key) for r in of], places) for key, places in ROUND.items()]
-        lines.append(f"| {' | '.join([method, str(len(of)), *cells])} |")
-    lines += ["", *(f"- {', '.join(names)}: {how}" for how, names in made.items())]
-    (RESULTS / f"{recipe}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def cell(values: list[float | None], places: int) -> str:
-    """Mean ± sample standard deviation; of a single value itself alone."""
-    if None in values:  # a method without ranks, a row older than the column
-        return "-"
-    spread = f" ± {stdev(values):.{places}f}" if len(values) > 1 else ""
-    return f"{mean(values):.{places}f}{spread}"
+        cells = (cell((r.get(key) for r in of), places) for key, places in ROUND.items())
+        body.append([method, str(len(of)), *cells])
+    notes = [f"- {', '.join(names)}: {how}" for how, names in made.items()]
+    write_page(RESULTS / f"{recipe}.md", [f"# {recipe}", "", measures, "", *table(head, body), "", *notes])
 
 
 def facts(r: dict) -> str:

@@ -15,7 +15,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +22,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from pages import cell, table, write_page
 from pearl.data.augment import View
 from pearl.evaluation.evaluate import Ensemble
 from pearl.evaluation.sureness import calibration_error, reliability
@@ -196,31 +196,19 @@ def write(file: Path, rows: dict[str, Any]) -> None:
     """The rows, and a table a stream."""
     file.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
     about = "`python benchmarks/telling_apart.py`; mean ± standard deviation over n seeds."
-    lines = ["# Telling tasks apart", "", about, ""]
+    lines = ["# Telling tasks apart", "", about]
     for stream in STREAMS:
         if not any(key.startswith(f"{stream} |") for key in rows):
             continue
-        head = " | ".join(["", "n", *COLUMNS.values()])
-        lines += [f"## {stream}", "", f"| {head} |", "|---" * (len(COLUMNS) + 2) + "|"]
+        body = []
         for label in (*CLASSIFIERS, *rivals(stream)):
             of = [value for key, value in sorted(rows.items()) if key.startswith(f"{stream} | {label} | ")]
             if of:
-                cells = [spread([one.get(column) for one in of], column) for column in COLUMNS]
-                lines.append(f"| {label} | {len(of)} | " + " | ".join(cells) + " |")
-        lines.append("")
-    page = RESULTS / "telling_apart.md"
-    words = page.read_text().partition("\n<!-- words -->\n")[2] if page.is_file() else ""
-    page.write_text("\n".join(lines) + ("\n<!-- words -->\n" + words if words else ""))
-
-
-def spread(values: list[float | None], column: str) -> str:
-    """A cell."""
-    there = [value for value in values if value is not None]
-    if not there:
-        return "-"
-    digits = 0 if column in ("passes", "kilobytes", "seconds") else 1
-    text = f"{mean(there):.{digits}f}"
-    return text + (f" ± {stdev(there):.{digits}f}" if digits and len(there) > 1 else "")
+                exact = {column: column in ("passes", "kilobytes", "seconds") for column in COLUMNS}
+                cells = [cell((one.get(c) for one in of), 1 - exact[c], spread=not exact[c]) for c in COLUMNS]
+                body.append([label, str(len(of)), *cells])
+        lines += ["", f"## {stream}", "", *table(["", "n", *COLUMNS.values()], body)]
+    write_page(RESULTS / "telling_apart.md", lines)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+"""How results are written down: a cell over seeds, a table, and a page whose words stay when its figures are new."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+MARK = "\n<!-- words -->\n"  # what stands below it is somebody's
+
+
+def cell(values: Iterable[float | None], places: int, *, spread: bool = True) -> str:
+    """Mean ± sample standard deviation of the values there are; of a single one itself alone."""
+    there = [value for value in values if value is not None]  # a method without ranks, a row older than its column
+    if not there:
+        return "-"
+    around = f" ± {stdev(there):.{places}f}" if spread and len(there) > 1 else ""
+    return f"{fmean(there):.{places}f}{around}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def write_page(file: Path, lines: Iterable[str]) -> None:
+    """A page of these lines; its words stay as they are."""
+    words = file.read_text(encoding="utf-8").partition(MARK)[2] if file.is_file() else ""
+    file.write_text("\n".join(lines) + "\n" + (MARK + words if words else ""), encoding="utf-8")
