@@ -2,6 +2,7 @@
 
     python benchmarks/real_images.py                      all recipes, all methods, seed 0
     python benchmarks/real_images.py --recipes cpu-cifar20-resnet18 --methods pearl isolation --seeds 0 1
+    python benchmarks/real_images.py --only-memory        measure the memory of the rows there are, and nothing else
     python benchmarks/real_images.py --only-table         write the tables anew from the rows there are, run nothing
 
 `python benchmarks/which_method.py` then takes new rows over into what `pearl list methods --long` says.
@@ -12,11 +13,15 @@ is looked for under $PEARL_DATA; a recipe that cannot be run is one line, the ot
 
 import argparse
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
@@ -27,8 +32,7 @@ from pearl.evaluation.evaluate import Ensemble
 from pearl.lifecycle.runs import Run, execute
 from pearl.reports.progress import display
 from pearl.settings import parts
-from pearl.settings.config import RunConfig, load_config, recipe_names
-from pearl.storage.paths import runs_root
+from pearl.settings.config import load_config, recipe_names
 from speed.timing import peak_above, ratios
 
 RECIPES = ["cpu-cifar20-resnet18", "cpu-cifar100-deit_tiny", "cpu-grocery-deit_tiny"]
@@ -44,6 +48,7 @@ METHODS = {
     "evoprompt": ["method=evoprompt", "method.length=1"],
     "sema, low threshold": ["method=sema", "method.exp_threshold=0.9"],  # at the authors' 2 nothing grows here
 }
+SHORT = ["engine.max_steps=3", "engine.precision=fp32", "engine.reuse=false", "stream.test_per_class=3"]
 COLUMNS = {
     "class_il.final": "class-IL A_T",
     "class_il.average": "class-IL average",
@@ -67,6 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=recipe_names(), metavar="RECIPE")
     parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all that the network is fit for")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--only-memory", action="store_true", help="of rows that are there")
     parser.add_argument("--only-table", action="store_true", help="write the .md from the .json, run nothing")
     options = parser.parse_args(arguments)
     command = shlex.join(["python", "benchmarks/real_images.py", *arguments])
@@ -78,22 +84,34 @@ def main(arguments: Sequence[str]) -> int:
                     raise RunError(f"there is no {recipe}.json in docs/results; run it without --only-table first")
                 write_table(recipe, rows)
                 continue
+            if options.only_memory:
+                for known in read(recipe):
+                    if known["method"] in (options.methods or METHODS):
+                        write(recipe, known | {"memory_mb": memory(recipe, METHODS[known["method"]])})
+                continue
             for method in options.methods or fit_for(recipe):
                 for seed in options.seeds:
-                    config = load_config(recipe, [*METHODS[method], f"seed={seed}"])
-                    write(recipe, row(method, *with_memory(config), command))
+                    run = execute(load_config(recipe, [*METHODS[method], f"seed={seed}"]), show=display())
+                    write(recipe, row(method, run, memory(recipe, METHODS[method]), command))
         except PearlError as error:
             print(f"{recipe}: {'; '.join(str(error).splitlines())}", file=sys.stderr)
             failed = 2
     return failed
 
 
-def with_memory(config: RunConfig) -> tuple[Run, int | None]:
-    """A finished run, and the MB at its peak above what the process held; None if it was not all run here and now."""
-    runs: list[Run] = []
-    begun = (runs_root() / config.id).exists()
-    peak = peak_above(lambda: runs.append(execute(config, show=display())))
-    return runs[0], None if begun else round(peak / 1e6)
+def memory(recipe: str, settings: Sequence[str]) -> int:
+    """MB at the peak of a short run in float32, above what its process held before; in a process of its own.
+
+    So it does not depend on a machine's precision, nor on what ran before.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+        return alone.submit(_peak, recipe, [*settings, *SHORT]).result()
+
+
+def _peak(recipe: str, settings: Sequence[str]) -> int:
+    with TemporaryDirectory() as folder:
+        os.environ["PEARL_RUNS"] = folder
+        return round(peak_above(lambda: execute(load_config(recipe, settings))) / 1e6)
 
 
 def fit_for(recipe: str) -> list[str]:
@@ -122,7 +140,7 @@ def inference_cost(run: Run, batch: int = 32) -> float:
     return ratios(work, 5)["method / plain"][0]
 
 
-def row(method: str, run: Run, memory: int | None, command: str) -> dict:
+def row(method: str, run: Run, memory_mb: int, command: str) -> dict:
     """One run's line of the table, with what is needed to trace it."""
     summary, environment = run.summary, json.loads((run.path / "environment.json").read_text())
     return {
@@ -132,7 +150,7 @@ def row(method: str, run: Run, memory: int | None, command: str) -> dict:
         "mean_rank": run.mean_rank,
         "training_seconds": round(sum(sum(m["seconds"].values()) for m in run.manifests)),
         "evaluation_seconds": round(sum(stage["evaluation_seconds"] for stage in run.results["stages"])),
-        "memory_mb": memory,
+        "memory_mb": memory_mb,
         "inference_cost": inference_cost(run),
         "run": run.path.name,
         "command": command,
@@ -150,9 +168,6 @@ def write(recipe: str, new: dict) -> None:
     """docs/results/RECIPE.json with every row, this one in the place of an earlier one; .md with the table."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     rows = {(r["method"], r["seed"]): r for r in read(recipe)}
-    before = rows.get((new["method"], new["seed"]), {})
-    if new["memory_mb"] is None and before.get("run") == new["run"]:
-        new = new | {"memory_mb": before.get("memory_mb")}  # of when it was run
     rows[new["method"], new["seed"]] = new
     (RESULTS / f"{recipe}.json").write_text(json.dumps([*rows.values()], indent=1) + "\n")
     write_table(recipe, [*rows.values()])
@@ -167,8 +182,8 @@ def write_table(recipe: str, rows: list[dict]) -> None:
         made.setdefault(facts(r), []).append(f"{r['method']} seed {r['seed']}")
     head = ["method", "n", *COLUMNS.values(), "mean rank", "training (s)", "memory (MB)", "inference"]
     measures = (
-        "Mean ± standard deviation over n seeds; accuracies in percent; memory at the run's peak, above what the "
-        "process held before; inference in plain passes of the net."
+        "Mean ± standard deviation over n seeds; accuracies in percent; memory at the peak of a run of "
+        "three steps a phase in float32, above what its process held before; inference in plain passes of the net."
     )
     body = []
     for method, of in methods.items():

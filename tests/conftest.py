@@ -4,6 +4,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 # a thread per test process, and per process that a test starts: as many as there are cores run side by side
@@ -12,8 +13,11 @@ os.environ["PEARL_CACHE"] = "off"  # what a test says of training is said of tra
 
 import pytest
 import torch
+from lightning_fabric.utilities import registry
 
 import zygote
+
+registry.entry_points = cache(registry.entry_points)  # type: ignore[attr-defined]  # asked for with each engine
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

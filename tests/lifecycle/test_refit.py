@@ -58,6 +58,7 @@ def test_folders_of_other_names_and_in_other_places(shop, tmp_path, cli):
 def test_sub_networks_after_the_last_space_are_no_part_of_an_answer():
     """Not even of PackNet, whose tasks share weights."""
     shape = ["stream.tasks=[4,3,3]", "train.epochs=1", "backbone.width=4"]
+    shape += ["stream.per_class=12", "stream.test_per_class=2"]
     chain = "method.classifier={name: chain, spaces: 1, train: all, layers: final}"
     run = execute(load_config("digits", ["method=packnet", *shape, chain]))
     whole = load_method(run.path, run.config)

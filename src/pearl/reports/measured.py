@@ -18,8 +18,8 @@ COLUMNS = {
 _PLACES = {"training_seconds": 0, "memory_mb": 0}  # digits printed; one of the others
 HOW = (
     "Measured on recipes for CPUs, mostly with one seed: accuracy after the last task, mean over tasks; training on "
-    "one thread beside other work, an upper bound; memory at a run's peak, beyond libraries and - where nobody looked; "
-    "parameters stored; forward passes of the network per image."
+    "one thread beside other work, an upper bound; memory at the peak of three steps a phase in float32, beyond "
+    "libraries; parameters stored; forward passes of the network per image."
 )
 
 
