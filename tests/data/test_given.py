@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from pearl.data.given import Given, given
+from pearl.data.given import Given, given, name_of
 from pearl.data.pictures import to_pixels
 from pearl.errors import DataError, PearlError
 from photos import digit, write_photos
@@ -134,6 +134,8 @@ def test_a_folder_of_a_part_is_read_if_it_is_there(folder: Path) -> None:
     for part in ("train", "test"):
         write_photos(folder / part, {part: 0}, 1)
         assert given(folder, SIZE, part=part).classes == (part,)  # type: ignore[arg-type]
+    assert name_of(folder / "train") == name_of(str(folder)) == "photos", "of each month its own, not `train`"
+    assert name_of("/train") == "train"
 
 
 class Shifting(Pairs):

@@ -100,11 +100,16 @@ def check_aliases(aliases: Mapping[str, str], parts: Sequence[Given]) -> None:
 
 
 def name_of(data: Any) -> str:
-    """What a task of a folder or file is called; of images in memory that takes their classes."""
-    place = Path(data) if isinstance(data, str | Path) else None
-    if place is None:
+    """What a task of a folder or file is called; of images in memory that takes their classes.
+
+    A folder `train` is a part of the one above it, see `given`, and called as that is.
+    """
+    if not isinstance(data, str | Path):
         return ""
-    return place.stem if place.is_file() else place.resolve().name
+    place = Path(data).resolve()
+    if place.is_file():
+        return Path(data).stem
+    return place.parent.name or place.name if place.name == "train" else place.name
 
 
 def _of_files(place: Path, files: Files, notes: Iterable[str]) -> Given:
