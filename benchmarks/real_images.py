@@ -79,15 +79,13 @@ def main(arguments: Sequence[str]) -> int:
     failed = 0
     for recipe in options.recipes:
         try:
-            if options.only_table:
-                if not (rows := read(recipe)):
-                    raise RunError(f"there is no {recipe}.json in docs/results; run it without --only-table first")
-                write_table(recipe, rows)
-                continue
-            if options.only_memory:
-                for known in read(recipe):
-                    if known["method"] in (options.methods or METHODS):
-                        write(recipe, known | {"memory_mb": memory(recipe, METHODS[known["method"]])})
+            if options.only_table or options.only_memory:
+                if not (known := read(recipe)):
+                    raise RunError(f"there is no {recipe}.json in docs/results; run it first")
+                for each in known if options.only_memory else ():
+                    if each["method"] in (options.methods or METHODS):
+                        write(recipe, each | {"memory_mb": memory(recipe, METHODS[each["method"]])})
+                write_table(recipe, read(recipe))
                 continue
             for method in options.methods or fit_for(recipe):
                 for seed in options.seeds:
