@@ -117,11 +117,8 @@ def fit_for(recipe: str) -> list[str]:
     on_vit = load_config(recipe).backbone["name"].startswith("timm/")
     names = {method: load_config(recipe, settings).method["name"] for method, settings in METHODS.items()}
     kinds = {method: parts.METHODS.load(name).backbones for method, name in names.items()}  # type: ignore[attr-defined]
-    return [
-        method
-        for method in METHODS
-        if kinds[method] in ("any", *(["vit"] if on_vit else ["residual", "convolutional"]))
-    ]
+    fit = {"any", "vit"} if on_vit else {"any", "residual", "convolutional"}
+    return [method for method in METHODS if kinds[method] in fit]
 
 
 @torch.no_grad()

@@ -61,6 +61,24 @@ def test_rows_of_other_methods_and_seeds_stay(results):
     ]
 
 
+def test_the_table_can_be_written_without_running(results, monkeypatch, capsys):
+    real_images.main(["--recipes", "digits", "--methods", "finetune"])
+    before = (results / "digits.md").read_text(encoding="utf-8")
+    (results / "digits.md").unlink()
+    monkeypatch.setattr(real_images, "execute", None)
+    assert real_images.main(["--only-table", "--recipes", "cifar100-5t-bsc", "digits"]) == 2
+    assert (results / "digits.md").read_text(encoding="utf-8") == before
+    assert "cifar100-5t-bsc: there is no cifar100-5t-bsc.json" in capsys.readouterr().err
+
+
+def test_missing_data_is_a_line_and_the_next_recipe_goes_on(results, capsys, monkeypatch):
+    monkeypatch.setattr(real_images, "METHODS", {"pearl": TINY})
+    assert real_images.main(["--recipes", "cpu-grocery-deit_tiny", "digits"]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("cpu-grocery-deit_tiny: ")]
+    assert len(lines) == 1
+    assert [r["method"] for r in rows(results)] == ["pearl"]
+
+
 def test_memory_can_be_measured_alone(results, monkeypatch):
     real_images.main(["--recipes", "digits"])
     before = rows(results)
