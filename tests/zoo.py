@@ -194,16 +194,9 @@ ZOO = {
 }
 
 
-SAME_STEPS = ("given weights", "on BSC", "view", "unfold", "fewer kernels", "deep prompts")
-
-
-def shared_out() -> list[str]:
-    """Methods of which several processes learn what one does; of those that differ in shapes alone, one."""
-
-    def fit(name: str, method: Method) -> bool:
-        return not (method.rehearsal or method.oracle or method.couples or name.endswith(SAME_STEPS))
-
-    return [name for name, make in ZOO.items() if fit(name, make())]
+def shared_out(method: Method) -> bool:
+    """Whether several processes learn what one does."""
+    return not (method.rehearsal or method.oracle or method.couples)
 
 
 def taught(method: Pearl, tasks: int = 3) -> Pearl:

@@ -8,14 +8,18 @@ from pearl.export.programs import network
 from pearl.export.trained import Trained
 from pearl.export.verbs import export
 from pearl.lifecycle.small import SIZE, config, learn, make_task, small_resnet, small_vit
+from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.common.chain import Chain
 from pearl.methods.pearl import Pearl
+from pearl.methods.sparse.packnet import PackNet
 from pearl.methods.sparse.pnn import Progressive
 from pearl.training.engine import Engine
 
 MODELS = {
     "resnet": lambda: Pearl(small_resnet(), classifier=Chain(spaces=2)),
     "vit": lambda: Pearl(small_vit(), classifier=Chain(spaces=2, projection=16)),
+    "isolation": lambda: Isolation(small_resnet(), classifier=Chain(spaces=2)),
+    "packnet": lambda: PackNet(small_resnet(), classifier=Chain(spaces=2)),
     "pnn": lambda: Progressive(small_resnet(), classifier=Chain(spaces=2)),
 }
 PICTURES = torch.randint(256, (5, SIZE, SIZE, 3), generator=torch.Generator().manual_seed(1)).to(torch.uint8)

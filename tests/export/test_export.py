@@ -29,6 +29,7 @@ from pearl.export.verbs import check_images
 from pearl.lifecycle.runs import execute
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
+from pearl.methods.bounds.joint import Joint
 from pearl.methods.pearl import Pearl
 from pearl.nn import lowrank
 from pearl.nn.rank_rules import FixedRule
@@ -125,6 +126,7 @@ WHOLE = {
     **TABLES,
     **{kind: MODELS[kind] for kind in ("resnet", "bsc", "vit")},
     "finetune": lambda: learnt(Finetune),
+    "joint": lambda: learnt(Joint),
 }
 
 
@@ -161,7 +163,7 @@ def test_a_torch_program_gives_the_logits(kind, exported):
     assert [entry.name for entry in out.parent.iterdir()] == ["model.pt2"]
 
 
-@pytest.mark.parametrize("kind", ["resnet", "vit"])
+@pytest.mark.parametrize("kind", ["resnet", "vit", "eva02"])
 def test_an_onnx_file_gives_the_logits(kind, exported):
     needs("onnx", "onnxscript", "onnxruntime")
     import onnxruntime

@@ -15,7 +15,7 @@ def taught(kind: str) -> Trained:
     return Trained(method.eval(), config().images, named, {"name": "timm/test_vit"})
 
 
-@pytest.mark.parametrize("kind", ["l2p", "sprompts", "hide", "evoprompt"])
+@pytest.mark.parametrize("kind", ["l2p", "dualprompt", "sprompts", "hide", "evoprompt"])
 def test_a_torch_program_says_the_same(kind, tmp_path):
     assert "differ from the model's by at most" in export(taught(kind), "torch", tmp_path / "model.pt2", PICTURES)
 

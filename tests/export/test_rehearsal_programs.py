@@ -10,7 +10,7 @@ from pearl.lifecycle.small import config
 from zoo import ZOO
 
 
-@pytest.mark.parametrize("kind", ["tamil", "agile", "ocdnet"])
+@pytest.mark.parametrize("kind", ["tamil", "agile", "ocdnet", "trire"])
 def test_a_torch_program_says_the_same(kind, tmp_path):
     method = after(ZOO[kind], 2)
     named = [{"name": f"task{t + 1}", "classes": [f"{t} {c}" for c in range(2)]} for t in range(2)]

@@ -307,7 +307,7 @@ def test_a_target_that_matches_nothing_is_refused():
 DOMAINS = ["stream.tasks=1", "stream.domains=[plain, inverted]", "stream.per_class=30"]
 
 
-@pytest.mark.parametrize("method", ["finetune", "joint", "{name: pearl, classifier: chain}"])
+@pytest.mark.parametrize("method", ["finetune", "er", "joint", "{name: pearl, classifier: chain}"])
 def test_domains_are_learnt_one_after_the_other(method, tmp_path):
     settings = small(*DOMAINS, f"method={method}", "train.epochs=8")
     run = execute(settings, stop_after=1)

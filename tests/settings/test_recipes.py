@@ -32,8 +32,6 @@ def data(tmp_path_factory):
 def test_smoke(name, data, monkeypatch):
     monkeypatch.setenv("PEARL_DATA", str(data))
     config = load_config(name, narrower(name), smoke=True)
-    if config.stream.tasks in (10, 20):  # as five, and long
-        config = load_config(name, [*narrower(name), "stream.tasks=5"], smoke=True)
     run = execute(config)
     tasks = config.stream.tasks
     assert run.done
