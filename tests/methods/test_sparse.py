@@ -1,5 +1,7 @@
 """Methods that leave most weights at 0: how many, which, and what a task may change."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,8 +13,8 @@ from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.regularization.ewc import OnlineEwc
 from pearl.methods.sparse.clnp import Clnp
 from pearl.methods.sparse.cpg import Cpg
-from pearl.methods.sparse.held_out import Best, held_out
-from pearl.methods.sparse.masks import FREE, HIDDEN, Owners, cubic
+from pearl.methods.sparse.held_out import Best, accuracy, held_out
+from pearl.methods.sparse.masks import FREE, HIDDEN, Owners, cubic, held
 from pearl.methods.sparse.nispa import Nispa
 from pearl.methods.sparse.pae import Pae
 from pearl.methods.sparse.sparcl import Forgetting, SparClEwc, largest
@@ -256,6 +258,23 @@ def test_clnp_keeps_the_fewest_units_that_cost_nothing(monkeypatch):
     assert method.important(activations, None, 0.0).all() and len(asked) == 1, "no unit is added"
 
 
+def test_units_are_tried_as_a_settled_task_would_hear_them():
+    torch.manual_seed(0)
+    method, task = Clnp(convolutional()), make_task(0, per_class=40)
+    head = method.begin(task)
+    stable = torch.rand(len(method.units)) < 0.7
+    stable[:3] = True
+    settled = copy.deepcopy(method).eval()
+    settled.settle(stable)
+    with torch.no_grad():
+        x, *_ = next(task.in_order(len(task)))
+        settled.heads[0].bias[0] += settled(x).diff(dim=1).median()  # half of the images are of either class
+        head.bias.copy_(settled.heads[0].bias)
+        head.weight[0, ~stable[method.units.out]] = 100.0  # with these heard, all of them of class 0
+    tried, all_heard = method.accuracy(task, stable), method.accuracy(task, torch.ones_like(stable))
+    assert tried == accuracy(settled, task) and tried != all_heard == 50.0
+
+
 def test_clnp_with_all_units_taken_trains_the_head_alone():
     method = Clnp(convolutional())
     learn(method, range(1))
@@ -330,6 +349,18 @@ def test_the_best_epoch_is_taken():
         best.after_step(Batch(torch.zeros(2, 1), torch.zeros(2), torch.arange(2)))
         values.append(float(best.score))
     assert values == [-1, 50, 50, 80, 80, 80, 80, 80] and best.restore() == 80 and network.weight.item() == 3
+
+
+def test_what_is_held_has_no_part_in_momentum_and_norms():
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    hooks = held({"w": weight}, {"w": torch.tensor([True, False])})
+    weight.grad = torch.tensor([30.0, 4.0])
+    hooks["after_backward"]()
+    assert weight.grad.tolist() == [0.0, 4.0]
+    with torch.no_grad():
+        weight.sub_(0.5)
+    hooks["after_step"](None)
+    assert weight.tolist() == [1.0, 1.5]
 
 
 def test_a_task_of_single_images_chooses_by_them():
@@ -455,3 +486,20 @@ def test_cpg_that_picks_all_is_pae():
         method.owners.claim(1)
     for name, weight in one.weights_of(1).items():
         assert torch.equal(weight, other.weights_of(1)[name])
+
+
+def test_the_last_phase_of_cpg_is_kept_for_its_best_epoch(monkeypatch):
+    """Which is neither what was before it nor its last."""
+    method, scores, seen = Cpg(convolutional(), train_accuracy=0.0, max_multiplier=1.0), [10.0, 20.0, 80.0, 30.0], []
+
+    def score(part):
+        seen.append({name: method.live[0][name].detach() > method.above for name in method.owners.names})
+        return scores[len(seen) - 1]
+
+    learn(method, range(1))
+    monkeypatch.setattr(method, "score", score)
+    lively = config(train={"phases": {"cpg_retrain": {"epochs": 3, "groups": {"picks": {"lr": 0.05}}}}})
+    learn(method, range(1, 2), Engine(lively, device="cpu"))
+    assert len(seen) == 4 and any((seen[2][name] != seen[3][name]).any() for name in method.owners.names)
+    for name in method.owners.names:
+        assert torch.equal(method.picks[f"1.{name}"], seen[2][name])
