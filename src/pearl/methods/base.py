@@ -269,3 +269,9 @@ def own_loss(features: Callable[[Tensor], Tensor], head: nn.Module, task: Task) 
         return F.cross_entropy(head(features(batch.x)), batch.y - task.first_class)
 
     return loss
+
+
+def whole(name: str, network: nn.Module, head: nn.Module, task: Task, extra: nn.Module | None = None) -> Phase:
+    """A phase in which all of a network and of its task's head train. It reads nothing else, so it may be kept."""
+    params = [*network.requires_grad_(True).parameters(), *head.requires_grad_(True).parameters()]
+    return Phase(name, params, own_loss(network, head, task), extra=extra, steady=True, reads=(network, head))

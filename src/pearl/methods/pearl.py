@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
-from pearl.methods.base import Network, Phase, own_loss
+from pearl.methods.base import Network, Phase, own_loss, whole
 from pearl.methods.common.allocation import allocate
 from pearl.methods.common.chain import Classifier
 from pearl.methods.common.probes import step_down, with_tensors
@@ -111,10 +111,7 @@ class Pearl(SubNetworks):
         self.requires_grad_(False)  # nothing learnt moves
         head = self.heads.grow(len(task.classes)).to(self.device)
         if task.id < self.first_adapted:
-            self.backbone.requires_grad_(True)
-            params = [*self.backbone.parameters(), *head.parameters()]
-            reads = (self.backbone, head)
-            yield Phase("reference", params, own_loss(self.backbone, head, task), steady=True, reads=reads)
+            yield whole("reference", self.backbone, head, task)
             self.requires_grad_(False)
             return
 

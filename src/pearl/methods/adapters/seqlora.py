@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pearl.data.batches import Batch, Task
-from pearl.methods.base import Method, Phase, own_loss
+from pearl.methods.base import Method, Phase, own_loss, whole
 from pearl.nn import lowrank
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Fold, Target
@@ -61,10 +61,7 @@ class SeqLora(Method):
         self.requires_grad_(False)
         head = self.heads.grow(len(task.classes)).to(self.device)
         if task.id < self.first_adapted:
-            self.backbone.requires_grad_(True)
-            params = [*self.backbone.parameters(), *head.parameters()]
-            reads = (self.backbone, head)
-            yield Phase("reference", params, own_loss(self.backbone, head, task), steady=True, reads=reads)
+            yield whole("reference", self.backbone, head, task)
             self.requires_grad_(False)
             return
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
-from pearl.methods.base import Phase, own_loss
+from pearl.methods.base import Phase, whole
 from pearl.methods.common.chain import Classifier
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.settings.born import Born
@@ -34,8 +34,7 @@ class Isolation(SubNetworks):
         """Train a fresh copy and its head; all earlier ones stay as they are."""
         self.requires_grad_(False)
         network, head = self._grow(task.id), self.heads.grow(len(task.classes)).to(self.device)
-        params = [*network.parameters(), *head.parameters()]
-        yield Phase("isolation", params, own_loss(network, head, task), steady=True, reads=(network, head))
+        yield whole("isolation", network, head, task)
 
     def _grow(self, t: int) -> nn.Module:
         network = copy.deepcopy(self.backbone).requires_grad_(True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
-from pearl.methods.base import Phase, own_loss
+from pearl.methods.base import Phase, whole
 from pearl.methods.prototypes.prototype import PrototypeMethod
 from pearl.nn.precision import full
 
@@ -38,10 +38,7 @@ class FrozenExtractor(PrototypeMethod):
         if not self.trains_on(task):
             return
         head = head or self.heads.block(len(task.classes)).to(self.device)
-        self.backbone.requires_grad_(True)
-        params = [*self.backbone.parameters(), *head.requires_grad_(True).parameters()]
-        reads = (self.backbone, head)
-        yield Phase("extractor", params, own_loss(self.backbone, head, task), extra=head, steady=True, reads=reads)
+        yield whole("extractor", self.backbone, head, task, extra=head)
         self.requires_grad_(False)
 
     def score(self, features: Tensor) -> Tensor:
