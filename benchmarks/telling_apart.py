@@ -59,6 +59,7 @@ CLASSIFIERS: dict[str, dict[str, Any] | None] = {
 }
 OF_CNNS = ("ncm", "fecam", "ranpac", "er_ace", "joint")
 OF_VITS = ("ncm", "fecam", "ranpac", "loranpac", "aper", "inflora", "coda_prompt")
+TWO_PASSES = ("aper", "coda_prompt")  # of the network as it was given, and of what they made of it
 COLUMNS = {
     "class_il": "class-IL A_T",
     "average": "class-IL average",
@@ -67,7 +68,7 @@ COLUMNS = {
     "auroc": "AUROC",
     "refused": "refused at 5 %",
     "passes": "passes",
-    "kilobytes": "statistics (kB)",
+    "kilobytes": "kept (kB)",
     "seconds": "training (s)",
 }
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str]) -> None:
             key = f"{stream} | {rival} | {seed}"
             if key not in rows and (not options.only or rival in options.only):
                 run = execute(load_config(recipe, [*rest, *METHODS[rival]]), show=display())
-                rows[key] = row(run) | {"seconds": seconds(run)}
+                rows[key] = row(run) | {"seconds": seconds(run), "passes": 1 + (rival in TWO_PASSES)}
                 write(file, rows)
 
 
@@ -148,14 +149,13 @@ def row(run: Run) -> dict[str, Any]:
     logits, labels = asked(run, data, method, range(len(tasks)))
     share = logits.softmax(1).numpy()
     diagram = reliability(share.max(1), share.argmax(1) == labels)
-    chain = getattr(method, "chain", None)
     found = {
         "class_il": summary["class_il.final"],
         "average": summary["class_il.average"],
         "task_il": summary["task_il.final"],
         "calibration": calibration_error(diagram),
-        "passes": 1 if chain is None and not hasattr(method, "sub_network") else method.asked(),
-        "kilobytes": 0.0 if chain is None else sum(buffer.nbytes for buffer in chain.buffers()) / 1e3,
+        "passes": method.asked() if hasattr(method, "sub_network") else None,
+        "kilobytes": kept(method) / 1e3,
         "auroc": None,
         "run": run.path.name,
     }
@@ -168,6 +168,15 @@ def row(run: Run) -> dict[str, Any]:
         known = np.repeat([t < half for t in range(len(tasks))], [len(part) for part in scores])
         found["auroc"] = 100 * float(roc_auc_score(known, np.concatenate(scores)))
     return found
+
+
+def kept(method: Any) -> int:
+    """Bytes that a method keeps of its tasks beside networks: statistics, or images to be shown again."""
+    chain = getattr(method, "chain", None)
+    if chain is None and hasattr(method, "sub_network"):
+        return 0
+    named = (method if chain is None else chain).named_buffers()
+    return sum(buffer.nbytes for name, buffer in named if not name.startswith(("backbone.", "network.")))
 
 
 def familiarity(run: Run, data: Any, method: Any) -> list[np.ndarray] | None:
@@ -198,16 +207,17 @@ def write(file: Path, rows: dict[str, Any]) -> None:
     about = "`python benchmarks/telling_apart.py`; mean ± standard deviation over n seeds."
     lines = ["# Telling tasks apart", "", about]
     for stream in STREAMS:
-        if not any(key.startswith(f"{stream} |") for key in rows):
-            continue
+        of_stream = [value for key, value in rows.items() if key.startswith(f"{stream} | ")]
+        columns = [column for column in COLUMNS if any(one.get(column) is not None for one in of_stream)]
         body = []
         for label in (*CLASSIFIERS, *rivals(stream)):
             of = [value for key, value in sorted(rows.items()) if key.startswith(f"{stream} | {label} | ")]
             if of:
-                exact = {column: column in ("passes", "kilobytes", "seconds") for column in COLUMNS}
-                cells = [cell((one.get(c) for one in of), 1 - exact[c], spread=not exact[c]) for c in COLUMNS]
+                exact = {column: column in ("passes", "kilobytes", "seconds") for column in columns}
+                cells = [cell((one.get(c) for one in of), 1 - exact[c], spread=not exact[c]) for c in columns]
                 body.append([label, str(len(of)), *cells])
-        lines += ["", f"## {stream}", "", *table(["", "n", *COLUMNS.values()], body)]
+        if body:
+            lines += ["", f"## {stream}", "", *table(["", "n", *(COLUMNS[column] for column in columns)], body)]
     write_page(RESULTS / "telling_apart.md", lines)
 
 
