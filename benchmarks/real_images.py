@@ -42,7 +42,7 @@ METHODS = {
     "fixed rank 8": ["method.rank.name=fixed", "method.rank.r=8"],
     "joint, 6 epochs": ["method=joint", "train.phases.joint.epochs=6"],
     **{name: [f"method={name}"] for name in parts.METHODS.own if name != "pearl"},
-    "ranpac": ["method=ranpac", "method.M=2000"],  # as many random features as there are images
+    "ranpac": ["method=ranpac"],
     "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # somebody's, in $PEARL_DATA
     # Its 60 prompts outnumber the 49 patches of the CPU recipes; on images held out, one is better by 18 points.
     "evoprompt": ["method=evoprompt", "method.length=1"],

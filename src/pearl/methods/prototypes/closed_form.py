@@ -40,5 +40,7 @@ def ridge(gram: Tensor, cross: Tensor, strength: float) -> Tensor:
 
     Of centred X and Y they are those of a regression with an intercept, mean(Y) - W mean(X).
     """
-    eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    return torch.linalg.solve(gram + strength * eye, cross).T
+    regular = gram.clone()
+    regular.diagonal().add_(strength)
+    factor, failed = torch.linalg.cholesky_ex(regular)  # half of what `solve` costs, which can do without a ridge
+    return (torch.linalg.solve(regular, cross) if failed else torch.cholesky_solve(cross, factor)).T
