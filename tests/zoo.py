@@ -24,7 +24,7 @@ from pearl.methods.base import Method
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.bounds.joint import Joint
-from pearl.methods.common.chain import Chain
+from pearl.methods.common.classifiers import Chain
 from pearl.methods.pearl import Pearl
 from pearl.methods.prompts.coda_prompt import CodaPrompt
 from pearl.methods.prompts.convprompt import ConvPrompt

@@ -14,7 +14,8 @@ from inference import learnt
 from timing import Row, ratios, show
 
 from pearl.evaluation.evaluate import Ensemble
-from pearl.methods.common.chain import Chain, ChainStatistics
+from pearl.methods.common.chain import ChainStatistics
+from pearl.methods.common.classifiers import Chain
 from pearl.methods.pearl import Pearl
 from pearl.nn.inner import inner_layers
 

@@ -11,7 +11,8 @@ from scipy.special import log_softmax, logsumexp
 from pearl.errors import RunError, TrainingError
 from pearl.lifecycle.small import SIZE, learn, make_task, small_resnet, small_vit
 from pearl.methods.bounds.isolation import Isolation
-from pearl.methods.common.chain import GRID, UNCALIBRATED, Chain, ChainStatistics
+from pearl.methods.common.chain import GRID, UNCALIBRATED, ChainStatistics
+from pearl.methods.common.classifiers import Chain
 from pearl.methods.common.scatter import FOLDS, pieces
 from pearl.methods.common.spaces import ByClass, misfit, projection
 from pearl.methods.pearl import Pearl
@@ -98,18 +99,18 @@ def written_out(tasks, test, spaces, dim, temperature=None, updated=True):
 
     shown = [(labels, [made[v](raws[v]) for v in range(spaces)]) for labels, raws in tasks]
     if temperature is None:
-        labels, rows = shown[-1]
-        used = min(spaces, len(tasks) - 1)
-        fold = np.zeros(len(labels), int)
-        for c in set(labels):
-            fold[labels == c] = np.arange((labels == c).sum()) % FOLDS
         loss = np.zeros(len(GRID))
-        for k in range(FOLDS):
-            kept = [*shown[:-1], (labels[fold != k], [each[fold != k] for each in rows])]
-            out = [each[fold == k] for each in rows]
-            for i, g in enumerate(GRID.tolist()):
-                logp = chained(out, kept, used, g)
-                loss[i] -= logp[np.arange(len(logp)), labels[fold == k]].sum()
+        for t in range(1, len(tasks)):
+            labels, rows = shown[t]
+            fold = np.zeros(len(labels), int)
+            for c in set(labels):
+                fold[labels == c] = np.arange((labels == c).sum()) % FOLDS
+            for k in range(FOLDS):
+                kept = [*shown[:t], (labels[fold != k], [each[fold != k] for each in rows])]
+                out = [each[fold == k] for each in rows]
+                for i, g in enumerate(GRID.tolist()):
+                    logp = chained(out, kept, min(spaces, t), g)
+                    loss[i] -= logp[np.arange(len(logp)), labels[fold == k]].sum()
         temperature = float(GRID[loss.argmin()])
     return chained([make(x) for make, x in zip(made, test, strict=False)], shown, spaces, temperature), temperature
 
@@ -250,6 +251,28 @@ def test_classes_of_one_image_each_are_no_measure():
     assert (chain.judge(x)[1] >= chain.threshold(0.05)).all()
 
 
+def test_a_class_that_is_never_confused_says_little_of_the_temperature():
+    tasks, _ = stream()
+    options = Chain(spaces=2, projection=16)
+    before = taught(options, tasks)
+    rng = np.random.default_rng(5)
+    far = np.full(20, sum(CLASSES)), [30 + rng.normal(size=(20, raw.shape[1])) for raw in tasks[-1][1]]
+    after = taught(options, [*tasks, far])
+    alone = GRID[after.tensors["task.3.losses"].argmin()]
+    assert alone == GRID[-1] and abs(math.log(after.temperature / before.temperature)) < 0.25
+
+
+def test_a_channel_that_was_dead_when_the_space_was_made_outweighs_nothing():
+    tasks, test = stream()
+    wider = [(labels, [np.concatenate([raw, np.zeros((len(raw), 1))], 1) for raw in raws]) for labels, raws in tasks]
+    x = [torch.tensor(np.concatenate([x, np.ones((len(x), 1))], 1)).float() for x in test]
+    dead, without = taught(Chain(spaces=2, projection=None), wider), taught(Chain(spaces=2, projection=None), tasks)
+    assert all(space.std[-1] == torch.inf for space in dead.spaces())
+    torch.testing.assert_close(
+        dead.head()(x).argmax(1), without.head()([torch.tensor(x).float() for x in test]).argmax(1)
+    )
+
+
 def test_images_that_are_all_the_same():
     """No class can be told from another, so that all are as likely; and nothing is divided by zero."""
     tasks, test = stream()
@@ -273,6 +296,23 @@ def test_statistics_that_do_not_fit_each_other(name):
     fresh = ChainStatistics(Chain(spaces=2, projection=16))
     with pytest.raises(ValueError, match="is missing, or does not fit the others"):
         fresh.load_state_dict({f"tensors.{key}": value for key, value in lacking.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -1.0),
+        ("task/1/familiarity", torch.nan),
+        ("space/1/scatter", torch.nan),
+        ("space/0/freedom", -3),
+        ("task/0/classes", -1),
+        ("space/1/birth", -1),
+    ],
+)
+def test_statistics_of_no_possible_value(name, value):
+    tasks, _ = stream()
+    state = dict(taught(Chain(spaces=2, projection=16), tasks).tensors.named_buffers())
+    assert misfit({**state, name: torch.full_like(state[name], value)}) == name
 
 
 def test_features_that_do_not_fit_their_statistics():
@@ -433,7 +473,8 @@ def test_the_threshold_is_of_tasks_that_say_what_is_familiar():
     chain.tensors["task.1.familiarity"].fill_(-torch.inf)
     assert chain.threshold(0.1) == pytest.approx(float(chain.tensors["task.2.familiarity"][10]), abs=1)
     chain.tensors["task.2.familiarity"].fill_(-torch.inf)
-    assert chain.threshold(0.1) == pytest.approx(float(chain.tensors["task.0.familiarity"][10]), abs=1)
+    warmer = chain.temperature / UNCALIBRATED  # the temperature that the first task's was measured at
+    assert chain.threshold(0.1) == pytest.approx(warmer * float(chain.tensors["task.0.familiarity"][10]), abs=1)
     chain.tensors["task.0.familiarity"].fill_(-torch.inf)
     assert chain.threshold(0.1) == -torch.inf
 

@@ -19,7 +19,7 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Network, Phase, own_loss, whole
 from pearl.methods.common.allocation import allocate
-from pearl.methods.common.chain import Classifier
+from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.probes import step_down, with_tensors
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.nn import lowrank

@@ -90,8 +90,8 @@ CLASSIFIERS = Registry(
     "classifier",
     "classifiers",
     {
-        "heads": "pearl.methods.common.chain:Heads",
-        "chain": "pearl.methods.common.chain:Chain",
+        "heads": "pearl.methods.common.classifiers:Heads",
+        "chain": "pearl.methods.common.classifiers:Chain",
     },
 )
 

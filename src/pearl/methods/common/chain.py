@@ -11,22 +11,23 @@ several, and a chain of decisions over the tasks joins them.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from pearl.errors import RunError
 from pearl.methods.base import Answers
+from pearl.methods.common.classifiers import Chain
 from pearl.methods.common.scatter import FOLDS, MANY, folds, inverse, pack, pieces, shrunk, statistics, unpack
 from pearl.methods.common.spaces import (
+    TRIED,
     Background,
     ByClass,
     ChainHead,
     Discriminants,
     Space,
+    alive,
     begins_of,
     chain_rule,
     digest_of,
@@ -35,45 +36,14 @@ from pearl.methods.common.spaces import (
     projection,
 )
 from pearl.nn.growing import TaskTensors
-from pearl.nn.inner import Layers
 
 New = tuple[Tensor, Tensor, Tensor | None]  # of a task in a space: means, counts; a scatter if it enters the covariance
 
 UNCALIBRATED = 0.2  # the temperature before there are two tasks to measure it with
 MEASURED = 512  # images that the temperature is measured on, of a task that comes to so many prototypes
 ENOUGH = 100  # images that say what is familiar
-GRID = torch.logspace(math.log10(0.02), math.log10(1.5), 40, dtype=torch.float64)
+GRID = torch.logspace(math.log10(0.02), math.log10(1.5), TRIED, dtype=torch.float64)
 DRAWS, WIDTHS = 128, [0.5 * i for i in range(1, 17)]  # images that stand for old ones, and how far they may lie
-
-
-class Classifier:
-    """How a method with a sub-network per task chooses among the classes of all tasks."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Heads(Classifier):
-    """The heads' raw logits side by side, as in the PEARL paper."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chain(Classifier):
-    """Class statistics in the spaces of the first sub-networks; see the module.
-
-    Options:
-        spaces: of how many sub-networks, the first ones; `all` for every task's. An image passes through each of them.
-        layers: `auto` looks at inner layers too (see `nn.inner.inner_layers`), `final` at the features alone.
-        projection: dimensions of a space: wider features are projected at random; null leaves them as they are.
-        covariance: `updated` - of all images seen, so that scores of old classes move as tasks come; `frozen` - of the
-            first two tasks, in a later space of the task that made it: the score of a class keeps its bits for ever.
-        train: `spaces` trains a sub-network only for tasks that become a space: no other is ever asked; `all` trains
-            every task's, as the method without this classifier.
-    """
-
-    spaces: Annotated[int, Field(ge=1)] | Literal["all"] = 3
-    layers: Layers = "auto"
-    projection: Annotated[int, Field(ge=1, le=65536)] | None = 1024
-    covariance: Literal["updated", "frozen"] = "updated"
-    train: Literal["spaces", "all"] = "spaces"
 
 
 class ChainStatistics(nn.Module):
@@ -89,7 +59,8 @@ class ChainStatistics(nn.Module):
         self.options = options
         # "space.v.birth" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",
         # ".projected_std" (p,), ".scatter" (p(p+1)/2,), ".freedom" (); "task.t.classes", ".counts" (k,),
-        # ".means.v" (k, p); ".familiarity" (101,), percentiles among images left out; "temperature" ()
+        # ".means.v" (k, p); ".familiarity" (101,), percentiles among images left out, at ".temperature" ();
+        # ".losses" (40,), of these images at each temperature of the grid; "temperature" ()
         self.tensors = TaskTensors(buffers=True)
         self._head: list[ChainHead] = []  # in lists: they are no part of the state
         self._backgrounds: list[Background] = []
@@ -141,11 +112,11 @@ class ChainStatistics(nn.Module):
         v, raw_dim = len(self.births), raw.shape[1]
         dim = self.options.projection
         made = projection(v, raw_dim, dim).to(raw.device) if dim is not None and dim < raw_dim else None
-        facts = {"mean": raw.double().mean(0).to(raw), "std": raw.double().std(0, unbiased=False).to(raw)}
+        facts = {"mean": raw.double().mean(0).to(raw), "std": alive(raw.double().std(0, unbiased=False)).to(raw)}
         none = raw.new_zeros(1)
         rows = Space(facts | {"projected_mean": none, "projected_std": none}, made).projected(raw).double()
         p = rows.shape[1]
-        facts |= {"projected_mean": rows.mean(0).to(raw), "projected_std": rows.std(0, unbiased=False).to(raw)}
+        facts |= {"projected_mean": rows.mean(0).to(raw), "projected_std": alive(rows.std(0, unbiased=False)).to(raw)}
         if made is not None:
             facts["projection"] = digest_of(made).to(raw.device)
         facts["scatter"] = torch.zeros(p * (p + 1) // 2, dtype=torch.float64, device=raw.device)
@@ -160,18 +131,21 @@ class ChainStatistics(nn.Module):
         """Add a task: features (N, p) in every space there is, and the classes' logit indices (N,).
 
         The temperature is measured first, with these images left out of the statistics a quarter at a time: what is
-        then said of them is in `left_out`.
+        then said of them is in `left_out`. What earlier tasks had to say of it counts as much, image by image: one that
+        is never confused, as a single class or more photos of a known one, says next to nothing.
         """
         self._forget()
         t = len(self)
         # what its own sub-network makes of images that it has learnt is no measure; at first there is no other
         usable = [rows for birth, rows in zip(self.births, features, strict=True) if birth < t or t == 0]
         classes, own = labels.unique(return_inverse=True)
-        temperature, percentiles, self.left_out = self._calibrate(usable, classes, own)
+        temperature, losses, percentiles, self.left_out = self._calibrate(usable, classes, own)
+        value = torch.tensor(temperature, dtype=torch.float64, device=labels.device)
         if t and percentiles.isfinite().all():  # it was measured
-            value = torch.tensor(temperature, dtype=torch.float64, device=labels.device)
             self.tensors.add("temperature", value)
+            self.tensors.add(f"task.{t}.losses", losses.to(labels.device))
         self.tensors.add(f"task.{t}.familiarity", percentiles.to(labels.device))
+        self.tensors.add(f"task.{t}.temperature", value.clone())
         self.tensors.add(f"task.{t}.classes", classes)
         self.tensors.add(f"task.{t}.counts", own.bincount(minlength=len(classes)))
         for v, rows in enumerate(features):
@@ -188,11 +162,12 @@ class ChainStatistics(nn.Module):
 
     def _calibrate(
         self, features: Sequence[Tensor], classes: Tensor, own: Tensor
-    ) -> tuple[float, Tensor, Answers | None]:
-        """The temperature of the least negative log-likelihood of a new task's images among all classes.
+    ) -> tuple[float, Tensor, Tensor, Answers | None]:
+        """The temperature of the least negative log-likelihood of images among all classes there were.
 
-        With it, the percentiles (101,) of their familiarity, and the answers; None if each class has a single image.
-        Each image is left out of the statistics that it meets.
+        With it, of a new task's images, that at each temperature of the grid (40,), the percentiles (101,) of their
+        familiarity, and the answers; None if each class has a single image. Each image is left out of the statistics
+        that it meets.
         """
         labels, births = classes[own], self.births[: len(features)]
         task_of = torch.cat([self.task_of, torch.full((len(classes),), len(self))])
@@ -228,8 +203,10 @@ class ChainStatistics(nn.Module):
                 logp = by_class(chain_rule(scores, first, begins, births, float(temperature)))
                 total[i] -= logp.gather(1, labels[out, None]).sum().cpu()
         if not left_out:  # classes of one image each: nothing is measured, and nothing strange
-            return self.temperature, torch.full((101,), -torch.inf, dtype=torch.float64), None
-        best = float(GRID[total.argmin()]) if len(self) else UNCALIBRATED
+            return self.temperature, total, torch.full((101,), -torch.inf, dtype=torch.float64), None
+        earlier = [f"task.{t}.losses" for t in range(len(self)) if f"task.{t}.losses" in self.tensors]
+        pooled = sum((self.tensors[name].cpu() for name in earlier), total)
+        best = float(GRID[pooled.argmin()]) if len(self) else UNCALIBRATED
         seen, answers = [], []
         for true, scores, common in left_out:
             logp = by_class(chain_rule(scores, first, begins, births, best))
@@ -238,15 +215,16 @@ class ChainStatistics(nn.Module):
             answers.append(Answers.of(logp, true, among.expand_as(logp)))
         every = torch.cat(seen).double()
         percentiles = every.quantile(torch.linspace(0, 1, 101, dtype=torch.float64, device=every.device))
-        return best, percentiles, Answers.joined(answers)
+        return best, total, percentiles, Answers.joined(answers)
 
     def threshold(self, rate: float) -> float:
         """The familiarity below which a share `rate` of images of known classes lies, as far as is known.
 
-        Tasks say it whose images met as many spaces as any, none of which had learnt them: in fewer spaces, at an
-        earlier temperature, familiarity is another number. While these have few images, tasks that met fewer spaces say
-        it as well, but the first only if there is no other: its own network is all that judged it. None do that have
-        one image a class, of which none can be left out.
+        Tasks say it whose images met as many spaces as any, none of which had learnt them: in fewer spaces familiarity
+        is another number. While these have few images, tasks that met fewer spaces say it as well, but the first only
+        if there is no other: its own network is all that judged it. None do that have one image a class, of which none
+        can be left out. What was measured at an earlier temperature is brought to today's, as if entropies, the lesser
+        part, were in proportion to it.
         """
         images = {
             t: int(self.tensors[f"task.{t}.counts"].sum())
@@ -261,11 +239,16 @@ class ChainStatistics(nn.Module):
             tasks += [t for t in met if met[t] == spaces]
             if sum(images[t] for t in tasks) >= ENOUGH:
                 break
-        found = torch.stack([self.tensors[f"task.{t}.familiarity"] for t in tasks])
+        found = torch.stack([self.tensors[f"task.{t}.familiarity"] * self._warmer(t) for t in tasks])
         of_task = torch.tensor([images[t] for t in tasks], device=found.device)
         values, order = found.flatten().sort()
         share = (of_task / of_task.sum() / found.shape[1]).repeat_interleave(found.shape[1])[order].cumsum(0)
         return float(values[(share >= rate).int().argmax()])
+
+    def _warmer(self, t: int) -> float:
+        """How many times the temperature is what it was with task t; models of before did not note that."""
+        then = f"task.{t}.temperature"
+        return self.temperature / float(self.tensors[then]) if then in self.tensors else 1.0
 
     # ---------------------------------------------------------------------------------------------------------- scoring
 

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+TRIED = 40  # temperatures that are tried
+DEAD = 1e-3  # of the mean standard deviation: below it a dimension says nothing
+
 
 class Space(nn.Module):
     """From the raw features (B, p_raw) of a sub-network to a space (B, p), and there to scores (B, prototypes).
@@ -196,6 +199,16 @@ class ByClass(nn.Module):
         return sums[0] if self.sizes[-1][0] == 1 else torch.cat(sums, dim=1)[:, self.place]
 
 
+def alive(std: Tensor) -> Tensor:
+    """Deviations (p,) to divide by: infinite for a dimension that hardly moved, so that it is left out.
+
+    Images to come may well move it: divided by next to nothing, one dead channel would outweigh all others. If nothing
+    moved, nothing is known of any, and all are 1.
+    """
+    moved = std > DEAD * std.mean()
+    return torch.where(moved, std, torch.inf) if moved.any() else torch.ones_like(std)
+
+
 def projection(v: int, raw: int, dim: int) -> Tensor:
     """The random projection (raw, dim) of space v, N(0, 1/raw), float32: the same everywhere."""
     generator = torch.Generator().manual_seed(20_261 + v)
@@ -209,26 +222,46 @@ def digest_of(tensor: Tensor) -> Tensor:
 
 
 def misfit(tensors: Mapping[str, Tensor]) -> str | None:
-    """The first of the chain's tensors, by their names in a state_dict, that is missing or not of its shape."""
+    """The first of the chain's tensors, by their names in a state_dict, that is missing, or of no possible value."""
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     size = {name: math.prod(shape) for name, shape in shapes.items()}
     spaces, tasks = (
         range(len({name.split("/")[1] for name in shapes if name.startswith(f"{kind}/")})) for kind in ("space", "task")
     )
     expected: dict[str, tuple[int, ...]] = {}
+    optional: dict[str, tuple[int, ...]] = {"temperature": ()}
     for v in spaces:
         raw, p = size.get(f"space/{v}/mean", 0), size.get(f"space/{v}/projected_mean", 0)
         of = {"birth": (), "mean": (raw,), "std": (raw,), "projected_mean": (p,), "projected_std": (p,), "freedom": ()}
         expected |= {f"space/{v}/{name}": shape for name, shape in of.items()}
         expected[f"space/{v}/scatter"] = (p * (p + 1) // 2,)
+        optional[f"space/{v}/projection"] = (32,)
     for t in tasks:
         classes = size.get(f"task/{t}/classes", 0)
-        expected |= {f"task/{t}/classes": (classes,), f"task/{t}/counts": (classes,)}
+        of = {"classes": (classes,), "counts": (classes,), "familiarity": (101,)}
+        expected |= {f"task/{t}/{name}": shape for name, shape in of.items()}
+        optional |= {f"task/{t}/temperature": (), f"task/{t}/losses": (TRIED,)}
         for v in spaces:
             birth = tensors.get(f"space/{v}/birth")
             if birth is not None and birth.numel() == 1 and birth <= t:
                 expected[f"task/{t}/means/{v}"] = (classes, size.get(f"space/{v}/projected_mean", 0))
-    return next((name for name, shape in expected.items() if shapes.get(name) != shape), None)
+    expected |= {name: shape for name, shape in optional.items() if name in shapes}
+    wrong = (name for name, shape in expected.items() if shapes.get(name) != shape or not possible(name, tensors[name]))
+    return next(wrong, None)
+
+
+def possible(name: str, value: Tensor) -> bool:
+    """Whether one of the chain's tensors has values that such a tensor can have; on other devices they are not read."""
+    kind = name.split("/")[2 if "/" in name else 0]
+    if value.device.type != "cpu":
+        return True
+    if kind in ("birth", "freedom", "classes", "counts"):
+        return bool((value >= 0).all())
+    if kind in ("std", "projected_std"):  # infinite where a dimension says nothing
+        return bool((value >= 0).all())
+    if kind == "familiarity":  # minus infinity where nothing was measured
+        return not bool(value.isnan().any())
+    return bool(value.isfinite().all()) and (kind != "temperature" or bool(value > 0))
 
 
 def _length(rows: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.errors import RunError, TrainingError
 from pearl.methods.base import Answers, Expert, Method, Phase
-from pearl.methods.common.chain import Chain, ChainStatistics, Classifier, Heads
+from pearl.methods.common.chain import ChainStatistics
+from pearl.methods.common.classifiers import Chain, Classifier, Heads
 from pearl.nn.fast.folding import with_weights
 from pearl.nn.inner import WithInner, inner_layers
 from pearl.nn.precision import outside_autocast
@@ -100,7 +101,12 @@ class SubNetworks(Method):
         return None
 
     def notes(self, task: Task) -> list[str]:
-        """Whether nothing is trained, and why."""
+        """Whether nothing is trained, and why; whether nothing can be learnt that later tasks build on."""
+        if self.chain and task.id == 0 and len(task.shown) < 2 and not self.backbone.pretrained:
+            return [
+                "a single class teaches a network nothing, and all tasks to come build on this one's; begin with two "
+                "classes or more, or with a network that brings weights"
+            ]
         reason = self._untrained(task)
         return [f"learnt by the statistics of its classes alone, without training, {reason}"] if reason else []
 

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from pearl.data.batches import Task
 from pearl.methods.base import Phase, own_loss
-from pearl.methods.common.chain import Classifier
+from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.methods.sparse.masks import Owners, weight_names
 from pearl.settings.born import Born

@@ -19,7 +19,7 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Expert, Phase, own_loss
 from pearl.methods.bounds.isolation import Isolation
-from pearl.methods.common.chain import Classifier
+from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.subnetworks import HEADS, Spaces
 from pearl.nn import lowrank
 from pearl.nn.growing import TaskTensors
