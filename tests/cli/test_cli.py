@@ -140,6 +140,15 @@ def test_wrong_input_is_one_line(cli, wrong):
     assert not Path(os.environ["PEARL_RUNS"]).exists()
 
 
+def test_an_option_that_takes_one_value_is_given_once(cli, tmp_path):
+    """Of two folders the last would be learnt, and the first not, without a word."""
+    error = cli("learn", "shop", "--data", tmp_path, "--data", tmp_path, code=2)
+    assert error == "pearl: --data: given 2 times, and takes one value; leave out the others\n"
+    error = cli("learn", "shop", "--data", tmp_path, "--alias", "a=b", "--alias", "a=c", code=2)
+    assert error == "pearl: --alias a: given for two classes; choose one\n"
+    assert not Path("shop").exists()
+
+
 def test_all_mistakes_at_once(cli):
     err = cli("run", "digits", "method=perl", "train.lrr=1", "backbone.with=3", "images.std=0", code=2)
     for part in ("unknown method", "train.lrr", "backbone.with", "images.std"):

@@ -28,6 +28,7 @@ from pearl.cli import (  # noqa: E402
     sweep,
     table,
 )
+from pearl.cli.options import Verb  # noqa: E402
 from pearl.errors import Busy, Interrupted, Lost, PearlError, Printable, short_of_memory, shortened  # noqa: E402
 from pearl.training import launch  # noqa: E402
 from pearl.version import __version__  # noqa: E402
@@ -76,7 +77,7 @@ for verb in (
     cache,
     doctor,
 ):
-    app.command(name=verb.__name__.rpartition(".")[2])(verb.command)
+    app.command(name=verb.__name__.rpartition(".")[2], cls=Verb)(verb.command)
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
 """Options that several verbs have."""
 
 import sys
-from typing import Annotated
+from collections import Counter
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from pearl.errors import ConfigError, printable
 
@@ -40,9 +42,30 @@ Alias = Annotated[
 ]
 
 
+class Verb(TyperCommand):
+    """A verb whose options are given once, but for lists: of two folders the last would be learnt, without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As of its parent.
+
+        Raises:
+            ConfigError: an option that takes one value is given again.
+        """
+        *_, order = self.make_parser(ctx).parse_args(args=[*args])
+        options = [one for one in order if isinstance(one, TyperOption) and not (one.multiple or one.is_flag)]
+        for one, times in Counter(options).items():
+            if times > 1 and not ctx.resilient_parsing:  # a shell's completion is told nothing
+                raise ConfigError(f"{one.opts[0]}: given {times} times, and takes one value; leave out the others")
+        return super().parse_args(ctx, args)
+
+
 def aliases_of(alias: list[str] | None) -> dict[str, str]:
     """Classes by the folders that show them."""
-    aliases = {folder: name for folder, _, name in (one.partition("=") for one in alias or [])}
+    given = [(folder, name) for folder, _, name in (one.partition("=") for one in alias or [])]
+    aliases = dict(given)
+    if len(aliases) < len({*given}):
+        twice = next(folder for folder, name in given if aliases[folder] != name)
+        raise ConfigError(f"--alias {printable(twice)}: given for two classes; choose one")
     if not all(folder and name for folder, name in aliases.items()):
         raise ConfigError(f"--alias {' '.join(alias or [])}: give each as FOLDER=CLASS")
     return aliases
