@@ -415,6 +415,15 @@ def test_only_sub_networks_that_are_asked_are_trained(train, trained):
     assert [t for t in range(3) if method.is_adapted(t)] == trained
 
 
+def test_a_first_task_of_one_class_is_told_that_it_teaches_nothing():
+    one, two = make_task(0, classes=1), make_task(0)
+    method = Pearl(small_resnet(), classifier=Chain())
+    assert any("a single class teaches a network nothing" in note for note in method.notes(one))
+    assert len(method.notes(two)) == len(method.notes(one)) - 1
+    method.backbone.pretrained = True
+    assert method.notes(one) == method.notes(two)
+
+
 def test_a_later_task_of_one_class_is_learnt_by_its_statistics_alone():
     method = Isolation(small_resnet(), classifier=Chain())
     learn(method, range(1))

@@ -329,14 +329,16 @@ class Pearl(SubNetworks):
     # --------------------------------------------------------------------------------------------------- records
 
     def notes(self, task: Task) -> list[str]:
-        """At first, how much of the network a task adapts."""
+        """See `SubNetworks.notes`; at first, how much of the network a task adapts."""
+        told = super().notes(task)
         if task.id:
-            return super().notes(task)
+            return told
         layers = [m for m in self.backbone.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
         adapted = sum(math.prod(target.shape) for target in self.targets)
         share = 100 * adapted / sum(layer.weight.numel() for layer in layers)
         own = f", and has {len(self.norms)} parameters of norm layers of its own" if self.norms else ""
-        return [f"a task adapts {len(self.targets)} of {len(layers)} layers, which hold {share:.0f} % of weights{own}"]
+        adapts = f"a task adapts {len(self.targets)} of {len(layers)} layers, which hold {share:.0f} % of weights{own}"
+        return [*told, adapts]
 
     def facts(self, task: int) -> dict[str, Any]:
         """Threshold, rank and full rank of every low-rank target of a task."""

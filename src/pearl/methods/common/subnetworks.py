@@ -102,7 +102,7 @@ class SubNetworks(Method):
 
     def notes(self, task: Task) -> list[str]:
         """Whether nothing is trained, and why; whether nothing can be learnt that later tasks build on."""
-        if self.chain and task.id == 0 and len(task.shown) < 2 and not self.backbone.pretrained:
+        if self.chain is not None and task.id == 0 and len(task.shown) < 2 and not self.backbone.pretrained:
             return [
                 "a single class teaches a network nothing, and all tasks to come build on this one's; begin with two "
                 "classes or more, or with a network that brings weights"
