@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 import pearl
-from pages import cell, table, write_page
+from pages import RESULTS, cell, table, write_page
 from pearl.lifecycle.runs import prepare
 from pearl.settings.config import load_config
 
@@ -34,7 +34,6 @@ COLUMNS = {
     "now": "old classes after the last task",
     "now_estimated": "estimated",
 }
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MARK = "\n<!-- words -->\n"  # what stands below it is somebody's
 
 

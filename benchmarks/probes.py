@@ -21,7 +21,7 @@ from typing import Any
 
 from scipy.stats import spearmanr
 
-from pages import cell, table, write_page
+from pages import RESULTS, cell, table, write_page
 from pearl.lifecycle.runs import Run, execute
 from pearl.methods import pearl as method
 from pearl.reports.progress import display
@@ -61,7 +61,6 @@ COLUMNS = {
     "task_il.final": "task-IL A_T",
 }
 PLACES = dict.fromkeys(["mean_rank", "overlap", "correlation", "parameters_million"], 2)
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -20,13 +20,12 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
 import pearl
-from pages import cell, table, write_page
+from pages import RESULTS, cell, table, write_page
 from pearl.errors import PearlError, RunError
 from pearl.evaluation.evaluate import Ensemble
 from pearl.lifecycle.runs import Run, execute
@@ -64,7 +63,6 @@ ROUND = dict.fromkeys(COLUMNS, 2) | {
     "memory_mb": 0,
     "inference_cost": 1,
 }  # digits printed
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
 def main(arguments: Sequence[str]) -> int:

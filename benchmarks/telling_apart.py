@@ -22,7 +22,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from pages import cell, table, write_page
+from pages import RESULTS, cell, table, write_page
 from pearl.data.augment import View
 from pearl.evaluation.evaluate import Ensemble
 from pearl.evaluation.sureness import calibration_error, reliability
@@ -71,7 +71,6 @@ COLUMNS = {
     "kilobytes": "kept (kB)",
     "seconds": "training (s)",
 }
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
 
 def main(arguments: Sequence[str]) -> None:

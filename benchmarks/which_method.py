@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from pages import RESULTS
 from pearl.reports.measured import COLUMNS, FILE, cells, old_data
 from pearl.settings.config import read_recipe
 from pearl.settings.parts import METHODS
-from real_images import RECIPES, RESULTS
+from real_images import RECIPES
 
 ROOT = Path(__file__).parents[1]
 PAGE, DATA = ROOT / "docs" / "which_method.md", ROOT / "src" / "pearl" / "reports" / FILE

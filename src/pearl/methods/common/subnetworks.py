@@ -101,11 +101,11 @@ class SubNetworks(Method):
         return None
 
     def notes(self, task: Task) -> list[str]:
-        """Whether nothing is trained, and why; whether nothing can be learnt that later tasks build on."""
+        """Whether nothing is trained, and why; at first, whether nothing can be learnt of a single class."""
         if self.chain is not None and task.id == 0 and len(task.shown) < 2 and not self.backbone.pretrained:
             return [
-                "a single class teaches a network nothing, and all tasks to come build on this one's; begin with two "
-                "classes or more, or with a network that brings weights"
+                "a single class teaches a network nothing: this one's stays as it was drawn, and tasks to come are "
+                "compared in it; begin with two classes or more, or with a network that brings weights"
             ]
         reason = self._untrained(task)
         return [f"learnt by the statistics of its classes alone, without training, {reason}"] if reason else []
