@@ -27,23 +27,25 @@ import pearl
 from pearl.lifecycle.saved import build_method, task_infos
 from pearl.lifecycle.session import session
 from pearl.methods.common.chain import UNCALIBRATED
+from pearl.methods.common.spaces import TRIED
 from pearl.methods.pearl import Pearl
 from pearl.reports.text import inspection
 from pearl.settings.config import ModelConfig, check_config
 from pearl.storage.checkpoint import snapshot, write_part
 from pearl.storage.files import folder_name
 
-SPACES = 3
+SPACES, DIMENSIONS = 3, 512
 
 
 @torch.no_grad()
 def write(path: Path, tasks: int, classes: int) -> None:
     """A model of so many tasks of so many classes."""
+    classifier = {"name": "chain", "spaces": SPACES, "projection": DIMENSIONS}
     config = check_config(
         {
             "backbone": {"name": "resnet18", "width": 32},
             "images": {"size": 32},
-            "method": {"name": "pearl", "rank": {"name": "fixed", "r": 2}, "classifier": {"name": "chain"}},
+            "method": {"name": "pearl", "rank": {"name": "fixed", "r": 2}, "classifier": classifier},
         },
         ModelConfig,
     )
@@ -51,7 +53,8 @@ def write(path: Path, tasks: int, classes: int) -> None:
     assert isinstance(method, Pearl) and method.chain is not None
     chain = method.chain
     # of features drawn at random there is no temperature to be measured
-    made_up = UNCALIBRATED, torch.linspace(-50, 0, 101, dtype=torch.float64)
+    percentiles = torch.linspace(-50, 0, 101, dtype=torch.float64)
+    made_up = UNCALIBRATED, torch.zeros(TRIED, dtype=torch.float64), percentiles, None
     with session(path, config, again="") as work, mock.patch.object(chain, "_calibrate", return_value=made_up):
         work.begin(method)
         known = dict(method.state_dict())
@@ -62,7 +65,8 @@ def write(path: Path, tasks: int, classes: int) -> None:
             if t < SPACES:
                 chain.add_space(t, torch.randn(400, method.spaces([t])(torch.zeros(1, 3, 32, 32))[0].shape[1]))
             own = torch.arange(classes).repeat(2)
-            features = [torch.randn(classes, 512).repeat(2, 1) + torch.randn(len(own), 512) for _ in chain.births]
+            rows = (len(own), DIMENSIONS)
+            features = [torch.randn(classes, DIMENSIONS).repeat(2, 1) + torch.randn(rows) for _ in chain.births]
             chain.observe(features, own + t * classes)
             state = dict(method.state_dict())
             # what has moved, as to compare all bits would take longer with every task

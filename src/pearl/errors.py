@@ -62,8 +62,12 @@ def drawn_on(stream: TextIO) -> TextIO:
 
 
 def short_of_memory(error: BaseException) -> bool:
-    """Whether the CPU's memory was too small: Python says it by a type of error, torch in words alone."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    """Whether the CPU's memory was too small: Python says it by a type of error, torch in words alone.
+
+    So does safetensors, by an error that is no Exception, for an object that Python did not make.
+    """
+    words = ("can't allocate memory", "PyObject pointer is null")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 class PearlError(Exception):

@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 
 import pearl
 import zygote
-from pearl.errors import ConfigError, RunError, TrainingError
+from pearl.errors import ConfigError, RunError, TrainingError, short_of_memory
 from pearl.lifecycle.learning import learn
 from pearl.lifecycle.saved import verify
 from pearl.settings.parts import METHODS
@@ -217,6 +217,29 @@ def test_too_little_memory_is_a_line(tmp_path):
         done = zygote.run([], program=["-c", code], text=True)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == "pearl: out of memory; ask for less at a time, or free some\n"
+
+
+class PanicException(BaseException):
+    """As safetensors has it."""
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("pearl.storage.checkpoint.load", PanicException("PyObject pointer is null")),
+        ("torch.nn.Module.load_state_dict", RuntimeError("DefaultCPUAllocator: can't allocate memory")),
+    ],
+)
+def test_too_little_memory_is_no_damage(two, where, error, monkeypatch):
+    """Who is told to restore a model from a copy would gain nothing by it."""
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(where, fail)
+    with pytest.raises((MemoryError, RuntimeError)) as found:
+        _ = pearl.load(two).method
+    assert short_of_memory(found.value)
 
 
 def test_what_is_said_is_no_command_to_a_terminal(two, tmp_path):

@@ -321,8 +321,12 @@ def test_features_that_do_not_fit_their_statistics():
     task, taken = make_task(1), copy.deepcopy(method)
     for part in ("mean", "std"):
         taken.chain.tensors.add(f"space.0.{part}", taken.chain.tensors[f"space.0.{part}"][:-1])
-    with pytest.raises(RunError, match=r"space 1: statistics of .* features, its sub-network has"):
-        taken.observe(taken.chain, task)
+    with pytest.raises(RunError, match=r"class statistics: of 87 features, their sub-network has 88; restore"):
+        next(taken.learn(task))  # before anything is trained
+    taken = copy.deepcopy(method)
+    taken.chain.tensors.add("space.0.scatter", -taken.chain.tensors["space.0.scatter"])
+    with pytest.raises(RunError, match="a covariance is none"):
+        next(taken.learn(task))
     method.backbone.conv1.weight.data[0, 0, 0, 0] = torch.nan
     with pytest.raises(TrainingError, match=r"task 2 \(.*\): a sub-network makes no numbers"):
         method.observe(method.chain, task)
@@ -400,12 +404,12 @@ def test_a_method_observes_what_it_has_learnt():
 
 
 def test_an_image_passes_once_through_each_sub_network(monkeypatch):
-    """Through a new one as well, which gives the space and what the images are in it."""
+    """Through a new one as well, which gives the space and what the images are in it; one image is a check before."""
     seen, method = [], Pearl(small_resnet(), classifier=Chain())
     forward = WithInner.forward
     monkeypatch.setattr(WithInner, "forward", lambda self, x: (seen.append(len(x)), forward(self, x))[1])
     learn(method, range(2))
-    assert sum(seen) == len(make_task(0)) + 2 * len(make_task(1))
+    assert sum(seen) == len(make_task(0)) + 1 + 2 * len(make_task(1))
 
 
 @pytest.mark.parametrize(("train", "trained"), [("spaces", [1]), ("all", [1, 2])])

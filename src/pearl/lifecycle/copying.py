@@ -88,11 +88,11 @@ def is_copy(path: Path, start: Path, name: str) -> bool:
     return (path / "config.yaml").is_file() and there(path)[: len(copied)] == copied and own in ([], [name])
 
 
-def check_place(path: Path, source: Path | None) -> None:
+def check_place(path: Path, source: Path | None, instead: str = "choose another name") -> None:
     """Refuse a directory that holds other things, and one that is there already to be made by copying."""
     if (path / "config.yaml").exists() or (path / "tasks").exists():
         if source:
-            raise RunError(f"{path}: is there already; leave out --from to go on with it, or choose another name")
+            raise RunError(f"{path}: is there already; {instead}")
     elif path.exists() and not path.is_dir():
         raise RunError(f"{path}: is a file; choose another name for the model")
     elif path.is_dir() and (source or {place.name for place in path.iterdir()} - _EARLY):

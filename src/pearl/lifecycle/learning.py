@@ -78,7 +78,7 @@ def learn(
     path, overrides = Path(path), admit(overrides or {})
     name = name_of(data) if task is None else task
     source = None if start is None or is_copy(path, Path(start), name) else Path(start)
-    check_place(path, source)
+    check_place(path, source, "leave out --from to go on with it, or choose another name")
     config = config_for(path, source, recipe, backbone, overrides)
     how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
     how |= {"aliases": dict(aliases or {}), "fast": fast, "nested": nested, "holdout": holdout}

@@ -11,7 +11,7 @@ import yaml
 from torch import nn
 
 from pearl.data.batches import fold
-from pearl.errors import ConfigError, RunError, counted
+from pearl.errors import ConfigError, RunError, counted, short_of_memory
 from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig, RunConfig, as_stored, check_config
 from pearl.settings.documents import parse_yaml
@@ -229,5 +229,7 @@ def load_method(
             raise RuntimeError("; ".join(wrong))
         method.load_state_dict(state, strict=True)
     except (RuntimeError, IndexError, TypeError, ValueError, KeyError) as error:
+        if short_of_memory(error):
+            raise
         raise RunError(f"{path}: state does not fit its configuration ({' '.join(str(error).split())})") from None
     return place(method).eval()  # again, for the tensors that came with the state

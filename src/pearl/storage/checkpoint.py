@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pearl.errors import RunError, counted
+from pearl.errors import RunError, counted, short_of_memory
 from pearl.storage.files import FORMAT, MANIFEST, finished, manifests, open_regular, read_json, write_file, write_json
 from pearl.storage.shapes import Part
 
@@ -132,7 +132,12 @@ def _read_file(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
         )
     try:
         tensors = load(data)
-    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # written by something else
+    except BaseException as error:
+        if short_of_memory(error):
+            raise MemoryError from error
+        if not isinstance(error, (SafetensorError, KeyError, ValueError, RuntimeError)):
+            raise
+        # written by something else
         raise RunError(f"{file}: no file of tensors ({error}); restore it from a copy of the run") from None
     if any(list(value.shape) != manifest["tensors"].get(key) for key, value in tensors.items()):
         raise _other_tensors(file)

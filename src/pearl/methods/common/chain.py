@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from pearl.errors import RunError
 from pearl.methods.base import Answers
 from pearl.methods.common.classifiers import Chain
-from pearl.methods.common.scatter import FOLDS, MANY, folds, inverse, pack, pieces, shrunk, statistics, unpack
+from pearl.methods.common.scatter import FOLDS, MANY, folds, inverse, pack, pieces, root, shrunk, statistics, unpack
 from pearl.methods.common.spaces import (
     TRIED,
     Background,
@@ -125,6 +125,17 @@ class ChainStatistics(nn.Module):
         for name, value in facts.items():
             self.tensors.add(f"space.{v}.{name}", value)
         self._forget()
+
+    @torch.no_grad()
+    def check(self, raw: Sequence[Tensor]) -> None:
+        """See that it can go on with these sub-networks, by the raw features (B, p_raw) of an image in every space.
+
+        Raises:
+            RunError: statistics of other features, or a covariance that is none.
+        """
+        for v, (space, rows) in enumerate(zip(self.spaces(), raw, strict=True)):
+            space(rows)
+            root(shrunk(*self._covariance(v)))
 
     @torch.no_grad()
     def observe(self, features: Sequence[Tensor], labels: Tensor) -> None:
@@ -346,8 +357,8 @@ class ChainStatistics(nn.Module):
         made = list(self.head().discriminants)[: len(births)]
         means, noise = [], []
         for v in range(len(births)):
-            root = torch.linalg.cholesky(shrunk(*self._covariance(v))).cpu()
-            noise.append(torch.randn(DRAWS, len(root), generator=generator, dtype=root.dtype) @ root.T)
+            factor = root(shrunk(*self._covariance(v))).cpu()
+            noise.append(torch.randn(DRAWS, len(factor), generator=generator, dtype=factor.dtype) @ factor.T)
             means.append(self.tensors[f"task.{t}.means.{v}"].cpu().double()[own])
         first = self.head().first[: len(births)]
         kind = self.tensors["space.0.mean"]

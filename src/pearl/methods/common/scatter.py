@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from pearl.errors import RunError
+
 FOLDS = 4
 MANY = 8192  # prototypes: of more, products are of so many at a time
 
@@ -51,9 +53,21 @@ def shrunk(matrix: Tensor, share: float) -> Tensor:
     return made
 
 
+def root(matrix: Tensor) -> Tensor:
+    """The Cholesky factor of a covariance (p, p).
+
+    Raises:
+        RunError: it is none.
+    """
+    try:
+        return torch.linalg.cholesky(matrix)
+    except torch.linalg.LinAlgError:
+        raise RunError("class statistics: a covariance is none (not positive); restore the model from a copy") from None
+
+
 def inverse(matrix: Tensor) -> Tensor:
-    """Of a positive definite matrix (p, p)."""
-    return torch.cholesky_inverse(torch.linalg.cholesky(matrix))
+    """Of a covariance (p, p)."""
+    return torch.cholesky_inverse(root(matrix))
 
 
 def pack(matrix: Tensor) -> Tensor:

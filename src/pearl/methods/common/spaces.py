@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from pearl.errors import RunError
+
 TRIED = 40  # temperatures that are tried
 DEAD = 1e-3  # of the mean standard deviation: below it a dimension says nothing
 
@@ -36,7 +38,16 @@ class Space(nn.Module):
         return _length((self.projected(raw) - self.projected_mean) / (self.projected_std + 1e-6))
 
     def projected(self, raw: Tensor) -> Tensor:
-        """Halfway."""
+        """Halfway.
+
+        Raises:
+            RunError: features of another width than its statistics are of.
+        """
+        if raw.shape[1] != len(self.mean):
+            raise RunError(
+                f"class statistics: of {len(self.mean)} features, their sub-network has {raw.shape[1]}; restore the "
+                f"model from a copy"
+            )
         rows = _length((raw - self.mean) / (self.std + 1e-6))
         return rows if self.projection is None else rows @ self.projection.to(rows)
 

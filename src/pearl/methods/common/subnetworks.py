@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
-from pearl.errors import RunError, TrainingError
+from pearl.errors import TrainingError
 from pearl.methods.base import Answers, Expert, Method, Phase
 from pearl.methods.common.chain import ChainStatistics
 from pearl.methods.common.classifiers import Chain, Classifier, Heads
@@ -65,6 +65,8 @@ class SubNetworks(Method):
     def learn(self, task: Task) -> Iterator[Phase]:
         """Train the task's sub-network, if it will be asked; then note its classes in all spaces."""
         if self.trains_on(task):
+            if self.chain is not None:
+                self._check(self.chain, task)
             yield from self._learn_anew(task) if task.shows_known_classes else self.learn_own(task)
         else:
             self._untrained_head(task)
@@ -111,6 +113,12 @@ class SubNetworks(Method):
         return [f"learnt by the statistics of its classes alone, without training, {reason}"] if reason else []
 
     @torch.no_grad()
+    def _check(self, chain: ChainStatistics, task: Task) -> None:
+        """Before anything is trained, see that statistics fit their sub-networks; one image says it."""
+        self.eval()
+        chain.check(self.spaces(chain.births)(next(task.in_order(1))[0]))
+
+    @torch.no_grad()
     def observe(self, chain: ChainStatistics, task: Task, batch: int = 256) -> None:
         """One pass of a task's images, not augmented, through every space; its own sub-network first becomes one."""
         self.eval()
@@ -123,14 +131,7 @@ class SubNetworks(Method):
             )
         if new:
             chain.add_space(task.id, raws[-1])
-        spaces = chain.spaces()
-        for v, (space, raw) in enumerate(zip(spaces, raws, strict=True)):
-            if raw.shape[1] != len(space.mean):
-                raise RunError(
-                    f"space {v + 1}: statistics of {len(space.mean)} features, its sub-network has {raw.shape[1]}; "
-                    f"restore the model from a copy"
-                )
-        chain.observe([space(raw) for space, raw in zip(spaces, raws, strict=True)], task.labels)
+        chain.observe([space(raw) for space, raw in zip(chain.spaces(), raws, strict=True)], task.labels)
 
     def _raw(self, spaces: Spaces, task: Task, batch: int) -> list[Tensor]:
         parts = [spaces(x) for x, _, _ in task.in_order(batch)]
