@@ -203,7 +203,19 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
             manifests.append(read_json(folder / MANIFEST, Task))
         except RunError:  # one of `damaged`
             manifests.append({})
-    keys = ("name", "classes", "images", "parameters", "nonzero", "bytes", "seconds", "reused", "layers")
+    keys = (
+        "name",
+        "classes",
+        "images",
+        "parameters",
+        "nonzero",
+        "bytes",
+        "seconds",
+        "reused",
+        "spaces",
+        "temperature",
+        "layers",
+    )
     facts: dict[str, Any] = {
         "path": str(path),
         "method": config.method["name"],
@@ -221,6 +233,10 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         f"{counted(len(manifests), 'task')}",
         f"reference: {reference.get('parameters', 0):,} parameters, {facts['reference_bytes']:,} bytes",
     ]
+    if manifests and (asked := manifests[-1].get("spaces")):
+        of = f"of {'task' if len(asked) == 1 else 'tasks'} {', '.join(str(t + 1) for t in asked)}"
+        temperature = manifests[-1].get("temperature") or 0.0
+        lines.append(f"classes told apart by statistics in the sub-networks {of}, at temperature {temperature:.3f}")
     before = reference.get("parameters", 0)
     for task in facts["tasks"]:
         lines.append("")

@@ -98,6 +98,8 @@ class Task(Part):
     seconds: dict[Text, Number]
     reused: list[Text] = []  # those of its phases that were not trained by this run
     layers: list[Layer] = []
+    spaces: list[Whole] = []  # tasks whose sub-networks are asked, where class statistics answer
+    temperature: Number | None = None
     train: Names = {}
     estimate: Estimate | None = None
 
