@@ -65,7 +65,7 @@ class SubNetworks(Method):
     def learn(self, task: Task) -> Iterator[Phase]:
         """Train the task's sub-network, if it will be asked; then note its classes in all spaces."""
         if self.trains_on(task):
-            if self.chain is not None:
+            if self.chain is not None and self.chain.births:
                 self._check(self.chain, task)
             yield from self._learn_anew(task) if task.shows_known_classes else self.learn_own(task)
         else:
