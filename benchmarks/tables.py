@@ -1,0 +1,87 @@
+"""Tables of the paper at a size for CPUs, a few runs at a time, on one machine after the other.
+
+    python benchmarks/tables.py rank_rules                   runs what is missing; docs/results/tables/rank_rules.md
+    python benchmarks/tables.py rank_rules --only cpu-cifar100-deit_tiny    only runs whose names start so
+    python benchmarks/tables.py rank_rules --only-page       runs nothing; writes the page from the runs that are there
+
+`pearl table` does the same where one machine does it all. Here, what each finished run says - its directory without
+weights, a few kB - is kept in docs/results/tables/runs.tar.xz and laid under $PEARL_RUNS first, where tables and
+reports read it as any run. So only the rest is run. Two of these commands can work side by side. Data is looked for
+under $PEARL_DATA.
+"""
+
+import argparse
+import os
+import sys
+import tarfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pearl
+from pages import RESULTS
+from pearl.errors import Busy
+from pearl.lifecycle.runs import execute
+from pearl.reports.progress import display
+from pearl.storage.paths import runs_root
+from pearl.tables.spec import SIZES
+
+KEPT = RESULTS / "tables" / "runs.tar.xz"
+WEIGHTS = ("*.safetensors", "resume/*", ".lock", "events.jsonl")
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="+", metavar="TABLE")
+    parser.add_argument("--size", default="cpu", choices=SIZES)
+    parser.add_argument("--seeds", type=int, help="default: the table's")
+    parser.add_argument("--only", default="", metavar="START", help="of the names of run directories")
+    parser.add_argument("--only-page", action="store_true", help="run nothing")
+    options = parser.parse_args(arguments)
+    lay_out()
+    for name in options.tables:
+        page = RESULTS / "tables" / (f"{name}.md" if options.size == "cpu" else f"{name}-{options.size}.md")
+        given = {"size": options.size, "seeds": options.seeds, "output": page}
+        waiting = [one for one in pearl.table(name, **given).missing if one.path.name.startswith(options.only)]
+        for one in [] if options.only_page else sorted(waiting, key=lambda one: one.seed):
+            try:
+                execute(one.request.config.model_copy(update={"seed": one.seed}), show=display())
+            except Busy:  # of another of these commands
+                continue
+            keep(pearl.table(name, **given).runs)
+        keep(pearl.table(name, **given).runs)
+
+
+def lay_out() -> None:
+    """Put what was kept under $PEARL_RUNS, beside what is there."""
+    if KEPT.is_file():
+        with tarfile.open(KEPT) as archive:
+            new = [member for member in archive if not (runs_root() / member.name).exists()]
+            archive.extractall(runs_root(), new, filter="data")
+
+
+def keep(runs: Iterable[Path]) -> None:
+    """Keep what these runs say beside what was kept, the same bytes for the same runs."""
+    files: list[Path] = []
+    names = {path.name for path in runs}
+    if KEPT.is_file():
+        with tarfile.open(KEPT) as archive:
+            names |= {Path(name).parts[0] for name in archive.getnames()}
+    for name in sorted(names):
+        files += sorted(path for path in (runs_root() / name).rglob("*") if path.is_file() and says(path))
+    unfinished = KEPT.with_name(f"{KEPT.name}.{os.getpid()}")
+    with tarfile.open(unfinished, "w:xz") as archive:
+        for file in files:
+            member = tarfile.TarInfo(file.relative_to(runs_root()).as_posix())
+            member.size = file.stat().st_size
+            with file.open("rb") as content:
+                archive.addfile(member, content)
+    unfinished.replace(KEPT)
+
+
+def says(file: Path) -> bool:
+    """Whether a file of a run is kept."""
+    return not any(file.match(pattern) for pattern in WEIGHTS)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
