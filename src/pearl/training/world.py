@@ -181,6 +181,8 @@ def enough(accelerator: str, devices: int) -> int:
 
 
 def _strategy(accelerator: str, here: Place) -> DDPStrategy:
+    # of DDP: 1x1 weights in channels_last have two layouts at once; what below is asked for is not always needed
+    warnings.filterwarnings("ignore", message="Grad strides do not match|find_unused_parameters=True was specified")
     return DDPStrategy(
         cluster_environment=SLURMEnvironment(auto_requeue=False) if here.slurm else TorchElasticEnvironment(),
         process_group_backend="cpu:gloo,cuda:nccl" if accelerator == "cuda" else "gloo",
