@@ -218,7 +218,24 @@ def test_agiles_sizes_are_the_authors():
     learn(learnt, range(2))
     parts = [learnt.backbone, learnt.heads, learnt.encoder, learnt.decoder]
     assert learnt.size() == sum(p.numel() for part in parts for p in part.parameters()) + 2 * 6
-    assert learnt.tasks.sizes() == [1, 1]
+    assert learnt.tasks.sizes() == [2, 1]  # one more than there are
+    learn(six := Agile(net(), code_dim=6, buffer_size=4, tasks=6), range(2))
+    assert six.tasks.sizes() == [6] and six.size() == learnt.size()
+    learn(two := Agile(net(), code_dim=6, buffer_size=4, tasks=2), range(3))
+    assert two.tasks.sizes() == [2, 1]
+
+
+def test_agiles_first_vector_learns_to_be_told_from_those_to_come():
+    def moved(**options):
+        torch.manual_seed(0)
+        method = Agile(net(), code_dim=6, reg_weight=0, pairwise_weight=0, buffer_size=4, **options)
+        rows = []
+        loss = method.task_loss
+        method.task_loss = lambda codes, tasks: rows.append(loss(codes, tasks)) or rows[-1]
+        learn(method, range(1))
+        return [row.item() for row in rows]
+
+    assert min(moved()) > 0 and max(moved(tasks=1)) == 0
 
 
 def test_agile_keeps_what_belongs_to_earlier_tasks():

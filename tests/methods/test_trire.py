@@ -163,11 +163,34 @@ def test_each_stage_changes_what_it_may():
     assert (revise[3][weight] != revise[4][weight]).any() and (rewind[3][weight] != rewind[4][weight]).any()
 
 
-def test_weights_are_chosen_by_their_size_and_both_gradients():
-    method, task = learnt()[1], make_task(1)
+def test_weights_are_chosen_by_their_size_and_both_gradients(monkeypatch):
+    method, task = learnt()[1].eval(), make_task(1)
     images, labels = method.memory.images, method.memory.labels
-    found = method.eval().gradients(task, images, labels)
+    found = method.gradients(method, task, images, labels)
     loss = F.cross_entropy(method(task.view.test(images)), labels)
     for (name, weight), size in zip(method.masked.items(), found.values(), strict=True):
         (expected,) = torch.autograd.grad(loss, weight, retain_graph=True)
         torch.testing.assert_close(size, expected.abs(), rtol=1e-3, atol=1e-6, msg=name)
+
+    asked = []
+    gradients = TriRe.gradients
+    monkeypatch.setattr(TriRe, "gradients", lambda self, *given: asked.append(given) or gradients(self, *given))
+    method.choose(task)
+    (own, _, shown, places), (every, _, held, names) = asked
+    x = task.view.test(shown)
+    torch.testing.assert_close(own(x), method(x)[:, CLASSES:])  # new images among their own classes, as in Retain
+    assert shown is task.images and places.max() < CLASSES
+    assert every is method and len(held) == len(names) == len(method.memory) and names.max() >= CLASSES
+
+
+def test_adam_goes_on_from_phase_to_phase_of_a_task():
+    method, handed = TriRe(small_resnet(), tasks=2, buffer_size=20, minibatch_size=8), {}
+    for t in range(2):
+        handed |= {(t, phase.name): phase.hands_on for phase in method.learn(make_task(t))}
+    assert handed == {
+        (0, "trire_retain"): True,
+        (0, "trire_revise"): True,
+        (0, "trire_rewind"): False,
+        (1, "trire_retain"): True,
+        (1, "trire_revise_last"): False,
+    }

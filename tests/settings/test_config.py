@@ -711,6 +711,7 @@ def _as_overrides(key: str) -> list[str]:
 
 THEN: dict[str, dict[str, Any]] = {
     "inflora": {"tasks": 10},
+    "agile": {"tasks": 1},
     "coda_prompt": {"per_task": 10},
     "derpp": {"beta": 0.5},
     "ewc": {"e_lambda": 10.0},

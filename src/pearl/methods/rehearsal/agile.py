@@ -7,6 +7,7 @@ that codes differ.
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,9 @@ from pearl.methods.rehearsal.gates import repulsion
 from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Rehearsing, Tasks, Weight
 from pearl.methods.rehearsal.tamil import Count, of
 from pearl.nn.growing import TaskHeads, TaskTensors
+from pearl.nn.precision import full, outside_autocast
+from pearl.settings.born import Born
+from pearl.settings.follow import AUTO, Follows, tasks_of
 
 
 class Agile(Rehearsing):
@@ -28,10 +32,13 @@ class Agile(Rehearsing):
 
     A task's vector and head, its biases too, stay as the task left them; the authors' code freezes weights alone
     (`old_biases`). There the classifier of tasks sees new images alone, whose task is always the same, so that its bias
-    is an answer; here it sees remembered ones too (`task_of_memory`).
+    is an answer; here it sees remembered ones too (`task_of_memory`). It has the tasks to come from the start: among
+    one alone there is nothing to tell, and the first task's vector would stay as it was drawn.
 
     Options:
         code_dim: width of the autoencoder's code.
+        tasks: how many the classifier of tasks begins with. `auto` is the stream's length; in a model, which never
+            knows, always one more than there are.
         task_loss_weight: weight of the classifier of tasks.
         task_of_memory: tell the tasks of remembered images apart, too.
         pairwise_weight: weight of the distance of gates; the authors have 0.5 for TinyImageNet with 500 images.
@@ -55,6 +62,7 @@ class Agile(Rehearsing):
         backbone: nn.Module,
         *,
         code_dim: Count = 256,
+        tasks: Annotated[Count | Literal["auto"], Follows(lambda config: tasks_of(config) or AUTO), Born(1)] = "auto",
         task_loss_weight: Weight = 1.0,
         task_of_memory: bool = True,
         pairwise_weight: Weight = 0.1,
@@ -70,19 +78,21 @@ class Agile(Rehearsing):
     ) -> None:
         teacher = MeanTeacher(ema_update_freq, ema_alpha, ema_tasks, ema_norms)
         super().__init__(backbone, teacher, buffer_size=buffer_size, minibatch_size=minibatch_size, policy=policy)
-        self.task_loss_weight, self.task_of_memory = task_loss_weight, task_of_memory
+        self.planned, self.task_loss_weight, self.task_of_memory = tasks, task_loss_weight, task_of_memory
         self.pairwise_weight, self.reg_weight, self.old_biases = pairwise_weight, reg_weight, old_biases
         self.encoder = nn.Sequential(nn.Linear(self.heads.dim, code_dim), nn.Sigmoid())
         self.decoder = nn.Sequential(nn.Linear(code_dim, self.heads.dim), nn.Sigmoid())
         self.vectors = TaskTensors()  # "t" (code_dim,)
-        self.tasks = TaskHeads(code_dim)  # a row per task
+        self.tasks = TaskHeads(code_dim)  # rows in blocks, as they were added
 
     def learn(self, task: Task) -> Iterator[Phase]:
         """Train all but what belongs to earlier tasks."""
         self.begin(task)
         start = nn.init.trunc_normal_(torch.empty(self.tasks.dim), std=0.02)
         self.vectors.add(f"{task.id}", start.to(self.device))
-        self.tasks.grow(1).to(self.device)
+        rows = task.id + 2 if self.planned == "auto" else max(self.planned, task.id + 1)
+        if new := rows - sum(self.tasks.sizes()):
+            self.tasks.grow(new).to(self.device)
         self.requires_grad_(True)
         for t in range(task.id):
             self.vectors[f"{t}"].requires_grad_(False)
@@ -103,10 +113,14 @@ class Agile(Rehearsing):
         return loss if (old := self.shown(task)) is None else loss + self.told(old)
 
     def coded(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """For features (B, dim) all tasks' codes (B, tasks, code_dim) and gates (B, tasks, dim)."""
+        """For features (B, dim) all tasks' codes (B, tasks, code_dim) and gates (B, tasks, dim).
+
+        In full precision: at first the gates of two tasks differ by less than bfloat16 can say.
+        """
         vectors = torch.stack([self.vectors[f"{t}"] for t in range(len(self.heads))])
-        codes = self.encoder(features)[:, None] * vectors
-        return codes, self.decoder(codes)
+        with outside_autocast(features):
+            codes = self.encoder(full(features))[:, None] * vectors
+            return codes, self.decoder(codes)
 
     def told_apart(self, features: Tensor, gates: Tensor) -> Tensor:
         """Logits (B, classes seen), those of a task from the features through its gate."""

@@ -20,6 +20,7 @@ from pearl.methods.common.memory import Memory
 from pearl.methods.common.teacher import frozen
 from pearl.methods.rehearsal.contrast import relation_distillation, supervised_contrast
 from pearl.methods.rehearsal.er import Images
+from pearl.nn.precision import full
 from pearl.settings.follow import Follows, data_of
 
 Positive = Annotated[float, Field(gt=0)]
@@ -99,12 +100,12 @@ class Co2L(Method):
 
     def loss(self, task: Task, network: nn.Module, teacher: nn.Module | None, batch: Batch) -> Tensor:
         """Contrast, with the authors' factor temp / 0.07, and distillation. Each image of a batch comes twice."""
-        z, y = F.normalize(network(batch.x), dim=1), batch.y.repeat(2)
+        z, y = F.normalize(full(network(batch.x)), dim=1), batch.y.repeat(2)
         contrast = supervised_contrast(z, y, self.temp, anchors=y >= task.first_class)
         loss = self.temp / BASE_TEMPERATURE * contrast
         if teacher is not None and self.distill_power:
             with torch.no_grad():
-                before = F.normalize(teacher(batch.x), dim=1)
+                before = F.normalize(full(teacher(batch.x)), dim=1)
             kept = relation_distillation(z, before, self.current_temp, self.past_temp)
             loss = loss + self.distill_power * kept
         return loss

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pearl.data.batches import Batch, Task
-from pearl.methods.base import Phase
+from pearl.methods.base import Network, Phase
 from pearl.methods.common.average import Statistics
 from pearl.methods.common.memory import Policy
 from pearl.methods.rehearsal.er import Images
@@ -42,7 +42,8 @@ class TriRe(Rehearsing):
     matters; in the authors' code those are chosen that won least, if its options are completed so that it runs, and
     Rewind trains all. What a step does not train is also kept from Adam's momentum. The channels' wins and the
     gradients that weights are chosen by are of one pass over the task's images and the memory; theirs of all steps, and
-    of the last one alone. Their memory is balanced too, and prefers images with a low loss.
+    of the last one alone. Adam goes on from phase to phase of a task; theirs from task to task too. Their memory is
+    balanced as well, and prefers images with a low loss.
 
     Options:
         kwinner_share: share of a block's channels that an image is heard by, in evaluation too.
@@ -124,11 +125,15 @@ class TriRe(Rehearsing):
                     late[name].copy_(weight.detach())
 
         retain = self.stage("trire_retain", task, others, kept, share=0.6, extra=late, after_step=note)
+        retain.hands_on = True
         yield retain
 
         own, last = self.choose(task), task.id + 1 == self.tasks
         new = {name: own[name] & others[name] for name in own}
-        yield self.stage("trire_revise_last" if last else "trire_revise", task, new, kept, share=0.4 if last else 0.2)
+        name, share = ("trire_revise_last", 0.4) if last else ("trire_revise", 0.2)
+        revise = self.stage(name, task, new, kept, share=share)
+        revise.hands_on = not last
+        yield revise
         for name, mask in own.items():
             self.kept[name].logical_or_(mask)
 
@@ -174,26 +179,28 @@ class TriRe(Rehearsing):
     def choose(self, task: Task) -> Masks:
         """Which entries matter to a task: of channels that won most, those with the largest |weight| + |gradients|.
 
-        Gradients of the mean cross-entropy, over all classes seen, of the task's images, and of remembered ones.
+        Gradients of the mean cross-entropy of the task's images among its own classes, and of remembered ones among
+        all: as in Retain.
         """
         self.eval()
         kept = len(self.memory)
         with counting(blocks_of(self.backbone)) as counts:
-            importance = self.gradients(task, task.images, task.labels)
+            own = lambda x: self.heads[task.id](self.backbone(x))  # noqa: E731
+            importance = self.gradients(own, task, task.images, task.labels - task.first_class)
         if kept:
-            remembered = self.gradients(task, self.memory.images[:kept], self.memory.labels[:kept])
+            remembered = self.gradients(self, task, self.memory.images[:kept], self.memory.labels[:kept])
             importance = {name: importance[name] + remembered[name] for name in importance}
         return {
             name: chosen(weight.detach().abs() + importance[name], counts[half], self.kwinner_sparsity, self.sparsity)
             for (name, half), weight in zip(self.halves.items(), self.masked.values(), strict=True)
         }
 
-    def gradients(self, task: Task, images: Tensor, labels: Tensor) -> Masks:
+    def gradients(self, ask: Network, task: Task, images: Tensor, labels: Tensor) -> Masks:
         """Sizes of the gradients of the mean cross-entropy of raw images (N, H, W, 3), not augmented."""
         weights = self.masked
         sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         for raw, y in zip(images.split(BATCH), labels.split(BATCH), strict=True):
-            logits = self(task.view.test(raw.to(self.device)))
+            logits = ask(task.view.test(raw.to(self.device)))
             loss = F.cross_entropy(logits, y.to(self.device), reduction="sum") / len(labels)
             for total, gradient in zip(sums.values(), torch.autograd.grad(loss, [*weights.values()]), strict=True):
                 total += gradient
