@@ -102,6 +102,35 @@ def test_a_few_gradients_count_and_the_same_for_a_while():
     assert torch.equal(weight.grad != 0, counts)
 
 
+def test_what_the_mask_of_gradients_cuts_does_not_move_and_adam_goes_on():
+    method = SparClEwc(small_resnet(), rounds=3, gradient_sparse=0.5, remove=0.0, sample_frequency=1000)
+    engine = Engine(config(train={"epochs": 1, "optimizer": "adam", "weight_decay": 0.1}), device="cpu")
+    moved = []
+
+    def train(method, task, phase, position, replay):
+        before = {name: weight.detach().clone() for name, weight in method.weights.items()}
+        Engine.train(engine, method, task, phase, position, replay)
+        masks = phase.extra[0]
+        for name, weight in method.weights.items():
+            changed = weight != before[name]
+            assert not (changed & ~masks[name]).any(), name
+            moved.append(int(changed.sum()))
+        handed.append(phase.hands_on)
+
+    handed = []
+    engine.train = train
+    engine.learn(method, make_task(0))
+    assert sum(moved) and handed == [True, True, False]
+
+
+def test_batches_are_numbered_in_their_epoch():
+    seen, numbers = Forgetting(5, torch.device("cpu")), []
+    for rows in ([0, 1], [2, 3], [4]) * 2:
+        seen.note(torch.tensor(rows), torch.ones(len(rows), dtype=torch.bool))
+        numbers.append(int(seen.batch))
+    assert numbers == [0, 1, 2, 0, 1, 2]
+
+
 def test_images_that_are_forgotten_most_seldom_go_first():
     seen, rows = Forgetting(4, torch.device("cpu")), torch.arange(4)
     for right in (
@@ -430,30 +459,46 @@ def test_the_share_grows_fast_at_first():
     assert [cubic(p, 0.2, 1.0) for p in (0.0, 0.5, 1.0)] == pytest.approx([0.2, 1.0 - 0.8 / 8, 1.0])
 
 
-@pytest.mark.parametrize(("full", "met", "right", "freed"), [
-    (False, True, 100.0, 0.95), (False, True, 0.0, 0.0), (True, False, 0.0, 0.7), (False, False, 100.0, 0.0)
+@pytest.mark.parametrize(("short", "met", "learnt", "right", "freed", "phases"), [
+    (False, True, 100.0, 100.0, 0.95, 10),  # as much as there is to free
+    (False, True, 100.0, 0.0, 0.0, 10),  # below its goal from the first
+    (False, True, 95.0, 100.0, 0.0, 1),  # a network that forgets its training images is never kept
+    (True, False, 100.0, 0.0, 0.7, 7),  # full: what two tasks to come need, and no more
+    (True, False, 0.0, 100.0, 0.7, 7),
+    (False, False, 100.0, 100.0, 0.0, 0),
 ])  # fmt: skip
-def test_as_much_is_freed_as_the_goal_allows_and_later_tasks_need(full, met, right, freed, monkeypatch):
+def test_as_much_is_freed_as_the_goal_allows_and_later_tasks_need(
+    short, met, learnt, right, freed, phases, monkeypatch
+):
     method = Pae(convolutional(), max_multiplier=1.0, tasks=3)
     task = make_task(0)
     head = method.begin(task)
     method.owners.claim(0)
-    monkeypatch.setattr(method, "right", lambda part: right if part == "held" else 100.0)
-    engine = Engine(config(train={"epochs": 1}), device="cpu")
+    monkeypatch.setattr(method, "right", lambda part: right if part == "held" else learnt)
+    ran = []
 
     class Learnt(Finetune):
         phases = Pae.phases
 
         def learn(self, task):
-            yield from method.compact(task, "held", head, 50.0, met=met, full=full)
+            for phase in method.compact(task, "held", head, 50.0, met=met, short=short):
+                ran.append(phase)
+                yield phase
 
-    if met or full:
-        engine.learn(Learnt(convolutional()), task)
-    else:
-        assert not [*method.compact(task, "held", head, 50.0, met=met, full=full)]
+    Engine(config(train={"epochs": 1}), device="cpu").learn(Learnt(convolutional()), task)
+    assert len(ran) == phases
     for name in method.owners.names:
         size = method.owners[name].numel()
         assert int((method.owners[name] == FREE).sum()) == round(freed * size), name
+        method.owners[name].fill_(1)
+    assert not [*method.compact(task, "held", head, 50.0, met=True, short=True)], "a task without weights of its own"
+
+
+@pytest.mark.parametrize("make", [Pae, Cpg, Clnp, Nispa])
+def test_images_that_are_held_out_are_never_trained_on(make):
+    engine = Rounds(lambda method: None)
+    learn(make(convolutional(), hold_out=0.25), range(2), engine)
+    assert engine.seen and {images for *_, images in engine.seen} == {18}  # of 24
 
 
 def test_gradients_pass_the_threshold_to_masks_of_older_weights_alone():
@@ -490,7 +535,8 @@ def test_cpg_that_picks_all_is_pae():
 
 def test_the_last_phase_of_cpg_is_kept_for_its_best_epoch(monkeypatch):
     """Which is neither what was before it nor its last."""
-    method, scores, seen = Cpg(convolutional(), train_accuracy=0.0, max_multiplier=1.0), [10.0, 20.0, 80.0, 30.0], []
+    # that much accuracy frees nothing: the second task has none but the first one's weights to pick
+    method, scores, seen = Cpg(convolutional(), train_accuracy=100.0, max_multiplier=1.0), [10.0, 20.0, 80.0, 30.0], []
 
     def score(part):
         seen.append({name: method.live[0][name].detach() > method.above for name in method.owners.names})

@@ -114,7 +114,7 @@ class Pae(SubNetworks):
             if met or full or not task.id:
                 break
             self.grow()
-        yield from self.compact(kept, held_back, head, goal, met=met, full=full)
+        yield from self.compact(kept, held_back, head, goal, met=met, short=full and reached < goal)
         yield from self.finish(kept, held_back, head)
 
     def rival(self, kept: Task, held_back: Task) -> Generator[Phase, None, float]:
@@ -175,24 +175,29 @@ class Pae(SubNetworks):
             self.owners[name].masked_fill_((self.owners[name] == HIDDEN) & self.shown[name], FREE)
 
     def compact(
-        self, kept: Task, held_back: Task, head: nn.Linear, goal: float, *, met: bool, full: bool
+        self, kept: Task, held_back: Task, head: nn.Linear, goal: float, *, met: bool, short: bool
     ) -> Iterator[Phase]:
         """Free more and more of the task's weights while it trains, and keep the most that leaves it at the goal.
 
-        A network that has not `met` it frees nothing, but if it is `full` what the tasks to come need.
+        A network that has not `met` it frees nothing, but if it is full and falls `short` of it what the tasks to come
+        need.
         """
         left = 1 if self.tasks == "auto" else max(self.tasks - kept.id - 1, 0)
-        needed = 1 - round(1 / (left + 1), 1) if full and not met else 0.0
+        needed = 1 - round(1 / (left + 1), 1) if short else 0.0
         parts, before = self.parts(head), 0.0
         best = copy.deepcopy(parts.state_dict())
-        for target in TARGETS if met or needed else ():
+        for target in TARGETS if (met or needed) and self.has_own(kept.id) else ():
             yield self.pruning(kept, head, before, target)
-            must, before = target < needed + 1e-6, target
-            if must or self.right(held_back) >= goal:
+            before, fits = target, self.right(kept) > self.train_accuracy
+            if needed or (fits and self.right(held_back) >= goal):
                 best = copy.deepcopy(parts.state_dict())
-            if not must and self.right(kept) <= self.train_accuracy:
+            if target > needed - 1e-6 if needed else not fits:
                 break
         parts.load_state_dict(best)
+
+    def has_own(self, t: int) -> bool:
+        """Whether any weight is task t's; in a full network none may have been left."""
+        return any(bool((self.owners[name] == t).any()) for name in self.owners.names)
 
     def pruning(self, kept: Task, head: nn.Linear, before: float, target: float) -> Phase:
         """A phase that frees weights from a share `before` to the `target`, and trains those that are left."""
@@ -248,7 +253,7 @@ class Pae(SubNetworks):
         return self.backbone, self.tensors_of(t)
 
     def size(self) -> int:
-        """Weights of the network as far as it has grown, and each task's norm layers, biases and head."""
+        """Weights of the network as far as it has grown; each task's norm layers, biases and head are of full width."""
         grown = sum(int((self.owners[name] != HIDDEN).sum()) for name in self.owners.names)
         return grown + sum(parameter.numel() for module in (self.own, self.heads) for parameter in module.parameters())
 

@@ -43,7 +43,7 @@ class SparClEwc(OnlineEwc):
             first round of a task.
         grad_weight: of the gradient beside the weight, when a weight's importance is measured.
         gradient_sparse: share of a layer's gradients that is set to 0, the smallest; all of the others count.
-        sample_frequency: steps for which one mask of gradients serves.
+        sample_frequency: steps of an epoch for which one mask of gradients serves.
         remove: share of a task's images that is removed as the task goes on, those that are forgotten most seldom.
         removals: in how many portions, from the second round on.
     """
@@ -93,29 +93,37 @@ class SparClEwc(OnlineEwc):
                 left = left.part(seen.by_forgetting()[portion:])
                 seen = Forgetting(len(left), task.device)
             self.choose(left, at)
-            yield self.round(left, seen)
+            phase = self.round(left, seen)
+            phase.hands_on = at < self.rounds - 1
+            yield phase
         fisher = self.fisher(task)
         for name in self.names:
             fisher[f"backbone.{name}"] *= self.open[name]
         self.anchor.move(dict(self.named_parameters()), fisher, self.gamma)
 
     def round(self, left: Task, seen: "Forgetting") -> Phase:
-        """One round of training."""
-        steps = self.round_masks()
+        """One round of training. What the masks cut does not move by momentum either."""
+        steps, params = self.round_masks(), list(self.parameters())
+        name_of = {id(weight): name for name, weight in self.weights.items()}
 
         def after_backward() -> None:
-            self.mask_gradients(steps, measure=phase.done % self.sample_frequency == 0)
+            self.mask_gradients(steps, measure=int(seen.batch) % self.sample_frequency == 0)
 
-        phase = Phase(
+        def project(before: list[Tensor]) -> None:
+            for parameter, was in zip(params, before, strict=True):
+                if (name := name_of.get(id(parameter))) is not None:
+                    parameter.copy_(torch.where(steps[name], parameter, was))
+
+        return Phase(
             "sparcl_ewc",
-            self.parameters(),
+            params,
             partial(self.loss, seen=seen),
             extra=nn.ModuleList([steps, seen]),
             data=left,
             after_backward=after_backward,
+            project=project,
             after_step=lambda batch: self.close(),
         )
-        return phase
 
     def round_masks(self) -> TaskTensors:
         """Which gradients count, by a weight's name: at first all."""
@@ -184,20 +192,29 @@ class SparClEwc(OnlineEwc):
 
 
 class Forgetting(nn.Module):
-    """How often each image went from right to wrong, and whether it has ever been right; buffers (N,)."""
+    """How often each image went from right to wrong, and whether it has ever been right; buffers (N,).
+
+    It counts batches too, anew in each epoch.
+    """
 
     def __init__(self, images: int, device: torch.device) -> None:
         super().__init__()
         self.right: Tensor
         self.learnt: Tensor
         self.events: Tensor
+        self.shown: Tensor
+        self.batch: Tensor  # its number in its epoch
         for name in ("right", "learnt"):
             self.register_buffer(name, torch.zeros(images, dtype=torch.bool, device=device))
         self.register_buffer("events", torch.zeros(images, dtype=torch.int64, device=device))
+        for name in ("shown", "batch"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
     def note(self, rows: Tensor, right: Tensor) -> None:
-        """Of images (B,), by their rows, whether they are right now."""
+        """Of a batch of images (B,), by their rows, whether they are right now."""
+        self.batch.copy_(torch.where(self.shown % len(self.right) == 0, 0, self.batch + 1))
+        self.shown += len(rows)
         self.events[rows] += self.right[rows] & ~right
         self.right[rows] = right
         self.learnt[rows] |= right
