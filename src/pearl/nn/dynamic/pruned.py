@@ -138,7 +138,7 @@ class DoraRule(_Pruned):
 
     A component's score is its share |c| |B_i| |A_i| of the norm of its layer's update, smoothed. (Not the DoRA that
     decomposes weights.) A component costs its parameters, where the authors count components; and none is pruned before
-    the curve asks for it, where their code always prunes one.
+    the curve asks for it, where their code always prunes one. Their dropout on the updates' input (.1) is left out.
 
     Options:
         start: the rank from which updates shrink, the authors' 1.5 r.
