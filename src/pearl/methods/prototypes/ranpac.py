@@ -69,8 +69,8 @@ class RanPac(Lifted):
     def solve(self, task: Task, features: Tensor) -> Tensor:
         """(Z'Z + ridge)^-1 Z'Y."""
         strength = self.chosen(task, features) if self.ridge is None else self.ridge
-        gram = self.kept["gram"].double()
-        rounding = torch.finfo(self.kept["gram"].dtype).eps * float(gram.trace())
+        gram = self.kept["gram"]
+        rounding = torch.finfo(gram.dtype).eps * float(gram.diagonal().double().sum())
         return ridge(gram, self.cross(), max(strength, rounding)).T
 
     def chosen(self, task: Task, features: Tensor) -> float:
