@@ -11,10 +11,10 @@ under $PEARL_DATA.
 """
 
 import argparse
-import os
 import sys
 import tarfile
 from collections.abc import Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
 
 import pearl
@@ -22,16 +22,17 @@ from pages import RESULTS
 from pearl.errors import Busy
 from pearl.lifecycle.runs import execute
 from pearl.reports.progress import display
+from pearl.storage.files import write_file
 from pearl.storage.paths import runs_root
-from pearl.tables.spec import SIZES
+from pearl.tables.spec import SIZES, names
 
 KEPT = RESULTS / "tables" / "runs.tar.xz"
-WEIGHTS = ("*.safetensors", "resume/*", ".lock", "events.jsonl")
+LEFT_OUT = ("*.safetensors", "resume/*", ".lock", "events.jsonl")
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="+", metavar="TABLE")
+    parser.add_argument("tables", nargs="+", choices=names(), metavar="TABLE")
     parser.add_argument("--size", default="cpu", choices=SIZES)
     parser.add_argument("--seeds", type=int, help="default: the table's")
     parser.add_argument("--only", default="", metavar="START", help="of the names of run directories")
@@ -41,46 +42,45 @@ def main(arguments: Sequence[str]) -> None:
     for name in options.tables:
         page = RESULTS / "tables" / (f"{name}.md" if options.size == "cpu" else f"{name}-{options.size}.md")
         given = {"size": options.size, "seeds": options.seeds, "output": page}
-        waiting = [one for one in pearl.table(name, **given).missing if one.path.name.startswith(options.only)]
+        filled = pearl.table(name, **given)
+        keep(filled.runs)
+        waiting = [one for one in filled.missing if one.path.name.startswith(options.only)]
         for one in [] if options.only_page else sorted(waiting, key=lambda one: one.seed):
             try:
                 execute(one.request.config.model_copy(update={"seed": one.seed}), show=display())
             except Busy:  # of another of these commands
                 continue
             keep(pearl.table(name, **given).runs)
-        keep(pearl.table(name, **given).runs)
 
 
 def lay_out() -> None:
-    """Put what was kept under $PEARL_RUNS, beside what is there."""
+    """Put what was kept under $PEARL_RUNS; a run that is there stays as it is, finished or not."""
     if KEPT.is_file():
         with tarfile.open(KEPT) as archive:
-            new = [member for member in archive if not (runs_root() / member.name).exists()]
+            new = [member for member in archive if not (runs_root() / _run_of(member.name)).exists()]
             archive.extractall(runs_root(), new, filter="data")
 
 
 def keep(runs: Iterable[Path]) -> None:
     """Keep what these runs say beside what was kept, the same bytes for the same runs."""
-    files: list[Path] = []
-    names = {path.name for path in runs}
+    kept = {path.name for path in runs}
     if KEPT.is_file():
         with tarfile.open(KEPT) as archive:
-            names |= {Path(name).parts[0] for name in archive.getnames()}
-    for name in sorted(names):
-        files += sorted(path for path in (runs_root() / name).rglob("*") if path.is_file() and says(path))
-    unfinished = KEPT.with_name(f"{KEPT.name}.{os.getpid()}")
-    with tarfile.open(unfinished, "w:xz") as archive:
-        for file in files:
-            member = tarfile.TarInfo(file.relative_to(runs_root()).as_posix())
-            member.size = file.stat().st_size
-            with file.open("rb") as content:
-                archive.addfile(member, content)
-    unfinished.replace(KEPT)
+            kept |= {_run_of(name) for name in archive.getnames()}
+    packed = BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz") as archive:
+        for file in sorted(file for run in kept for file in (runs_root() / run).rglob("*") if file.is_file()):
+            if not any(file.match(pattern) for pattern in LEFT_OUT):
+                member = tarfile.TarInfo(file.relative_to(runs_root()).as_posix())
+                member.size = file.stat().st_size
+                with file.open("rb") as content:
+                    archive.addfile(member, content)
+    write_file(KEPT, packed.getvalue())
 
 
-def says(file: Path) -> bool:
-    """Whether a file of a run is kept."""
-    return not any(file.match(pattern) for pattern in WEIGHTS)
+def _run_of(name: str) -> str:
+    """The run directory that a file of the archive lies in."""
+    return Path(name).parts[0]
 
 
 if __name__ == "__main__":

@@ -226,16 +226,15 @@ def test_agiles_sizes_are_the_authors():
 
 
 def test_agiles_first_vector_learns_to_be_told_from_those_to_come():
-    def moved(**options):
+    def losses(**options):
         torch.manual_seed(0)
         method = Agile(net(), code_dim=6, reg_weight=0, pairwise_weight=0, buffer_size=4, **options)
-        rows = []
-        loss = method.task_loss
-        method.task_loss = lambda codes, tasks: rows.append(loss(codes, tasks)) or rows[-1]
+        found, loss = [], method.task_loss
+        method.task_loss = lambda codes, tasks: found.append(loss(codes, tasks)) or found[-1]
         learn(method, range(1))
-        return [row.item() for row in rows]
+        return [each.item() for each in found]
 
-    assert min(moved()) > 0 and max(moved(tasks=1)) == 0
+    assert min(losses()) > 0 and max(losses(tasks=1)) == 0
 
 
 def test_agile_keeps_what_belongs_to_earlier_tasks():

@@ -105,7 +105,7 @@ def test_a_few_gradients_count_and_the_same_for_a_while():
 def test_what_the_mask_of_gradients_cuts_does_not_move_and_adam_goes_on():
     method = SparClEwc(small_resnet(), rounds=3, gradient_sparse=0.5, remove=0.0, sample_frequency=1000)
     engine = Engine(config(train={"epochs": 1, "optimizer": "adam", "weight_decay": 0.1}), device="cpu")
-    moved = []
+    moved, handed = [], []
 
     def train(method, task, phase, position, replay):
         before = {name: weight.detach().clone() for name, weight in method.weights.items()}
@@ -117,18 +117,17 @@ def test_what_the_mask_of_gradients_cuts_does_not_move_and_adam_goes_on():
             moved.append(int(changed.sum()))
         handed.append(phase.hands_on)
 
-    handed = []
     engine.train = train
     engine.learn(method, make_task(0))
     assert sum(moved) and handed == [True, True, False]
 
 
-def test_batches_are_numbered_in_their_epoch():
-    seen, numbers = Forgetting(5, torch.device("cpu")), []
-    for rows in ([0, 1], [2, 3], [4]) * 2:
-        seen.note(torch.tensor(rows), torch.ones(len(rows), dtype=torch.bool))
-        numbers.append(int(seen.batch))
-    assert numbers == [0, 1, 2, 0, 1, 2]
+def test_each_epoch_begins_with_a_new_mask_of_gradients():
+    method, measured = SparClEwc(small_resnet(), rounds=1, sample_frequency=2), []
+    mask = method.mask_gradients
+    method.mask_gradients = lambda steps, *, measure: (measured.append(measure), mask(steps, measure=measure))
+    learn(method, range(1), Engine(config(train={"epochs": 2, "batch_size": 8}), device="cpu"))  # of 24 images
+    assert measured == [True, False, True] * 2
 
 
 def test_images_that_are_forgotten_most_seldom_go_first():

@@ -33,8 +33,8 @@ class Phase:
     modules that the loss reads and changes; beside them it reads the task and plain values that it holds, and nothing
     else. So runs that share the phase train it once (see `training.content`). Without `reads` every run does.
 
-    While it is trained, `done` says how many steps have been made, of all that are `planned`; then `seconds` how long
-    it took, and `reused` that another run has trained it.
+    While it is trained, `done` says how many steps have been made, of all that are `planned`, `per_epoch` of them in an
+    epoch; then `seconds` how long it took, and `reused` that another run has trained it.
 
     Several processes may learn together (see `training.world`); a method need not know. Each of them calls `loss` with
     its share of a batch and its own random numbers; gradients and batch statistics are then those of the whole batch.
@@ -57,6 +57,7 @@ class Phase:
     groups: dict[str, list[nn.Parameter]] = field(init=False)
     done: int = field(default=0, init=False)
     planned: int = field(default=0, init=False)
+    per_epoch: int = field(default=0, init=False)
     seconds: float = field(default=0.0, init=False)
     reused: bool = field(default=False, init=False)
 

@@ -40,6 +40,11 @@ def tasks_of(config: Any) -> int | None:
     return stream.tasks if isinstance(stream.tasks, int) else len(stream.tasks)
 
 
+def stream_length(config: Any) -> int | str:
+    """The same for an option: `auto` of a model."""
+    return tasks_of(config) or AUTO
+
+
 def data_of(config: Any) -> str | None:
     """The data source's name; None of a model."""
     return getattr(config, "data", {}).get("name")

@@ -139,6 +139,7 @@ class Engine:
                 claim = self.kept.claimed(key, phase.reads, course.steps, self.world, self._note(task))
                 progress = alone.enter_context(claim) or progress
             phase.done, phase.planned, phase.reused = progress.done, course.steps, progress.reused
+            phase.per_epoch = course.per_epoch
             again = {"reused": progress.seconds} if progress.reused else {}
             self.observer.event("phase", task=task.id, phase=phase.name, steps=course.steps, **begun, **again)
             if progress.done > begun["done"]:  # it was trained before, of which the rest of the run sees nothing

@@ -20,7 +20,7 @@ from pearl.methods.common.subspace import Subspaces, input_matrices
 from pearl.nn import lowrank
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
-from pearl.settings.follow import AUTO, Follows, tasks_of
+from pearl.settings.follow import Follows, stream_length
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -53,7 +53,7 @@ class InfLoRA(Method):
         rank: Count = 10,
         energy: Share = 0.98,
         energy_end: Share = 1.0,
-        tasks: Annotated[Count | Literal["auto"], Follows(lambda config: tasks_of(config) or AUTO)] = "auto",
+        tasks: Annotated[Count | Literal["auto"], Follows(stream_length)] = "auto",
     ) -> None:
         if not lowrank.has_attention(backbone):
             raise ConfigError(

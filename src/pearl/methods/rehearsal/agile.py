@@ -24,7 +24,7 @@ from pearl.methods.rehearsal.tamil import Count, of
 from pearl.nn.growing import TaskHeads, TaskTensors
 from pearl.nn.precision import full, outside_autocast
 from pearl.settings.born import Born
-from pearl.settings.follow import AUTO, Follows, tasks_of
+from pearl.settings.follow import Follows, stream_length
 
 
 class Agile(Rehearsing):
@@ -62,7 +62,7 @@ class Agile(Rehearsing):
         backbone: nn.Module,
         *,
         code_dim: Count = 256,
-        tasks: Annotated[Count | Literal["auto"], Follows(lambda config: tasks_of(config) or AUTO), Born(1)] = "auto",
+        tasks: Annotated[Count | Literal["auto"], Follows(stream_length), Born(1)] = "auto",
         task_loss_weight: Weight = 1.0,
         task_of_memory: bool = True,
         pairwise_weight: Weight = 0.1,

@@ -19,13 +19,14 @@ from torch.func import functional_call
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Network, Phase
 from pearl.methods.common.average import Statistics
+from pearl.methods.common.entries import within
 from pearl.methods.common.memory import Policy
 from pearl.methods.rehearsal.er import Images
 from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Rehearsing, Tasks, Weight
 from pearl.methods.rehearsal.tamil import Count
 from pearl.methods.rehearsal.winners import blocks_of, chosen, compete, counting
 from pearl.nn.growing import TaskTensors
-from pearl.settings.follow import AUTO, Follows, tasks_of
+from pearl.settings.follow import Follows, stream_length
 
 Share = Annotated[float, Field(gt=0, le=1)]
 BATCH = 256  # images that pass at once between two phases
@@ -72,7 +73,7 @@ class TriRe(Rehearsing):
         kwinner_share: Share = 0.9,
         kwinner_sparsity: Share = 0.3,
         sparsity: Share = 0.2,
-        tasks: Annotated[Count | Literal["auto"], Follows(lambda config: tasks_of(config) or AUTO)] = "auto",
+        tasks: Annotated[Count | Literal["auto"], Follows(stream_length)] = "auto",
         reg_weight: Weight = 0.05,
         beta: Weight = 1.0,
         stable_model_update_freq: Chance = 0.1,
@@ -124,16 +125,13 @@ class TriRe(Rehearsing):
                 for name, weight in self.masked.items():
                     late[name].copy_(weight.detach())
 
-        retain = self.stage("trire_retain", task, others, kept, share=0.6, extra=late, after_step=note)
-        retain.hands_on = True
+        retain = self.stage("trire_retain", task, others, kept, share=0.6, extra=late, after_step=note, hands_on=True)
         yield retain
 
         own, last = self.choose(task), task.id + 1 == self.tasks
         new = {name: own[name] & others[name] for name in own}
         name, share = ("trire_revise_last", 0.4) if last else ("trire_revise", 0.2)
-        revise = self.stage(name, task, new, kept, share=share)
-        revise.hands_on = not last
-        yield revise
+        yield self.stage(name, task, new, kept, share=share, hands_on=not last)
         for name, mask in own.items():
             self.kept[name].logical_or_(mask)
 
@@ -155,13 +153,8 @@ class TriRe(Rehearsing):
         """
         params = list(self.parameters())
         learning = {id(w): new[n] | old[n] if old else new[n] for n, w in self.masked.items()}
-
-        def project(before: list[Tensor]) -> None:
-            for parameter, was in zip(params, before, strict=True):
-                if (mask := learning.get(id(parameter))) is not None:
-                    parameter.copy_(torch.where(mask, parameter, was))
-
-        return self.phase(name, task, partial(self.loss, task, new, old), params, share, project=project, **hooks)
+        hooks["project"] = within(params, [learning.get(id(parameter)) for parameter in params])
+        return self.phase(name, task, partial(self.loss, task, new, old), params, share, **hooks)
 
     def loss(self, task: Task, new: Masks, old: Masks | None, batch: Batch) -> Tensor:
         """New images among their own classes, and remembered ones; each has gradients of its own entries alone."""

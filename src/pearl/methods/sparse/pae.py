@@ -22,11 +22,11 @@ from pearl.methods.sparse.masks import FREE, HIDDEN, Owners, cubic, held, weight
 from pearl.methods.sparse.stable_units import HoldOut
 from pearl.methods.sparse.units import Units
 from pearl.nn.growing import TaskTensors
-from pearl.settings.follow import AUTO, Follows, tasks_of
+from pearl.settings.follow import Follows, stream_length
 
 Multiplier = Annotated[float, Field(ge=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
-Tasks = Annotated[Annotated[int, Field(ge=1, strict=True)] | Literal["auto"], Follows(lambda c: tasks_of(c) or AUTO)]
+Tasks = Annotated[Annotated[int, Field(ge=1, strict=True)] | Literal["auto"], Follows(stream_length)]
 Goal = Literal["scratch", "finetuned"]
 
 TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # shares of a layer that are freed, one after the other
@@ -186,13 +186,14 @@ class Pae(SubNetworks):
         needed = 1 - round(1 / (left + 1), 1) if short else 0.0
         parts, before = self.parts(head), 0.0
         best = copy.deepcopy(parts.state_dict())
-        for target in TARGETS if (met or needed) and self.has_own(kept.id) else ():
+        targets = [target for target in TARGETS if target < needed + 1e-6] if needed else TARGETS
+        for target in targets if (met or needed) and self.has_own(kept.id) else ():
             yield self.pruning(kept, head, before, target)
-            before, fits = target, self.right(kept) > self.train_accuracy
-            if needed or (fits and self.right(held_back) >= goal):
-                best = copy.deepcopy(parts.state_dict())
-            if target > needed - 1e-6 if needed else not fits:
+            before = target
+            if not needed and self.right(kept) <= self.train_accuracy:
                 break
+            if needed or self.right(held_back) >= goal:
+                best = copy.deepcopy(parts.state_dict())
         parts.load_state_dict(best)
 
     def has_own(self, t: int) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Phase
+from pearl.methods.common.entries import within
 from pearl.methods.regularization.ewc import ELambda, Gamma, OnlineEwc, weight_in
 from pearl.methods.sparse.masks import inner_weights, nonzero
 from pearl.nn.growing import TaskTensors
@@ -93,37 +94,32 @@ class SparClEwc(OnlineEwc):
                 left = left.part(seen.by_forgetting()[portion:])
                 seen = Forgetting(len(left), task.device)
             self.choose(left, at)
-            phase = self.round(left, seen)
-            phase.hands_on = at < self.rounds - 1
-            yield phase
+            yield self.round(left, seen, hands_on=at < self.rounds - 1)
         fisher = self.fisher(task)
         for name in self.names:
             fisher[f"backbone.{name}"] *= self.open[name]
         self.anchor.move(dict(self.named_parameters()), fisher, self.gamma)
 
-    def round(self, left: Task, seen: "Forgetting") -> Phase:
+    def round(self, left: Task, seen: "Forgetting", *, hands_on: bool) -> Phase:
         """One round of training. What the masks cut does not move by momentum either."""
         steps, params = self.round_masks(), list(self.parameters())
-        name_of = {id(weight): name for name, weight in self.weights.items()}
+        masks = {id(weight): steps[name] for name, weight in self.weights.items()}
 
         def after_backward() -> None:
-            self.mask_gradients(steps, measure=int(seen.batch) % self.sample_frequency == 0)
+            self.mask_gradients(steps, measure=phase.done % phase.per_epoch % self.sample_frequency == 0)
 
-        def project(before: list[Tensor]) -> None:
-            for parameter, was in zip(params, before, strict=True):
-                if (name := name_of.get(id(parameter))) is not None:
-                    parameter.copy_(torch.where(steps[name], parameter, was))
-
-        return Phase(
+        phase = Phase(
             "sparcl_ewc",
             params,
             partial(self.loss, seen=seen),
             extra=nn.ModuleList([steps, seen]),
             data=left,
+            hands_on=hands_on,
             after_backward=after_backward,
-            project=project,
+            project=within(params, [masks.get(id(parameter)) for parameter in params]),
             after_step=lambda batch: self.close(),
         )
+        return phase
 
     def round_masks(self) -> TaskTensors:
         """Which gradients count, by a weight's name: at first all."""
@@ -192,29 +188,20 @@ class SparClEwc(OnlineEwc):
 
 
 class Forgetting(nn.Module):
-    """How often each image went from right to wrong, and whether it has ever been right; buffers (N,).
-
-    It counts batches too, anew in each epoch.
-    """
+    """How often each image went from right to wrong, and whether it has ever been right; buffers (N,)."""
 
     def __init__(self, images: int, device: torch.device) -> None:
         super().__init__()
         self.right: Tensor
         self.learnt: Tensor
         self.events: Tensor
-        self.shown: Tensor
-        self.batch: Tensor  # its number in its epoch
         for name in ("right", "learnt"):
             self.register_buffer(name, torch.zeros(images, dtype=torch.bool, device=device))
         self.register_buffer("events", torch.zeros(images, dtype=torch.int64, device=device))
-        for name in ("shown", "batch"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
     def note(self, rows: Tensor, right: Tensor) -> None:
-        """Of a batch of images (B,), by their rows, whether they are right now."""
-        self.batch.copy_(torch.where(self.shown % len(self.right) == 0, 0, self.batch + 1))
-        self.shown += len(rows)
+        """Of images (B,), by their rows, whether they are right now."""
         self.events[rows] += self.right[rows] & ~right
         self.right[rows] = right
         self.learnt[rows] |= right
