@@ -130,6 +130,7 @@ ZOO = {
     "pearl on a ViT, chain": lambda: Pearl(
         small_vit(), classifier=Chain(spaces="all", projection=16, covariance="frozen", train="all")
     ),
+    "pearl, chain, cosines": lambda: Pearl(small_vit(), targets="linear", classifier=Chain(spaces=2, head="cosine")),
     "isolation, chain": lambda: Isolation(small_resnet(), classifier=Chain(layers="final")),
     "pnn, chain": lambda: Progressive(small_resnet(), classifier=Chain(spaces=2, projection=None)),
     "packnet, chain": lambda: PackNet(small_resnet(), classifier=Chain(spaces=2, projection=8)),

@@ -92,6 +92,8 @@ def test_models_that_cannot_be_refitted(shop, tmp_path):
         pearl.load(shop / "whole").refit(shop / "first", tmp_path / "new")
     with pytest.raises(ConfigError, match="a model is refitted to class statistics"):
         model.refit(shop / "first", tmp_path / "new", "heads")
+    with pytest.raises(ConfigError, match=r"was trained with linear heads; leave classifier\.head out"):
+        model.refit(shop / "first", tmp_path / "new", {"name": "chain", "head": "cosine"})
     with pytest.raises(RunError, match=r"is there already; choose another name$"):
         model.refit([shop / "first", shop / "second"], shop / "whole")
     damaged = shutil.copytree(shop / "heads", tmp_path / "damaged", ignore=shutil.ignore_patterns(*LOCK))

@@ -161,6 +161,12 @@ def test_another_classifier_takes_the_place_of_the_one_there_was():
         refitted(run, "heads")
     with pytest.raises(ConfigError, match="of 3 tasks would have been trained, this run has those of 2 tasks"):
         refitted(run, {"name": "chain", "spaces": 3})
+    with pytest.raises(ConfigError, match="with a cosine head, this run's were with a linear one"):
+        refitted(run, {"name": "chain", "head": "cosine"})
+    of_cosines = load_config("digits", ["method.classifier={name: chain, train: all, head: cosine}"])
+    assert refitted(of_cosines, {"name": "chain", "spaces": 1}).method["classifier"]["head"] == "cosine"
+    with pytest.raises(ConfigError, match="with a linear head, this run's were with a cosine one"):
+        refitted(of_cosines, "heads")
 
 
 def test_what_cannot_be_refitted():

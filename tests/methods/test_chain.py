@@ -6,8 +6,10 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from scipy.special import log_softmax, logsumexp
 
+from pearl.data.batches import Batch
 from pearl.errors import RunError, TrainingError
 from pearl.lifecycle.small import SIZE, learn, make_task, small_resnet, small_vit
 from pearl.methods.bounds.isolation import Isolation
@@ -417,6 +419,22 @@ def test_only_sub_networks_that_are_asked_are_trained(train, trained):
     method = Pearl(small_resnet(), classifier=Chain(spaces=2, train=train))
     learn(method, range(3))
     assert [t for t in range(3) if method.is_adapted(t)] == trained
+
+
+def test_sub_networks_may_be_trained_on_cosines():
+    """The loss of a phase is cross-entropy of 4 times the cosines; nothing else of the network is another."""
+    method = Pearl(small_vit(), classifier=Chain(head="cosine"))
+    task = make_task(0)
+    x, labels = task.view.test(task.images), task.labels
+    adapt = next(phase for phase in method.learn(task) if phase.name == "adapt")
+    features = method.task_features(x, 0)
+    cosines = torch.stack([F.cosine_similarity(features, row[None]) for row in method.heads[0].weight], 1)
+    torch.testing.assert_close(adapt.loss(Batch(x, labels, torch.arange(len(x)))), F.cross_entropy(4 * cosines, labels))
+    linear = Pearl(small_vit(), classifier=Chain())
+    learn(linear, range(1))
+    assert {name for name, _ in linear.named_parameters()} - {name for name, _ in method.named_parameters()} == {
+        "heads.blocks.0.bias"
+    }
 
 
 def test_a_first_task_of_one_class_is_told_that_it_teaches_nothing():

@@ -57,9 +57,14 @@ def refitted(config: RunConfig, classifier: Mapping[str, Any] | str) -> RunConfi
     spec = {"name": classifier} if isinstance(classifier, str) else dict(classifier)
     if spec.get("name") == "chain":
         same = {key: before[key] for key in ("spaces", "train")} if _trained(before) != "all" else {"train": "all"}
-        spec = {**same, **spec}
+        spec = {"head": _head(before), **same, **spec}
     raw = config.model_dump(mode="json")
     found = check_config({**raw, "method": {**raw["method"], "classifier": spec}}, RunConfig)
+    if (head := _head(found.method["classifier"])) != _head(before):
+        raise ConfigError(
+            f"classifier: with it sub-networks would have been trained with a {head} head, this run's were with a "
+            f"{_head(before)} one; run its recipe with this classifier instead"
+        )
     if (other := _trained(found.method["classifier"])) != _trained(before):
         raise ConfigError(
             f"classifier: with it the sub-networks of {_tasks(other)} would have been trained, this run has those of "
@@ -71,6 +76,11 @@ def refitted(config: RunConfig, classifier: Mapping[str, Any] | str) -> RunConfi
 def _trained(classifier: Mapping[str, Any]) -> int | Literal["all"]:
     """How many tasks get a sub-network under a classifier."""
     return classifier["spaces"] if classifier.get("train") == "spaces" else "all"
+
+
+def _head(classifier: Mapping[str, Any]) -> str:
+    """What sub-networks are trained with under a classifier; configurations of before do not say."""
+    return classifier.get("head", "linear")
 
 
 def _tasks(trained: int | Literal["all"]) -> str:

@@ -96,6 +96,8 @@ def _with(path: Path, config: ModelConfig, classifier: Mapping[str, Any] | str) 
     spec = {"name": classifier} if isinstance(classifier, str) else dict(classifier)
     if spec.get("name") != "chain":
         raise ConfigError("a model is refitted to class statistics; give classifier=chain, or {name: chain, spaces: 2}")
+    if spec.get("head", "linear") != "linear":
+        raise ConfigError(f"{path}: was trained with linear heads; leave classifier.head out")
     raw = config.model_dump(mode="json")
     return check_config({**raw, "method": {**raw["method"], "classifier": spec}}, ModelConfig)
 

@@ -104,7 +104,8 @@ class TaskHeads(nn.Module):
         """Add the classifier of a new task."""
         block = self.block(max(classes, 1))
         if not classes:  # a task that shows known classes alone
-            block.weight, block.bias = nn.Parameter(block.weight[:0].detach()), nn.Parameter(block.bias[:0].detach())
+            for name, parameter in list(block.named_parameters()):
+                setattr(block, name, nn.Parameter(parameter[:0].detach()))
             block.out_features = 0
         self.blocks.append(block)
         return block
@@ -145,26 +146,32 @@ class CosineHeads(TaskHeads):
     """Heads without bias whose logits are scale * cos(feature, weight): no class wins by the length of its weight.
 
     Gidaris & Komodakis (CVPR 2018); in class-incremental learning LUCIR (Hou et al., CVPR 2019), which trains the
-    scale. All tasks share it; one task's block gives the cosines alone.
+    scale. All tasks share it; while it is trained, one task's block gives the cosines alone.
     """
 
     def __init__(self, dim: int, scale: float = 10.0, *, learnable: bool = False) -> None:
         super().__init__(dim)
-        self.scale = nn.Parameter(torch.tensor(scale)) if learnable else scale
+        self.scale = nn.Parameter(torch.tensor(scale)) if learnable else None
+        self.fixed = 1.0 if learnable else scale
 
     def block(self, classes: int) -> nn.Linear:
         """A weight for each class; a new one points anywhere."""
-        return Cosines(self.dim, classes, bias=False)
+        return Cosines(self.dim, classes, self.fixed)
 
     def forward(self, features: Tensor) -> Tensor:
         """Features (B, dim) -> float32 logits (B, classes seen) between -scale and scale."""
-        return self.scale * super().forward(features)
+        logits = super().forward(features)
+        return logits if self.scale is None else self.scale * logits
 
 
 class Cosines(nn.Linear):
-    """The cosine of each feature and each weight; 0 for a feature of zeros."""
+    """The cosine of each feature and each weight, times `scale`; 0 for a feature of zeros."""
+
+    def __init__(self, dim: int, classes: int, scale: float = 1.0) -> None:
+        super().__init__(dim, classes, bias=False)
+        self.scale = scale
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (B, dim) -> float32 cosines (B, classes)."""
+        """Features (B, dim) -> float32 logits (B, classes)."""
         with outside_autocast(features):  # bfloat16 cannot tell cosines near 1
-            return F.linear(F.normalize(full(features), dim=1), F.normalize(self.weight, dim=1))
+            return self.scale * F.linear(F.normalize(full(features), dim=1), F.normalize(self.weight, dim=1))

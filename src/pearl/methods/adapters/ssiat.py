@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from pearl.data.batches import Batch, Task
+from pearl.data.batches import Task
 from pearl.methods.adapters.bottleneck import Adapters, Bottleneck, Count, Dropout
-from pearl.methods.base import Phase
+from pearl.methods.base import Phase, own_loss
 from pearl.methods.common.frozen_vit import FrozenVit
 from pearl.methods.common.gaussians import GaussianDraws, drift
 from pearl.methods.common.scatter import pack, unpack
@@ -70,13 +70,8 @@ class Ssiat(FrozenVit):
         head = self.heads.grow(len(task.classes)).to(self.device)
         nn.init.trunc_normal_(head.weight, std=0.02)
         before = self.of_images(task, self.features) if task.id else None
-
-        def loss(batch: Batch) -> Tensor:
-            cosines = head(self.features(batch.x))
-            return F.cross_entropy(self.heads.scale * cosines, batch.y - task.first_class)
-
         params = self.only([*self.adapters.parameters(), *head.parameters()])
-        yield Phase("ssiat" if task.id else "ssiat_first", params, loss, steady=True)
+        yield Phase("ssiat" if task.id else "ssiat_first", params, own_loss(self.features, head, task), steady=True)
         self.requires_grad_(False)
         after = self.of_images(task, self.features)
         if before is not None:

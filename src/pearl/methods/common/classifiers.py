@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pearl.nn.inner import Layers
+from pearl.settings.born import Born
 
 
 class Classifier:
@@ -29,6 +30,8 @@ class Chain(Classifier):
             first two tasks, in a later space of the task that made it: what scores a class keeps its bits for ever.
         train: `spaces` trains a sub-network only for tasks that become a space: no other is ever asked; `all` trains
             every task's, as the method without this classifier.
+        head: what a sub-network is trained with, and nobody asks for afterwards: `linear`, as without this classifier;
+            `cosine`, logits of 4 times the cosine between features and a class's weight.
     """
 
     spaces: Annotated[int, Field(ge=1)] | Literal["all"] = 3
@@ -36,3 +39,4 @@ class Chain(Classifier):
     projection: Annotated[int, Field(ge=1, le=65536)] | None = 1024
     covariance: Literal["updated", "frozen"] = "updated"
     train: Literal["spaces", "all"] = "spaces"
+    head: Annotated[Literal["linear", "cosine"], Born("linear")] = "linear"

@@ -13,6 +13,7 @@ from pearl.methods.base import Answers, Expert, Method, Phase
 from pearl.methods.common.chain import ChainStatistics
 from pearl.methods.common.classifiers import Chain, Classifier, Heads
 from pearl.nn.fast.folding import with_weights
+from pearl.nn.growing import CosineHeads
 from pearl.nn.inner import WithInner, inner_layers
 from pearl.nn.precision import outside_autocast
 from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
@@ -20,6 +21,7 @@ from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
 Spaces = Callable[[Tensor], Sequence[Tensor]]  # images -> the raw features of every space's sub-network
 
 HEADS = Heads()
+COSINES = 4.0  # what cosines are multiplied by while a sub-network is trained with them
 
 
 class SubNetworks(Method):
@@ -38,6 +40,8 @@ class SubNetworks(Method):
         if isinstance(classifier, Chain):
             self.chain = ChainStatistics(classifier)
             self.layers = inner_layers(backbone, classifier.layers)
+            if classifier.head == "cosine":
+                self.heads = CosineHeads(self.heads.dim, COSINES)
             self.own_classes, self.shown_again = False, True
 
     # ------------------------------------------------------------------------------------- what a subclass defines
