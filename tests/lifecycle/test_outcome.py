@@ -179,7 +179,7 @@ def test_learn_ends_with_a_result(shop, one, cli):
 def test_the_first_task_says_that_it_is_the_best_case(shop, tmp_path, cli):
     text = ending(pearl.load(shop / "one"))
     assert "its network has learnt from these images" in text
-    assert "not measured; --holdout 0.1" in ending(pearl.load(shop / "heads"))
+    assert "not measured; --evaluate FOLDER" in ending(pearl.load(shop / "heads"))
     write_photos(tmp_path / "new", {"x": 0, "y": 1}, 12)
     small = ["--backbone=resnet18", "backbone.width=4", "images.size=8", "train.epochs=1"]
     out, _ = cli("learn", tmp_path / "m", "--data", tmp_path / "new", "--holdout", 0.5, *small)

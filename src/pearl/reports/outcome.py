@@ -22,7 +22,7 @@ def ending(model: "Model", measured: "Outcome | None" = None) -> str:
     name, estimated = shlex.quote(str(model.path)), model.outcome
     lines = [line for outcome in (estimated, measured) if outcome is not None for line in outcome_lines(outcome)]
     if not lines:
-        lines = ["not measured; --evaluate FOLDER does on other images, --holdout 0.1 on some of classes that have several"]
+        lines = ["not measured; --evaluate FOLDER measures on other images, --holdout 0.1 on some of every class"]
     data = "" if measured else f"; pearl evaluate {name} --data FOLDER -o page.html"
     return "\n".join([*lines, f"next: pearl predict {name} PHOTO{data}; pearl export {name} --to onnx"])
 
