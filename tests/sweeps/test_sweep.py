@@ -599,9 +599,9 @@ def test_slurm_is_asked_about_a_job_that_says_nothing(tmp_path, monkeypatch, say
 
 def test_on_a_node_the_run_is_told_once_whoever_hears_the_signal(fake):
     (job,) = fake.jobs("wait")
-    code = "import sys; from pearl.sweeps import slurm; from pearl.training import launch; "
+    code = "import os, sys; from pearl.sweeps import slurm; from pearl.training import launch; "
     code += f"launch.COMMAND = {launch.COMMAND!r}; "
-    code += "sys.exit(slurm.on_node(sys.argv[2:], sys.argv[1]))"
+    code += "os._exit(slurm.on_node(sys.argv[2:], sys.argv[1]))"  # a Python that winds up is deaf to no signal
     node = subprocess.Popen([sys.executable, "-c", code, os.devnull, *job.arguments])
     while not fake.lines("start"):
         time.sleep(0.01)
