@@ -27,11 +27,13 @@ from pearl.methods import pearl as method
 from pearl.reports.progress import display
 from pearl.settings.config import load_config
 
-# Rates of the probe at which thresholds are those of the paper's size, .1 to .8. At the recipes' own nearly every rank
-# is 1, on the ViT all are, and any probe would find them.
+# Rates of the probe at which thresholds are those of the paper's size, .1 to .8. At the ViT recipe's own all ranks are
+# 1, and any probe would find them.
 STREAMS = {
-    "CIFAR, ResNet-18, 5 tasks of 4": ["cpu-cifar20-resnet18", "train.phases.probe.lr=0.005"],
-    "CIFAR-100, DeiT-Tiny, 10 tasks of 10": ["cpu-cifar100-deit_tiny", "train.phases.probe.lr=0.02"],
+    "CIFAR, ResNet-18, 5 tasks of 8": ["table-resnet18"],
+    "CIFAR-100, DeiT-Tiny, 3 tasks of 10": [
+        *("cpu-cifar100-deit_tiny", "stream.tasks=3", "stream.classes=30", "train.phases.probe.lr=0.02")
+    ],
 }
 FULL = "full"
 PROBES = {
@@ -164,8 +166,8 @@ def page(file: Path, rows: dict[str, Any]) -> None:
             if found:
                 cells = [cell((one[column] for one in found), PLACES.get(column, 1)) for column in COLUMNS]
                 body.append([probe, str(len(found)), *cells])
-        settings = " ".join(STREAMS[stream][1:])
-        lines += ["", f"## {stream}", "", f"`{settings}`", "", *table(["probe", "n", *COLUMNS.values()], body)]
+        command = f"`pearl run {' '.join(STREAMS[stream])}`"
+        lines += ["", f"## {stream}", "", command, "", *table(["probe", "n", *COLUMNS.values()], body)]
     write_page(file, lines)
 
 
