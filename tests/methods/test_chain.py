@@ -101,7 +101,7 @@ def written_out(tasks, test, spaces, dim, temperature=None, updated=True):
 
     shown = [(labels, [made[v](raws[v]) for v in range(spaces)]) for labels, raws in tasks]
     if temperature is None:
-        loss = np.zeros(len(GRID))
+        loss = np.log(GRID.numpy() / UNCALIBRATED) ** 2 / 2
         for t in range(1, len(tasks)):
             labels, rows = shown[t]
             fold = np.zeros(len(labels), int)
@@ -262,6 +262,9 @@ def test_a_class_that_is_never_confused_says_little_of_the_temperature():
     after = taught(options, [*tasks, far])
     alone = GRID[after.tensors["task.3.losses"].argmin()]
     assert alone == GRID[-1] and abs(math.log(after.temperature / before.temperature)) < 0.25
+    nothing = taught(options, [tasks[0], (np.full(20, CLASSES[0]), far[1])])  # else it would be an end of the grid
+    assert (nothing.tensors["task.1.losses"] - nothing.tensors["task.1.losses"].min() < 1e-3).sum() > 3
+    assert abs(math.log(nothing.temperature / UNCALIBRATED)) < 0.25
 
 
 def test_a_channel_that_was_dead_when_the_space_was_made_outweighs_nothing():
@@ -495,18 +498,24 @@ def test_how_familiar_is_what_its_formula_says():
 
 
 def test_the_threshold_is_of_tasks_that_say_what_is_familiar():
-    """Not the first one's, whose images the network has learnt, nor of tasks with nothing to leave out."""
+    """Not the first one's, whose images the network has learnt, unless it lowers it; nor of those of single images."""
     tasks, _ = stream()
     chain = taught(Chain(spaces=2, projection=16), tasks)
+    of_first = chain.tensors["task.0.familiarity"]
+    of_first.add_(100)
     before = chain.threshold(0.1)
-    chain.tensors["task.0.familiarity"].sub_(100)
+    of_first.add_(100)
     assert chain.threshold(0.1) == before
+    of_first.sub_(400)  # so strange were its images, and by now they are stranger still
+    assert chain.threshold(0.1) < before - 50
+    of_first.add_(300)
     chain.tensors["task.1.familiarity"].fill_(-torch.inf)
     assert chain.threshold(0.1) == pytest.approx(float(chain.tensors["task.2.familiarity"][10]), abs=1)
     chain.tensors["task.2.familiarity"].fill_(-torch.inf)
+    of_first.sub_(100)
     warmer = chain.temperature / UNCALIBRATED  # the temperature that the first task's was measured at
-    assert chain.threshold(0.1) == pytest.approx(warmer * float(chain.tensors["task.0.familiarity"][10]), abs=1)
-    chain.tensors["task.0.familiarity"].fill_(-torch.inf)
+    assert chain.threshold(0.1) == pytest.approx(warmer * float(of_first[10]), abs=1)
+    of_first.fill_(-torch.inf)
     assert chain.threshold(0.1) == -torch.inf
 
 
@@ -516,6 +525,16 @@ def test_the_threshold_is_of_images_that_met_every_space_once_they_are_enough():
         before = chain.threshold(0.1)
         chain.tensors["task.1.familiarity"].sub_(100)  # it met the first space alone
         assert (chain.threshold(0.1) == before) == enough
+
+
+def test_the_threshold_is_not_of_a_last_task_alone_that_shows_few_of_the_classes():
+    tasks, _ = stream(per_class=120)
+    labels, raws = tasks[2]
+    few = labels == labels.min()
+    chain = taught(Chain(spaces=2, projection=16), [*tasks[:2], (labels[few], [raw[few] for raw in raws])])
+    before = chain.threshold(0.1)
+    chain.tensors["task.1.familiarity"].sub_(100)
+    assert chain.threshold(0.1) < before - 50
 
 
 def test_the_threshold_is_a_percentile_of_images_left_out():

@@ -216,7 +216,8 @@ class ChainStatistics(nn.Module):
         if not left_out:  # classes of one image each: nothing is measured, and nothing strange
             return self.temperature, total, torch.full((101,), -torch.inf, dtype=torch.float64), None
         earlier = [f"task.{t}.losses" for t in range(len(self)) if f"task.{t}.losses" in self.tensors]
-        pooled = sum((self.tensors[name].cpu() for name in earlier), total)
+        vague = (GRID / UNCALIBRATED).log().square() / 2  # decides where no image does: none was ever confused
+        pooled = sum((self.tensors[name].cpu() for name in earlier), total + vague)
         best = float(GRID[pooled.argmin()]) if len(self) else UNCALIBRATED
         seen, answers = [], []
         for true, scores, common in left_out:
@@ -232,28 +233,33 @@ class ChainStatistics(nn.Module):
         """The familiarity below which a share `rate` of images of known classes lies, as far as is known.
 
         Tasks say it whose images met as many spaces as any, none of which had learnt them: in fewer spaces familiarity
-        is another number. While these have few images, tasks that met fewer spaces say it as well, but the first only
-        if there is no other: its own network is all that judged it. None do that have one image a class, of which none
-        can be left out. What was measured at an earlier temperature is brought to today's, as if entropies, the lesser
-        part, were in proportion to it.
+        is another number. While these have few images, or less than half of the prototypes - sketches alone say little
+        of photos -, tasks that met fewer spaces say it as well. The first, which its own network alone judged, is heard
+        where it makes the threshold lower, for its classes can only have become stranger, and where there is no other.
+        None say it that have one image a class, of which none can be left out. What was measured at an earlier
+        temperature is brought to today's, as if entropies, the lesser part, were in proportion to it.
         """
-        images = {
-            t: int(self.tensors[f"task.{t}.counts"].sum())
-            for t in range(len(self))
-            if self.tensors[f"task.{t}.familiarity"].isfinite().all()
-        }
-        if not images:
+        heard = [t for t in range(len(self)) if self.tensors[f"task.{t}.familiarity"].isfinite().all()]
+        if not heard:
             return -math.inf
-        met = {t: sum(birth < t for birth in self.births) for t in images}
+        counts = {t: self.tensors[f"task.{t}.counts"] for t in heard}
+        met = {t: sum(birth < t for birth in self.births) for t in heard}
+        judged = [t for t in heard if met[t]] or heard
         tasks: list[int] = []
-        for spaces in sorted({*met.values()} - {0} or {0}, reverse=True):
-            tasks += [t for t in met if met[t] == spaces]
-            if sum(images[t] for t in tasks) >= ENOUGH:
+        for spaces in sorted({met[t] for t in judged}, reverse=True):
+            tasks += [t for t in judged if met[t] == spaces]
+            half = 2 * sum(len(counts[t]) for t in tasks) >= sum(len(counts[t]) for t in judged)
+            if half and sum(int(counts[t].sum()) for t in tasks) >= ENOUGH:
                 break
+        first = [t for t in heard if t not in judged]
+        return min(self._quantile(rate, tasks), self._quantile(rate, tasks + first))
+
+    def _quantile(self, rate: float, tasks: Sequence[int]) -> float:
+        """The familiarity below which a share `rate` of these tasks' images was, at today's temperature."""
         found = torch.stack([self.tensors[f"task.{t}.familiarity"] * self._warmer(t) for t in tasks])
-        of_task = torch.tensor([images[t] for t in tasks], device=found.device)
+        images = torch.tensor([int(self.tensors[f"task.{t}.counts"].sum()) for t in tasks], device=found.device)
         values, order = found.flatten().sort()
-        share = (of_task / of_task.sum() / found.shape[1]).repeat_interleave(found.shape[1])[order].cumsum(0)
+        share = (images / images.sum() / found.shape[1]).repeat_interleave(found.shape[1])[order].cumsum(0)
         return float(values[(share >= rate).int().argmax()])
 
     def _warmer(self, t: int) -> float:
