@@ -91,7 +91,8 @@ def main(arguments: Sequence[str]) -> None:
                 with Timed() as between:
                     run = execute(config, show=display())
                 rows[key] = row(run, between, probe)
-                file.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+                lines = [f"{json.dumps(name)}: {json.dumps(rows[name], sort_keys=True)}" for name in sorted(rows)]
+                file.write_text("{\n" + ",\n".join(lines) + "\n}\n")  # a line for each run
                 page(options.to / "probes.md", rows)
     page(options.to / "probes.md", rows)
 
