@@ -498,21 +498,17 @@ def test_how_familiar_is_what_its_formula_says():
 
 
 def test_the_threshold_is_of_tasks_that_say_what_is_familiar():
-    """Not the first one's, whose images the network has learnt, unless it lowers it; nor of those of single images."""
+    """Not the first one's, whose images the network has learnt, nor of tasks with nothing to leave out."""
     tasks, _ = stream()
     chain = taught(Chain(spaces=2, projection=16), tasks)
     of_first = chain.tensors["task.0.familiarity"]
-    of_first.add_(100)
     before = chain.threshold(0.1)
-    of_first.add_(100)
+    of_first.sub_(400)
     assert chain.threshold(0.1) == before
-    of_first.sub_(400)  # so strange were its images, and by now they are stranger still
-    assert chain.threshold(0.1) < before - 50
-    of_first.add_(300)
+    of_first.add_(400)
     chain.tensors["task.1.familiarity"].fill_(-torch.inf)
     assert chain.threshold(0.1) == pytest.approx(float(chain.tensors["task.2.familiarity"][10]), abs=1)
     chain.tensors["task.2.familiarity"].fill_(-torch.inf)
-    of_first.sub_(100)
     warmer = chain.temperature / UNCALIBRATED  # the temperature that the first task's was measured at
     assert chain.threshold(0.1) == pytest.approx(warmer * float(of_first[10]), abs=1)
     of_first.fill_(-torch.inf)
@@ -534,6 +530,15 @@ def test_the_threshold_is_not_of_a_last_task_alone_that_shows_few_of_the_classes
     chain = taught(Chain(spaces=2, projection=16), [*tasks[:2], (labels[few], [raw[few] for raw in raws])])
     before = chain.threshold(0.1)
     chain.tensors["task.1.familiarity"].sub_(100)
+    assert chain.threshold(0.1) < before - 50
+
+
+def test_a_first_task_of_most_classes_makes_the_threshold_no_higher():
+    chain = taught(Chain(spaces=2, projection=16), stream(per_class=120)[0][:2])
+    of_first = chain.tensors["task.0.familiarity"]
+    of_first.add_(200)
+    before = chain.threshold(0.1)
+    of_first.sub_(400)
     assert chain.threshold(0.1) < before - 50
 
 

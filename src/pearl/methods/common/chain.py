@@ -235,9 +235,8 @@ class ChainStatistics(nn.Module):
         Tasks say it whose images met as many spaces as any, none of which had learnt them: in fewer spaces familiarity
         is another number. While these have few images, or less than half of the prototypes - sketches alone say little
         of photos -, tasks that met fewer spaces say it as well. The first, which its own network alone judged, is heard
-        where it makes the threshold lower, for its classes can only have become stranger, and where there is no other.
-        None say it that have one image a class, of which none can be left out. What was measured at an earlier
-        temperature is brought to today's, as if entropies, the lesser part, were in proportion to it.
+        where there is no other, and if all others show fewer prototypes, where it makes the threshold lower. None say
+        it that have one image a class. What an earlier temperature gave is brought to today's, in proportion to it.
         """
         heard = [t for t in range(len(self)) if self.tensors[f"task.{t}.familiarity"].isfinite().all()]
         if not heard:
@@ -251,7 +250,8 @@ class ChainStatistics(nn.Module):
             half = 2 * sum(len(counts[t]) for t in tasks) >= sum(len(counts[t]) for t in judged)
             if half and sum(int(counts[t].sum()) for t in tasks) >= ENOUGH:
                 break
-        first = [t for t in heard if t not in judged]
+        few = 2 * sum(len(counts[t]) for t in judged) < sum(len(of) for of in counts.values())
+        first = [t for t in heard if few and t not in judged]
         return min(self._quantile(rate, tasks), self._quantile(rate, tasks + first))
 
     def _quantile(self, rate: float, tasks: Sequence[int]) -> float:
