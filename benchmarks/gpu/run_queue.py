@@ -1,6 +1,7 @@
 """Run a queue of the paper's recipes on a GPU within a time limit, and write what came of it as JSON.
 
-    python benchmarks/gpu/run_queue.py --out OUT --minutes 9 [--recipes cifar100-5t-resnet18 ...] [--folds spatial view]
+    python benchmarks/gpu/run_queue.py --out OUT --minutes 9 --recipes cifar100-5t-resnet18 --seeds 0 1 2
+    python benchmarks/gpu/run_queue.py --out OUT --variants "" "method.rank.name=fixed method.rank.r=8"
     python benchmarks/gpu/run_queue.py --out OUT --speed --recipes        speed alone: training, sub-networks, ranks
 
 Runs are resumable: what does not fit into one call goes on in the next, if $PEARL_RUNS outlives it. Each row of
@@ -33,6 +34,7 @@ FIGURES = (
     "parameters_million",
     "growth",
 )
+VARIANTS = ["", "method.classifier.name=chain method.classifier.train=all"]  # of one training, which is kept
 
 
 class OutOfTimeError(Exception):
@@ -59,7 +61,7 @@ def main() -> None:
     parser.add_argument("--speed", action="store_true", help="first the speed tests")
     parser.add_argument("--graphs", action="store_true", help="train with engine.cuda_graphs=true")
     parser.add_argument("--recipes", nargs="*", default=["cifar100-5t-resnet18", "cifar100-5t-bsc"])
-    parser.add_argument("--folds", nargs="+", default=["spatial", "view"])
+    parser.add_argument("--variants", nargs="+", default=VARIANTS, help="settings of each, apart by blanks")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--smoke", action="store_true", help="one step per phase, to try the queue itself")
     options = parser.parse_args()
@@ -70,8 +72,8 @@ def main() -> None:
     rows: list[dict] = []
     for seed in options.seeds:
         for recipe in options.recipes:
-            for fold in options.folds:
-                overrides = [f"seed={seed}", f"method.fold={fold}", f"engine.cuda_graphs={options.graphs}"]
+            for variant in options.variants:
+                overrides = [f"seed={seed}", *variant.split(), f"engine.cuda_graphs={options.graphs}"]
                 try:
                     config = load_config(recipe, overrides, smoke=options.smoke)
                     if torch.cuda.is_available():
