@@ -723,8 +723,11 @@ THEN: dict[str, dict[str, Any]] = {
 def _of_then(raw: dict[str, Any]) -> dict[str, Any]:
     """A recipe as it was when the names were given."""
     phases = raw["train"]["phases"]
-    for name in {"inflora", "coda_prompt"} & phases.keys():  # a cosine of another form, the recipe's
-        phases[name] = {key: value for key, value in phases[name].items() if key != "schedule"}
+    later = {"inflora": "schedule", "coda_prompt": "schedule"}  # a cosine of another form, the recipe's
+    if raw["recipe"] == "cpu-cifar20-resnet18":
+        later["sparcl_ewc"] = "clip"
+    for name in later.keys() & phases.keys():
+        phases[name] = {key: value for key, value in phases[name].items() if key != later[name]}
     if raw["recipe"].startswith("tinyimagenet"):
         phases["ewc"] = {**phases["ewc"], "lr": 0.1}
     return merge(raw, {"method": THEN.get(raw["method"]["name"], {})})
