@@ -715,7 +715,6 @@ THEN: dict[str, dict[str, Any]] = {
     "coda_prompt": {"per_task": 10},
     "derpp": {"beta": 0.5},
     "ewc": {"e_lambda": 10.0},
-    "packnet": {"prune": 0.75},
     "fecam": {"alpha1": 1.0, "alpha2": 1.0, "shrinkages": 2, "unit": False},
 }
 
@@ -730,7 +729,8 @@ def _of_then(raw: dict[str, Any]) -> dict[str, Any]:
         phases[name] = {key: value for key, value in phases[name].items() if key != later[name]}
     if raw["recipe"].startswith("tinyimagenet"):
         phases["ewc"] = {**phases["ewc"], "lr": 0.1}
-    return merge(raw, {"method": THEN.get(raw["method"]["name"], {})})
+    then = THEN | ({"sparcl_ewc": {"e_lambda": 1e5}} if raw["recipe"].endswith(("vit", "deit_tiny")) else {})
+    return merge(raw, {"method": then.get(raw["method"]["name"], {})})
 
 
 class Part:

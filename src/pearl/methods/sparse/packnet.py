@@ -5,7 +5,7 @@ them. The pruned ones serve the next task, which computes with all weights of ea
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -17,15 +17,7 @@ from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.methods.sparse.masks import Owners, weight_names
 from pearl.settings.born import Born
-from pearl.settings.follow import Follows, pretrained
 from pearl.settings.parts import CLASSIFIERS
-
-Part = Annotated[float, Field(ge=0, lt=1)]
-
-
-def _part(has_weights: bool) -> float:
-    return 0.25 if has_weights else 0.75
-
 
 class PackNet(SubNetworks):
     """One network whose weights belong to tasks, and a head per task; biases and norm layers are task 1's.
@@ -35,10 +27,10 @@ class PackNet(SubNetworks):
 
     Options:
         prune: share of a task's weights in each layer that it gives up. Task t keeps (1 - prune) prune^(t-1) of a
-            layer. `auto` is the paper's 0.75 for a network that learns all it knows from the stream, and 0.25 for one
-            that comes with weights, whose own images are not there to train what is left again, as the paper does: of
-            DeiT-Tiny's features, class means know 41 % of 40 classes of CIFAR-100 as they came, 42 % with 0.25, 29 %
-            with 0.5 and 17 % with 0.75. Later tasks get little, but compute with what the first one has kept.
+            layer. The default is the paper's for several tasks. A smaller share leaves more of pretrained weights in
+            place, and hardly any to learn with: on a DeiT-Tiny, after 10 tasks of CIFAR-100 (held-out images, one
+            seed), task-IL is 39.5 % with 0.75, 33.9 with 0.5 and 25.5 with 0.25, class-IL on average over stages 14.5,
+            19.7 and 21.8 %.
         classifier: `heads` or `chain`, see `common.chain`.
     """
 
@@ -49,11 +41,11 @@ class PackNet(SubNetworks):
         self,
         backbone: nn.Module,
         *,
-        prune: Annotated[Part | Literal["auto"], Follows(lambda config: _part(pretrained(config)))] = "auto",
+        prune: Annotated[float, Field(ge=0, lt=1)] = 0.75,
         classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
     ) -> None:
         super().__init__(backbone, classifier)
-        self.prune = _part(bool(backbone.pretrained)) if prune == "auto" else prune
+        self.prune = prune
         named = dict(backbone.named_parameters())
         self.owners = Owners({name: named[name] for name in weight_names(backbone)})
 
