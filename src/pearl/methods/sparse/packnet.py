@@ -19,6 +19,7 @@ from pearl.methods.sparse.masks import Owners, weight_names
 from pearl.settings.born import Born
 from pearl.settings.parts import CLASSIFIERS
 
+
 class PackNet(SubNetworks):
     """One network whose weights belong to tasks, and a head per task; biases and norm layers are task 1's.
 
