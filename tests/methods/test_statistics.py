@@ -464,10 +464,6 @@ class FirstPhase(Engine):
             method.train()
 
 
-def test_packnet_gives_up_less_of_what_was_learnt_elsewhere():
-    assert (PackNet(net()).prune, PackNet(vit()).prune, PackNet(vit(), prune=0.5).prune) == (0.75, 0.25, 0.5)
-
-
 def test_packnet_that_prunes_nothing_is_plain_training():
     engine = FirstPhase(config(), device="cpu")
     method, plain = PackNet(net(), prune=0.0), Finetune(net())

@@ -38,14 +38,20 @@ def parse_yaml(text: str) -> Any:
 
 def _check_depth(text: str) -> None:
     """By events alone: to compose a document takes a call in a call for each section, without a check in C."""
+    deep = yaml.constructor.ConstructorError(None, None, f"nested too deeply, more than {DEPTH} levels")
     depth = 0
-    for event in yaml.parse(text, _Loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > DEPTH:
-            raise yaml.constructor.ConstructorError(None, None, f"nested too deeply, more than {DEPTH} levels")
+    try:
+        for event in yaml.parse(text, _Loader):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            if depth > DEPTH:
+                raise deep
+    except yaml.MarkedYAMLError as error:
+        if "nesting" in (error.problem or ""):  # a scanner (libyaml from 0.2.6 on) reads ahead, and has its own limit
+            raise deep from None
+        raise
 
 
 def _check_plain(value: Any) -> None:
