@@ -1,4 +1,4 @@
-"""Convolutions computed in another way under autocast: which, and that they are the same convolutions."""
+"""Convolutions computed in another way in training: which, and that they are the same convolutions."""
 
 from functools import partial
 
@@ -10,8 +10,9 @@ from torch import nn
 from pearl.lifecycle.small import SIZE, config, make_task
 from pearl.methods.bounds.finetune import Finetune
 from pearl.nn.bsconv import bsc
+from pearl.nn.fast import products, winograd
 from pearl.nn.fast.convolutions import FastConvolutions
-from pearl.nn.fast.products import Parts, Product, parts
+from pearl.nn.fast.ways import Convolution, Ways
 from pearl.nn.resnet import resnet18
 from pearl.training.engine import Engine
 from zoo import needs_bf16
@@ -61,6 +62,7 @@ def test_nothing_changes_without_autocast():
     [
         pytest.param(partial(bsc, width=4), "bf16", True, marks=needs_bf16),
         (partial(bsc, width=4), "fp32", False),
+        (partial(resnet18, width=4), "fp32", False),
         pytest.param(partial(resnet18, width=4), "bf16", False, marks=needs_bf16),
         pytest.param(partial(resnet18, width=64), "bf16", True, marks=needs_bf16),
     ],
@@ -74,14 +76,16 @@ def test_the_engine_trains_so_where_it_is_faster(network, precision, used, monke
     assert bool(met) == used
 
 
-@pytest.mark.parametrize("which", [Parts(True, True, True), Parts(False, False, True), Parts(True, False, False)])
+@pytest.mark.parametrize(
+    "ways", [products.EVERY_PART, Ways(None, None, products.weight_gradient), Ways(products.output)]
+)
 @pytest.mark.parametrize(("side", "stride", "padding", "k"), [(4, 1, 1, 3), (7, 2, 1, 3), (6, 2, 0, 3), (5, 1, 2, 5)])
-def test_a_product_is_the_convolution_with_its_gradients(side, stride, padding, k, which):
+def test_a_product_is_the_convolution_with_its_gradients(side, stride, padding, k, ways):
     torch.manual_seed(0)
     x = torch.randn(3, 4, side, side + 2, dtype=torch.float64, requires_grad=True)
     filters = torch.randn(6, 4, k, k, dtype=torch.float64, requires_grad=True)
     wanted = F.conv2d(x, filters, None, stride, padding)
-    found = Product.apply(x, filters, stride, padding, which)
+    found = Convolution.apply(x, filters, stride, padding, ways)
     torch.testing.assert_close(found, wanted)
     towards = torch.randn_like(wanted)
     of_wanted = torch.autograd.grad(wanted, (x, filters), towards)
@@ -91,23 +95,21 @@ def test_a_product_is_the_convolution_with_its_gradients(side, stride, padding, 
 
 
 @pytest.mark.parametrize(
-    ("side", "filters", "stride", "which"),
+    ("side", "filters", "stride", "ways"),
     [
-        (4, (512, 512, 3, 3), 1, Parts(True, True, True)),
-        (8, (512, 256, 3, 3), 2, Parts(True, True, True)),
-        (8, (512, 512, 3, 3), 1, Parts(False, False, True)),
+        (4, (512, 512, 3, 3), 1, products.EVERY_PART),
+        (8, (512, 256, 3, 3), 2, products.EVERY_PART),
+        (8, (512, 512, 3, 3), 1, Ways(weight_gradient=products.weight_gradient)),
         (9, (512, 512, 3, 3), 1, None),
         (4, (256, 256, 3, 3), 1, None),
         (4, (512, 512, 1, 1), 1, None),
     ],
 )
-def test_wide_filters_of_small_maps_are_products(side, filters, stride, which):
-    assert parts((2, filters[1], side, side), filters, stride, 1) == which
+def test_wide_filters_of_small_maps_are_products(side, filters, stride, ways):
+    assert products.ways((2, filters[1], side, side), filters, stride, 1) == ways
 
 
-def test_only_training_in_bfloat16_computes_them(monkeypatch):
-    met = []
-    monkeypatch.setattr(Product, "apply", lambda *args: met.append(args) or F.conv2d(*args[:2], None, *args[2:4]))
+def test_only_training_in_bfloat16_computes_them(applied):
     conv = nn.Conv2d(256, 512, 3, padding=1, bias=False)
     x = torch.randn(1, 256, 2, 2)
     with FastConvolutions():
@@ -118,6 +120,103 @@ def test_only_training_in_bfloat16_computes_them(monkeypatch):
             nn.Conv2d(256, 512, 3, padding=1)(x)  # a bias
             nn.Conv2d(256, 512, 3, padding=2, dilation=2, bias=False)(x)
             nn.Conv2d(256, 512, 3, padding="same", bias=False)(x)
-            assert not met
+            assert not applied
             assert conv(x).dtype == torch.bfloat16
-    assert [args[0].dtype for args in met] == [torch.bfloat16]
+    assert [args[0].dtype for args in applied] == [torch.bfloat16]
+
+
+@pytest.fixture
+def applied(monkeypatch):
+    """What convolutions were computed in another way with."""
+    met = []
+    monkeypatch.setattr(Convolution, "apply", lambda *args: met.append(args) or F.conv2d(*args[:2], None, *args[2:4]))
+    return met
+
+
+@pytest.fixture
+def avx2(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+
+
+@pytest.mark.parametrize(
+    ("height", "width"), [(4, 4), (3, 2), (8, 8), (9, 6), (13, 16)]
+)  # tiles of 2 and of 4, and a rest
+@pytest.mark.parametrize("images", [1, 5])
+def test_fewer_multiplications_give_the_same_weight_gradient(height, width, images, monkeypatch):
+    monkeypatch.setattr(winograd, "LITTLE", 3 * 36 * 4 * 6)  # a few tiles: images come in several parts, a rest last
+    torch.manual_seed(0)
+    x = torch.randn(images, 5, height, width, dtype=torch.float64)
+    filters = torch.randn(6, 5, 3, 3, dtype=torch.float64, requires_grad=True)
+    wanted = F.conv2d(x, filters, None, 1, 1)
+    towards = torch.randn_like(wanted)
+    found = winograd.weight_gradient(towards, x, filters.shape)
+    torch.testing.assert_close(found, torch.autograd.grad(wanted, filters, towards)[0])
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("side", [4, 32])
+def test_in_float32_it_differs_by_rounding(side):
+    torch.manual_seed(0)
+    x, towards = (torch.randn(16, 64, side, side) for _ in range(2))
+    exact = winograd.weight_gradient(towards.double(), x.double(), (64, 64, 3, 3))
+    found = winograd.weight_gradient(towards, x, (64, 64, 3, 3))
+    assert (found - exact).abs().max() < 3e-5 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "stride", "padding", "so"),
+    [
+        ((32, 64, 32, 32), (64, 64, 3, 3), 1, 1, True),
+        ((32, 512, 4, 4), (512, 512, 3, 3), 1, 1, True),
+        ((31, 512, 4, 4), (512, 512, 3, 3), 1, 1, False),  # few tiles
+        ((32, 64, 32, 32), (128, 64, 3, 3), 2, 1, False),
+        ((32, 64, 32, 32), (64, 64, 3, 3), 1, 0, False),
+        ((32, 64, 32, 32), (64, 64, 5, 5), 1, 1, False),
+        ((32, 32, 32, 32), (64, 32, 3, 3), 1, 1, False),
+    ],
+)
+def test_which_filters_need_fewer_multiplications(shape, filters, stride, padding, so, avx2):
+    assert winograd.ways(shape, filters, stride, padding) == (
+        Ways(None, None, winograd.weight_gradient) if so else None
+    )
+
+
+def test_with_wider_registers_none_does(monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert winograd.ways((32, 64, 32, 32), (64, 64, 3, 3), 1, 1) is None
+
+
+def test_only_training_in_float32_and_channels_last_computes_so(applied, avx2):
+    conv = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    x = torch.randn(32, 64, 8, 8).to(memory_format=torch.channels_last)
+    frozen = nn.Conv2d(64, 64, 3, padding=1, bias=False).requires_grad_(False)
+    with FastConvolutions():
+        with torch.no_grad():
+            conv(x)
+        conv(x.contiguous())
+        conv.double()(x.double())
+        with torch.autocast("cpu", torch.bfloat16):
+            conv.float()(x)
+        frozen(x)  # has no gradient that could be had sooner
+        assert not applied
+        conv(x)
+    assert len(applied) == 1
+
+
+def test_the_engine_trains_the_same_with_fewer_multiplications(monkeypatch):
+    met = []
+    original = winograd.weight_gradient
+    monkeypatch.setattr(winograd, "weight_gradient", lambda *args: met.append(args) or original(*args))
+    trained = {}
+    for capability in ("AVX512", "AVX2"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        torch.manual_seed(0)
+        settings = config(train={"epochs": 1, "batch_size": 32, "optimizer": "sgd"}, engine={"max_steps": 2})
+        engine = Engine(settings, device="cpu", precision="fp32")
+        method = engine.place(Finetune(resnet18(SIZE, width=64)))
+        assert not met
+        engine.learn(method, make_task(0, per_class=32))
+        trained[capability] = method.state_dict()
+    assert len(met) == 2 * 7  # both steps, four layers of 8 x 8 pixels and three of 4 x 4
+    for name, tensor in trained["AVX512"].items():
+        torch.testing.assert_close(trained["AVX2"][name], tensor, rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Convolutions that a CPU is slow at in bfloat16, computed in another way."""
+"""Convolutions that a CPU is slow at, computed in another way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,16 +7,18 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pearl.nn.fast.products import Product, parts
+from pearl.nn.fast import products, winograd
+from pearl.nn.fast.ways import Convolution, Ways
 
 
 class FastConvolutions(TorchFunctionMode):
-    """While active, under autocast, two kinds of convolutions are computed otherwise than oneDNN would.
+    """While active, three kinds of convolutions are computed otherwise than oneDNN would.
 
-    Grouped ones with strides or several filters a group leave autocast. oneDNN has no fast bfloat16 kernel for their
-    gradients: with AVX-512 BF16 a depthwise 3x3 of 512 channels, stride 2, takes 125 ms forward and backward, in
-    float32 9 ms (docs/performance.md). Depthwise ones with stride 1 are fast. And wide ones of small maps are matrix
-    products (see `products.parts`).
+    Under autocast, grouped ones with strides or several filters a group leave it. oneDNN has no fast bfloat16 kernel
+    for their gradients: with AVX-512 BF16 a depthwise 3x3 of 512 channels, stride 2, takes 125 ms forward and backward,
+    in float32 9 ms (docs/performance.md). Depthwise ones with stride 1 are fast. And wide ones of small maps are matrix
+    products (see `products.ways`). In float32, filters of 3x3 get their gradient by fewer multiplications (see
+    `winograd.ways`).
     """
 
     def __torch_function__(
@@ -25,13 +27,13 @@ class FastConvolutions(TorchFunctionMode):
         """Compute as asked, but for such a convolution."""
         if func is torch.conv2d and len(args) == 7:  # as nn.Conv2d calls it
             x, weight, bias, stride, padding, dilation, groups = args
-            if torch.is_autocast_enabled(x.device.type):
-                if is_slow(stride, groups, len(weight)):
-                    return _in_float32(x, weight, bias, (stride, padding, dilation, groups))
-                if bias is None and groups == 1 and dilation == (1, 1) and _square(stride, padding):
-                    by_product = parts(x.shape, weight.shape, stride[0], padding[0])
-                    if by_product and torch.is_grad_enabled():
-                        return _as_product(x, weight, stride[0], padding[0], by_product)
+            bf16 = torch.is_autocast_enabled(x.device.type)
+            if bf16 and is_slow(stride, groups, len(weight)):
+                return _in_float32(x, weight, bias, (stride, padding, dilation, groups))
+            if bias is None and groups == 1 and dilation == (1, 1) and _square(stride, padding):
+                ways = _ways(x, weight, stride[0], padding[0], bf16)
+                if ways and torch.is_grad_enabled():
+                    return _by(ways, x, weight, stride[0], padding[0])
         return func(*args, **(kwargs or {}))
 
 
@@ -40,17 +42,26 @@ def is_slow(stride: Sequence[int], groups: int, filters: int) -> bool:
     return groups > 1 and (max(stride) > 1 or filters > groups)
 
 
-def has_slow(module: nn.Module | None) -> bool:
+def has_slow(module: nn.Module | None, *, bf16: bool) -> bool:
     """Whether a module may hold such convolutions, so that steps through it are faster under `FastConvolutions`."""
     convs = (m for m in module.modules() if isinstance(m, nn.Conv2d)) if module is not None else ()
+    if not bf16:  # of as many images as may be
+        return any(winograd.ways((1024, 1, 1, 1), conv.weight.shape, 1, 1) for conv in convs)
     return any(
-        is_slow(conv.stride, conv.groups, conv.out_channels) or parts((1, 1, 1, 1), conv.weight.shape, 1, 1)
+        is_slow(conv.stride, conv.groups, conv.out_channels) or products.ways((1, 1, 1, 1), conv.weight.shape, 1, 1)
         for conv in convs
     )
 
 
 def _square(stride: Sequence[int], padding: Sequence[int] | str) -> bool:
     return stride[0] == stride[1] and not isinstance(padding, str) and padding[0] == padding[1]
+
+
+def _ways(x: Tensor, weight: Tensor, stride: int, padding: int, bf16: bool) -> Ways | None:
+    if bf16:
+        return products.ways(x.shape, weight.shape, stride, padding)
+    alike = x.dtype == weight.dtype == torch.float32 and x.is_contiguous(memory_format=torch.channels_last)
+    return winograd.ways(x.shape, weight.shape, stride, padding) if alike and weight.requires_grad else None
 
 
 def _in_float32(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...]) -> Tensor:
@@ -60,7 +71,8 @@ def _in_float32(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, 
     return result.to(torch.get_autocast_dtype(kind))  # as the other kernel gives it, for what follows
 
 
-def _as_product(x: Tensor, weight: Tensor, *how: Any) -> Tensor:
-    kind, dtype = x.device.type, torch.get_autocast_dtype(x.device.type)
+def _by(ways: Ways, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     with torch.autocast(kind, enabled=False):
-        return Product.apply(x.to(dtype), weight.to(dtype), *how)
+        return Convolution.apply(x.to(dtype), weight.to(dtype), stride, padding, ways)

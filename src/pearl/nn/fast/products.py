@@ -1,22 +1,14 @@
 """Convolutions of small maps as matrix products: every window a row of a matrix, times the filters (im2col)."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from pearl.nn.fast.ways import Ways
 
 
-class Parts(NamedTuple):
-    """What of a convolution is computed as a product."""
-
-    output: bool
-    input_gradient: bool
-    weight_gradient: bool
-
-
-def parts(shape: Sequence[int], filters: Sequence[int], stride: int, padding: int) -> Parts | None:
+def ways(shape: Sequence[int], filters: Sequence[int], stride: int, padding: int) -> Ways | None:
     """For an input (B, C, H, W) and filters (O, C, k, k) in bfloat16 on a CPU: where the product is the faster.
 
     A static rule, so that a step has one result on every machine. Measured for 3x3 filters with AVX-512 BF16 and with
@@ -27,42 +19,34 @@ def parts(shape: Sequence[int], filters: Sequence[int], stride: int, padding: in
     largest = (max(shape[2:]) + 2 * padding - height) // stride + 1
     if height != 3 or width != 3 or out < 512 or into < 256 or largest > 8:
         return None
-    return Parts(True, True, True) if largest <= 4 else Parts(False, False, True)
+    return EVERY_PART if largest <= 4 else Ways(weight_gradient=weight_gradient)
 
 
-class Product(torch.autograd.Function):
-    """A square convolution without bias and groups; x (B, C, H, W), filters (O, C, k, k), both of one floating type."""
+def output(x: Tensor, filters: Tensor, stride: int, padding: int) -> Tensor:
+    """The convolution (B, O, H', W'), in channels_last."""
+    rows, height, width = windows(x, filters.shape[2], stride, padding)
+    return (rows @ as_matrix(filters).T).view(len(x), height, width, len(filters)).permute(0, 3, 1, 2)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, filters: Tensor, stride: int, padding: int, parts: Parts) -> Tensor:
-        """The convolution (B, O, H', W'), in channels_last."""
-        ctx.save_for_backward(x, filters)
-        ctx.how = stride, padding, parts
-        if not parts.output:
-            return torch.conv2d(x, filters, None, stride, padding)
-        rows, height, width = windows(x, filters.shape[2], stride, padding)
-        return (rows @ as_matrix(filters).T).view(len(x), height, width, len(filters)).permute(0, 3, 1, 2)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        """Gradients of x and of the filters, where they are asked for."""
-        (x, filters), (stride, padding, parts) = ctx.saved_tensors, ctx.how
-        of_x, of_filters = ctx.needs_input_grad[:2]
-        by_product = of_x and parts.input_gradient, of_filters and parts.weight_gradient
-        rows = grad.permute(0, 2, 3, 1).reshape(-1, len(filters))
-        rest = [of_x and not by_product[0], of_filters and not by_product[1], False]
-        found: list[Tensor | None] = [None, None]
-        if any(rest):
-            how = [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, rest
-            found = list(torch.ops.aten.convolution_backward(grad, x, filters, None, *how)[:2])
-        if by_product[0]:
-            found[0] = gathered(rows @ as_matrix(filters), x.shape, grad.shape[2:], filters.shape[2], stride, padding)
-        if by_product[1]:
-            into, k = filters.shape[1:3]
-            product = rows.T @ windows(x, k, stride, padding)[0]
-            found[1] = product.view(-1, k, k, into).permute(0, 3, 1, 2)
-        return found[0], found[1], None, None, None
+def input_gradient(grad: Tensor, filters: Tensor, shape: Sequence[int], stride: int, padding: int) -> Tensor:
+    """Of an input of this shape (B, C, H, W), in channels_last."""
+    rows = as_rows(grad) @ as_matrix(filters)
+    return gathered(rows, shape, grad.shape[2:], filters.shape[2], stride, padding)
+
+
+def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], stride: int, padding: int) -> Tensor:
+    """Of filters of this shape (O, C, k, k), in channels_last."""
+    out, into, k, _ = shape
+    product = as_rows(grad).T @ windows(x, k, stride, padding)[0]
+    return product.view(out, k, k, into).permute(0, 3, 1, 2)
+
+
+EVERY_PART = Ways(output, input_gradient, weight_gradient)
+
+
+def as_rows(grad: Tensor) -> Tensor:
+    """(B, O, H', W') with a row for each pixel: (B * H' * W', O)."""
+    return grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])
 
 
 def as_matrix(filters: Tensor) -> Tensor:

@@ -1,0 +1,49 @@
+"""A convolution whose output and gradients are each computed in the faster way."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+class Ways(NamedTuple):
+    """Other ways to compute parts of a convolution than oneDNN's, which is None."""
+
+    output: Callable[[Tensor, Tensor, int, int], Tensor] | None = None
+    """From an input (B, C, H, W), filters (O, C, k, k), stride and padding: (B, O, H', W')."""
+    input_gradient: Callable[[Tensor, Tensor, torch.Size, int, int], Tensor] | None = None
+    """From a gradient (B, O, H', W'), filters, the input's shape, stride and padding: (B, C, H, W)."""
+    weight_gradient: Callable[[Tensor, Tensor, torch.Size, int, int], Tensor] | None = None
+    """From a gradient, an input, the filters' shape, stride and padding: (O, C, k, k)."""
+
+
+class Convolution(torch.autograd.Function):
+    """A square convolution without bias and groups; x (B, C, H, W), filters (O, C, k, k), both of one floating type."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, filters: Tensor, stride: int, padding: int, ways: Ways) -> Tensor:
+        """The convolution (B, O, H', W')."""
+        ctx.save_for_backward(x, filters)
+        ctx.how = stride, padding, ways
+        if ways.output:
+            return ways.output(x, filters, stride, padding)
+        return torch.conv2d(x, filters, None, stride, padding)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        """Gradients of x and of the filters, where they are asked for."""
+        (x, filters), (stride, padding, ways) = ctx.saved_tensors, ctx.how
+        of_x, of_filters = ctx.needs_input_grad[:2]
+        rest = [of_x and not ways.input_gradient, of_filters and not ways.weight_gradient, False]
+        found: list[Tensor | None] = [None, None]
+        if any(rest):
+            how = [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, rest
+            found = list(torch.ops.aten.convolution_backward(grad, x, filters, None, *how)[:2])
+        if of_x and ways.input_gradient:
+            found[0] = ways.input_gradient(grad, filters, x.shape, stride, padding)
+        if of_filters and ways.weight_gradient:
+            found[1] = ways.weight_gradient(grad, x, filters.shape, stride, padding)
+        return found[0], found[1], None, None, None
