@@ -33,6 +33,8 @@ bench: $(VENV)/installed-test  ## speed against peers on this machine; JSON unde
 	mkdir -p docs/results/speed
 	for part in ranks inference chain training reuse footprint scale; do \
 	  OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/$$part.py --out docs/results/speed/$$part.json || exit 1; done
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/training.py --nets resnet18 --precision fp32 \
+	  --out docs/results/speed/training_float32.json
 	$(BIN)/python benchmarks/speed/table.py
 
 clean:  ## remove the environment and caches; runs and data stay

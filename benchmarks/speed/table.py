@@ -42,6 +42,15 @@ def training() -> Iterator[tuple[str, str, str]]:
             yield f"{row['phase']}, {net}: engine / bare loop", spread(row["engine / bare loop"]), "1.03"
 
 
+def training_float32() -> Iterator[tuple[str, str, str]]:
+    """The same where a CPU computes in float32."""
+    for row in rows("training_float32"):
+        if "engine / bare loop" in row:
+            what = f"{row['phase']}, {row['network']}, float32, {row['cpu']}: engine / bare loop"
+            fewer = row["cpu"] == "AVX2" and row["phase"] != "adapt"  # multiplications, see nn/fast/winograd.py
+            yield what, spread(row["engine / bare loop"]), "0.85" if fewer else "1.03"
+
+
 def ranks() -> Iterator[tuple[str, str, str]]:
     """Choosing ranks against an SVD, and against training."""
     for row in rows("ranks"):
@@ -129,7 +138,7 @@ def size() -> Iterator[tuple[str, str, str]]:
         yield f"{model}: {what}", f"{value:,}", "1" if "manifests (s)" in what else ""
 
 
-PARTS = (training, ranks, inference, chain, reuse, footprint, scale, size)
+PARTS = (training, training_float32, ranks, inference, chain, reuse, footprint, scale, size)
 
 
 def pages() -> Iterator[tuple[Path, str]]:

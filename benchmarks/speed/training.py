@@ -2,6 +2,7 @@
 
     python benchmarks/speed/training.py
     python benchmarks/speed/training.py --nets bsc --repeats 9 --out training.json
+    python benchmarks/speed/training.py --nets resnet18 --precision fp32
     python benchmarks/speed/training.py --device cuda --steps 100
 
 Batches of 32. The bare loop has the same network, precision and layout, and one batch that is ready: what the engine
@@ -36,7 +37,7 @@ NETWORKS = {"resnet18": 32, "bsc": 32, "timm/deit_tiny_patch16_224": 112}
 BATCH, RANK = 32, 8
 
 
-def config(backbone: str, size: int, steps: int = 6, *, graphs: bool = False):
+def config(backbone: str, size: int, steps: int = 6, *, precision: str = "auto", graphs: bool = False):
     return check_config(
         {
             "recipe": "speed",
@@ -46,7 +47,7 @@ def config(backbone: str, size: int, steps: int = 6, *, graphs: bool = False):
             "backbone": backbone,
             "method": "pearl",
             "train": {"batch_size": BATCH, "epochs": 1000},
-            "engine": {"max_steps": steps, "cuda_graphs": graphs},
+            "engine": {"max_steps": steps, "precision": precision, "cuda_graphs": graphs},
         }
     )
 
@@ -60,18 +61,19 @@ def make_task(settings, index: int = 1, device: str = "cpu") -> Task:
     return Task(index, "task", tuple(map(str, range(10))), 10 * index, images, labels, view, torch.device(device))
 
 
-def engines(backbone: str, size: int, steps: int, device: str) -> dict[str, Engine]:
+def engines(backbone: str, size: int, steps: int, device: str, precision: str) -> dict[str, Engine]:
     """Ours by name; on a GPU also with its steps replayed."""
-    found = {"engine": Engine(config(backbone, size, steps), device=device)}
+    found = {"engine": Engine(config(backbone, size, steps, precision=precision), device=device)}
     if device == "cuda":
-        found["engine, graphs"] = Engine(config(backbone, size, steps, graphs=True), device=device)
+        graphed = config(backbone, size, steps, precision=precision, graphs=True)
+        found["engine, graphs"] = Engine(graphed, device=device)
     return found
 
 
-def overhead(backbone: str, repeats: int, steps: int, device: str) -> list[Row]:
+def overhead(backbone: str, repeats: int, steps: int, device: str, precision: str) -> list[Row]:
     """Each phase by the engine, against the same loss, optimizer and network on a batch that is ready."""
     size, rows = NETWORKS[backbone], []
-    several = engines(backbone, size, steps, device)
+    several = engines(backbone, size, steps, device, precision)
     engine = several["engine"]
     settings = engine.config
     network = BACKBONES.build(settings.backbone, size)
@@ -81,6 +83,7 @@ def overhead(backbone: str, repeats: int, steps: int, device: str) -> list[Row]:
             work = {name: ours(one, method, task, phase) for name, one in several.items()}
             work["bare loop"] = bare(engine, task, phase)
             facts = {"network": backbone, "phase": phase.name, "precision": engine.precision, "steps": steps}
+            facts["cpu"] = torch.backends.cpu.get_cpu_capability()
             rows.append({**facts, **ratios(work, repeats, device), "goal": 1.03})
             if phase.name == "adapt" and backbone == "resnet18":  # others have no updates beside their layers
                 loss = own_loss(partial(method.task_features, t=task.id), method.heads[task.id], task)
@@ -112,12 +115,12 @@ def bare(engine: Engine, task: Task, phase: Phase) -> Callable[[], None]:
     return loop
 
 
-def usual(repeats: int, steps: int, device: str) -> Row:
+def usual(repeats: int, steps: int, device: str, precision: str) -> Row:
     """ResNet-18 on 32x32 by the engine, against what a user would write."""
     from torch.utils.data import DataLoader, Dataset
     from torchvision import transforms
 
-    several = engines("resnet18", 32, steps, device)
+    several = engines("resnet18", 32, steps, device, precision)
     engine = several["engine"]
     settings = engine.config
     method = engine.place(Pearl(BACKBONES.build(settings.backbone, 32), reference="first_task"))
@@ -160,10 +163,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6, help="a repeat; a GPU needs more")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
     parser.add_argument("--out", type=Path, help="a JSON file to write")
     options = parser.parse_args()
-    how = (options.repeats, options.steps, options.device)
-    rows = [usual(*how)] if "resnet18" in options.nets else []
+    how = (options.repeats, options.steps, options.device, options.precision)
+    rows = [usual(*how)] if "resnet18" in options.nets and options.precision == "auto" else []
     for network in options.nets:
         rows += overhead(network, *how)
     show("training", rows, options.out)

@@ -138,20 +138,27 @@ def avx2(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
 
 
-@pytest.mark.parametrize(
-    ("height", "width"), [(4, 4), (3, 2), (8, 8), (9, 6), (13, 16)]
-)  # tiles of 2 and of 4, and a rest
+@pytest.mark.parametrize(("height", "width"), [(4, 4), (3, 2), (8, 8), (9, 6), (13, 16), (1, 5)])
 @pytest.mark.parametrize("images", [1, 5])
-def test_fewer_multiplications_give_the_same_weight_gradient(height, width, images, monkeypatch):
+@pytest.mark.parametrize("enough", [1, 1000])  # tiles of 4 where they fit, and of 2
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_fewer_multiplications_give_the_same_weight_gradient(height, width, images, enough, layout, monkeypatch):
+    monkeypatch.setattr(winograd, "ENOUGH", enough)
     monkeypatch.setattr(winograd, "LITTLE", 3 * 36 * 4 * 6)  # a few tiles: images come in several parts, a rest last
     torch.manual_seed(0)
-    x = torch.randn(images, 5, height, width, dtype=torch.float64)
+    x = torch.randn(images, 5, height, width, dtype=torch.float64).to(memory_format=layout)
     filters = torch.randn(6, 5, 3, 3, dtype=torch.float64, requires_grad=True)
     wanted = F.conv2d(x, filters, None, 1, 1)
-    towards = torch.randn_like(wanted)
-    found = winograd.weight_gradient(towards, x, filters.shape)
-    torch.testing.assert_close(found, torch.autograd.grad(wanted, filters, towards)[0])
-    assert found.is_contiguous(memory_format=torch.channels_last)
+    for towards in (torch.randn_like(wanted), torch.ones((), dtype=torch.float64).expand_as(wanted)):
+        found = winograd.weight_gradient(towards, x, filters.shape)
+        torch.testing.assert_close(found, torch.autograd.grad(wanted, filters, towards, retain_graph=True)[0])
+        assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_tiles_of_4_are_for_maps_that_they_fit():
+    assert [winograd.tile(32, side, side) for side in (4, 6, 7, 8, 9, 16)] == [2, 2, 4, 4, 2, 4]
+    assert winograd.tile(31, 8, 8) == 2  # too few of them
+    assert winograd.tile(128, 1, 16) == 2
 
 
 @pytest.mark.parametrize("side", [4, 32])
@@ -173,6 +180,8 @@ def test_in_float32_it_differs_by_rounding(side):
         ((32, 64, 32, 32), (64, 64, 3, 3), 1, 0, False),
         ((32, 64, 32, 32), (64, 64, 5, 5), 1, 1, False),
         ((32, 32, 32, 32), (64, 32, 3, 3), 1, 1, False),
+        ((64, 64, 5, 5), (64, 64, 3, 3), 1, 1, False),  # tiles that hang over
+        ((64, 256, 1, 100), (256, 256, 3, 3), 1, 1, False),
     ],
 )
 def test_which_filters_need_fewer_multiplications(shape, filters, stride, padding, so, avx2):
@@ -201,6 +210,51 @@ def test_only_training_in_float32_and_channels_last_computes_so(applied, avx2):
         assert not applied
         conv(x)
     assert len(applied) == 1
+
+
+def test_gradients_that_are_differentiated_or_mapped_over_are_those_of_pytorch(avx2, monkeypatch):
+    monkeypatch.setattr(winograd, "weight_gradient", lambda grad, x, shape, *_: torch.full(shape, 7.0))  # to be told by
+    conv = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    x = torch.randn(32, 64, 8, 8).to(memory_format=torch.channels_last)
+
+    def loss(weights, x):
+        return torch.func.functional_call(conv, weights, (x,)).square().mean()
+
+    plain = torch.func.grad(loss)({"weight": conv.weight.detach()}, x)["weight"]
+    with FastConvolutions():
+        assert torch.equal(torch.func.grad(loss)({"weight": conv.weight.detach()}, x)["weight"], plain)
+        torch.func.vmap(conv)(x[None])
+        found = conv(x).square().mean()
+        assert torch.autograd.grad(found, conv.weight, retain_graph=True)[0].unique().tolist() == [7.0]
+        (first,) = torch.autograd.grad(found, conv.weight, create_graph=True)
+        torch.testing.assert_close(first, plain)
+        assert torch.autograd.grad(first.square().sum(), conv.weight)[0].abs().sum() > 0
+
+
+def test_gradients_of_several_vectors_at_once(avx2):
+    conv = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    with FastConvolutions():
+        out = conv(torch.randn(32, 64, 8, 8).to(memory_format=torch.channels_last))
+    several = torch.randn(2, *out.shape)
+    (each,) = torch.autograd.grad(out, conv.weight, several, retain_graph=True, is_grads_batched=True)
+    for found, towards in zip(each, several, strict=True):
+        torch.testing.assert_close(found, torch.autograd.grad(out, conv.weight, towards, retain_graph=True)[0])
+
+
+def test_a_backward_pass_under_autocast_has_the_type_of_the_forward_pass(avx2):
+    conv = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+    x = torch.randn(32, 64, 8, 8).to(memory_format=torch.channels_last)
+    with FastConvolutions():
+        out = conv(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.autograd.grad(out, conv.weight, torch.ones_like(out))[0].dtype == torch.float32
+
+
+def test_a_method_that_is_not_fast_has_none_of_it(avx2):
+    engine, method = Engine(config(), device="cpu", precision="fp32"), Finetune(resnet18(SIZE, width=64))
+    assert engine.kernels(method, None) is FastConvolutions
+    method.fast = False
+    assert engine.kernels(method, None) is not FastConvolutions
 
 
 def test_the_engine_trains_the_same_with_fewer_multiplications(monkeypatch):

@@ -34,7 +34,7 @@ from pearl.tables.objects import CPU_CORE, GPU, parameters, seconds
 from pearl.tables.show import FORMATS, page, write
 from pearl.tables.spec import OF_LAYERS, OF_TASKS, SIZES, Printed, Request, Table, names, read, sized
 from pearl.tables.values import Cell, Filled, Missing, chance, difference, fill, measured, verdict
-from pearl.tables.words import lines
+from pearl.tables.words import about, lines
 
 SOURCE = Path(__file__).parents[3] / "shared" / "reference" / "paper.tex"
 TABLES = names()
@@ -685,6 +685,27 @@ def test_the_same_from_python(tmp_path: Path) -> None:
     assert (tmp_path / "t.md").is_file()
     with pytest.raises(ConfigError, match="unknown table"):
         pearl.table("nothing")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("folds", "All are runs of table-resnet18."),
+        (
+            "reinit",
+            "R18, Seq-CIFAR100 (5T): runs of table-resnet18. ViT, ImageNet-R (10T): runs of table-deit_tiny.",
+        ),
+        ("task_identification", "All are runs of table-resnet18, table-deit_tiny."),  # as the row has it
+    ],
+)
+def test_at_a_smaller_size_a_table_names_its_recipes(name: str, said: str) -> None:
+    assert about(pearl.table(name, size="cpu", seeds=1))[-1] == said
+    assert "runs of" not in " ".join(about(pearl.table(name, seeds=1)))
+
+
+@pytest.mark.parametrize("name", ["isolation_tasks", "rank_rules"])
+def test_these_tables_miss_no_method(name: str) -> None:
+    assert [row.name for row in spec.read(name).rows if row.set is None] == []
 
 
 def test_the_tables_of_prompts_have_runs_for_all_prompts() -> None:

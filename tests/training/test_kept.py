@@ -214,6 +214,18 @@ def scaled(features, head, task, by=1.0):
     return loss
 
 
+def one_of_two(which):
+    """A loss that its code alone tells from the other one."""
+
+    def loss(features, head, task):
+        both = [lambda batch: features(batch.x).mean(), lambda batch: features(batch.x).sum()]
+        for each in both:
+            each.__module__ = "pearl.methods.base"
+        return both[which]
+
+    return loss
+
+
 def tie(method):
     method.backbone.layer1[1].conv1.weight = method.backbone.layer1[0].conv1.weight
 
@@ -262,6 +274,8 @@ INGREDIENTS = {
     "tied weights": lambda: key_of(changed(tie)),
     "a number in the loss": lambda: key_of(One(loss=scaled)),
     "another number in it": lambda: key_of(One(loss=partial(scaled, by=2.0))),
+    "a lambda": lambda: key_of(One(loss=one_of_two(0))),
+    "another lambda on its line": lambda: key_of(One(loss=one_of_two(1))),
     "processes": lambda: key_of(world=Two()),
 }
 

@@ -85,7 +85,22 @@ def about(filled: Filled) -> list[str]:
     }
     state = f"Ours: {at[filled.size]}; {done} of {cells} cells complete, {counted(len(filled.missing), 'run')} missing."
     where = f"{table.where[0].upper()}{table.where[1:]}."
-    return [line for line in (where, table.about, state if cells else "") if line]
+    return [line for line in (where, table.about, state if cells else "", _recipes(filled)) if line]
+
+
+def _recipes(filled: Filled) -> str:
+    """Which recipes stand in the place of the paper's, and in which columns if these decide."""
+    columns: dict[str, list[str]] = {}
+    for column in filled.columns if filled.size != "paper" else ():
+        title = column.group or column.name
+        for row in filled.rows:
+            request = filled.table.request(row, column, filled.size)
+            if request and title not in columns.setdefault(request.recipe, []):
+                columns[request.recipe].append(title)
+    titles = [title for each in columns.values() for title in each]
+    if len(columns) > 1 and len({*titles}) == len(titles):
+        return " ".join(f"{', '.join(each)}: runs of {recipe}." for recipe, each in columns.items())
+    return f"All are runs of {', '.join(columns)}." if columns else ""
 
 
 def made(filled: Filled) -> list[str]:

@@ -122,8 +122,10 @@ class _Said:
         if isinstance(value, nn.Module):
             return self._of_module(value)
         if isinstance(value, types.FunctionType):
-            held = [cell.cell_contents for cell in value.__closure__ or ()]
-            return [_name(value), self.of([held, value.__defaults__, value.__kwdefaults__])]
+            held, code = [cell.cell_contents for cell in value.__closure__ or ()], value.__code__
+            plain = [each for each in code.co_consts if isinstance(each, _PLAIN)]
+            which = [code.co_firstlineno, code.co_code, code.co_names, plain]  # several may have one name
+            return [_name(value), self.of(which), self.of([held, value.__defaults__, value.__kwdefaults__])]
         if isinstance(value, types.MethodType):
             return [_name(value.__func__), self.of(value.__self__)]
         if isinstance(value, types.BuiltinFunctionType):

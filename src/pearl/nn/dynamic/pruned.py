@@ -55,7 +55,8 @@ class AdaLoraRule(_Pruned):
     The sensitivity |w * gradient| of every entry is smoothed, and so is how much it varies; a triplet's score is the
     product of both, of its lambda and on average over its vectors. Scores are of the weights that the gradients were
     taken at, as the paper has it; the authors' code takes them after the step. A triplet costs its parameters, where
-    they count triplets, which is the same where all matrices are of one size; steps are shares of the phase.
+    they count triplets, which is the same where all matrices are of one size; steps are shares of the phase. The scale
+    is PEARL's, by default 2, where theirs is alpha / R with alpha 16 or 32.
 
     Options:
         start: R, from which updates shrink.
@@ -138,7 +139,8 @@ class DoraRule(_Pruned):
 
     A component's score is its share |c| |B_i| |A_i| of the norm of its layer's update, smoothed. (Not the DoRA that
     decomposes weights.) A component costs its parameters, where the authors count components; and none is pruned before
-    the curve asks for it, where their code always prunes one. Their dropout on the updates' input (.1) is left out.
+    the curve asks for it, where their code always prunes one. The scale is PEARL's, by default 2, where theirs is
+    8 / R. Their dropout on the updates' input (.1) is left out.
 
     Options:
         start: the rank from which updates shrink, the authors' 1.5 r.

@@ -30,9 +30,10 @@ class FastConvolutions(TorchFunctionMode):
             bf16 = torch.is_autocast_enabled(x.device.type)
             if bf16 and is_slow(stride, groups, len(weight)):
                 return _in_float32(x, weight, bias, (stride, padding, dilation, groups))
-            if bias is None and groups == 1 and dilation == (1, 1) and _square(stride, padding):
+            plain = bias is None and groups == 1 and dilation == (1, 1) and _square(stride, padding)
+            if plain and torch.is_grad_enabled() and not _transformed():
                 ways = _ways(x, weight, stride[0], padding[0], bf16)
-                if ways and torch.is_grad_enabled():
+                if ways:
                     return _by(ways, x, weight, stride[0], padding[0])
         return func(*args, **(kwargs or {}))
 
@@ -45,16 +46,23 @@ def is_slow(stride: Sequence[int], groups: int, filters: int) -> bool:
 def has_slow(module: nn.Module | None, *, bf16: bool) -> bool:
     """Whether a module may hold such convolutions, so that steps through it are faster under `FastConvolutions`."""
     convs = (m for m in module.modules() if isinstance(m, nn.Conv2d)) if module is not None else ()
-    if not bf16:  # of as many images as may be
-        return any(winograd.ways((1024, 1, 1, 1), conv.weight.shape, 1, 1) for conv in convs)
-    return any(
-        is_slow(conv.stride, conv.groups, conv.out_channels) or products.ways((1, 1, 1, 1), conv.weight.shape, 1, 1)
-        for conv in convs
-    )
+    if bf16:
+        return any(
+            is_slow(conv.stride, conv.groups, conv.out_channels) or products.ways((1, 1, 1, 1), conv.weight.shape, 1, 1)
+            for conv in convs
+        )
+    plain = (conv for conv in convs if conv.bias is None and conv.groups == 1 and _square(conv.stride, conv.padding))
+    best = (1024, 1, 16, 16)  # many images of a size that tiles fit
+    return any(winograd.ways(best, conv.weight.shape, conv.stride[0], int(conv.padding[0])) for conv in plain)
 
 
 def _square(stride: Sequence[int], padding: Sequence[int] | str) -> bool:
     return stride[0] == stride[1] and not isinstance(padding, str) and padding[0] == padding[1]
+
+
+def _transformed() -> bool:
+    """Whether this runs under `torch.func`'s grad, vmap or the like, which take no function but PyTorch's own."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def _ways(x: Tensor, weight: Tensor, stride: int, padding: int, bf16: bool) -> Ways | None:

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from pearl.nn.precision import outside_autocast
 
 
 class Ways(NamedTuple):
@@ -20,7 +21,10 @@ class Ways(NamedTuple):
 
 
 class Convolution(torch.autograd.Function):
-    """A square convolution without bias and groups; x (B, C, H, W), filters (O, C, k, k), both of one floating type."""
+    """A square convolution without bias and groups; x (B, C, H, W), filters (O, C, k, k), both of one floating type.
+
+    A gradient that is differentiated again is PyTorch's own.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, filters: Tensor, stride: int, padding: int, ways: Ways) -> Tensor:
@@ -32,18 +36,20 @@ class Convolution(torch.autograd.Function):
         return torch.conv2d(x, filters, None, stride, padding)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         """Gradients of x and of the filters, where they are asked for."""
         (x, filters), (stride, padding, ways) = ctx.saved_tensors, ctx.how
         of_x, of_filters = ctx.needs_input_grad[:2]
+        if torch.is_grad_enabled():
+            ways = Ways()
         rest = [of_x and not ways.input_gradient, of_filters and not ways.weight_gradient, False]
         found: list[Tensor | None] = [None, None]
-        if any(rest):
-            how = [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, rest
-            found = list(torch.ops.aten.convolution_backward(grad, x, filters, None, *how)[:2])
-        if of_x and ways.input_gradient:
-            found[0] = ways.input_gradient(grad, filters, x.shape, stride, padding)
-        if of_filters and ways.weight_gradient:
-            found[1] = ways.weight_gradient(grad, x, filters.shape, stride, padding)
+        with outside_autocast(grad):
+            if any(rest):
+                how = [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, rest
+                found = list(torch.ops.aten.convolution_backward(grad, x, filters, None, *how)[:2])
+            if of_x and ways.input_gradient:
+                found[0] = ways.input_gradient(grad, filters, x.shape, stride, padding)
+            if of_filters and ways.weight_gradient:
+                found[1] = ways.weight_gradient(grad, x, filters.shape, stride, padding)
         return found[0], found[1], None, None, None

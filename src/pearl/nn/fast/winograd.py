@@ -16,6 +16,7 @@ from torch import Tensor
 from pearl.nn.fast.ways import Ways
 
 LITTLE = 2**18  # floats that a core's cache holds beside others
+ENOUGH = 128  # tiles: what is done once for all of them is then worth it
 # B', G and A' of one dimension; (m + 2, m + 2), (m + 2, 3), (m, m + 2)
 ONE_DIMENSION: dict[int, tuple[list[list[float]], ...]] = {
     2: (
@@ -48,45 +49,52 @@ ONE_DIMENSION: dict[int, tuple[list[list[float]], ...]] = {
 def ways(shape: Sequence[int], filters: Sequence[int], stride: int, padding: int) -> Ways | None:
     """For an input (B, C, H, W) and filters (O, C, k, k) in float32 on a CPU with AVX2: where this is the faster.
 
-    A static rule, measured on such a CPU (docs/performance.md): oneDNN's weight gradient takes up to three times as
-    long as its forward pass there. With AVX-512 it does not, and output and input gradient gain nothing.
+    A static rule, measured on one thread of such a CPU (docs/performance.md): oneDNN's weight gradient takes up to
+    three times as long as its forward pass there. With AVX-512 it does not, and output and input gradient gain nothing.
     """
-    if torch.backends.cpu.get_cpu_capability() != "AVX2":
-        return None
     images, _, height, width = shape
-    tiles = images * _tiles(height, tile(height, width)) * _tiles(width, tile(height, width))
-    fits = tuple(filters[2:]) == (3, 3) and (stride, padding) == (1, 1)
-    return Ways(weight_gradient=weight_gradient) if fits and min(filters[:2]) >= 64 and tiles >= 128 else None
+    if torch.backends.cpu.get_cpu_capability() != "AVX2" or tuple(filters[2:]) != (3, 3) or (stride, padding) != (1, 1):
+        return None
+    m = tile(images, height, width)
+    tiles = _tiles(height, m) * _tiles(width, m)
+    share = (m + 2) ** 2 * tiles / (9 * height * width)  # of the direct sum's products
+    transforms = 64 / min(filters[:2])  # about what they take, in products
+    faster = images * tiles >= ENOUGH and share * (1 + transforms) <= 0.7
+    return Ways(weight_gradient=weight_gradient) if faster else None
 
 
-def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], stride: int = 1, padding: int = 1) -> Tensor:
+def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], *_: int) -> Tensor:
     """Of filters (O, C, 3, 3) with stride and padding 1, in channels_last; grad (B, O, H, W), x (B, C, H, W).
 
-    In float32 it differs from a direct sum by some 1e-6 of the largest value, with the larger tiles 1e-5.
+    In float32 it differs from a direct sum by 1e-6 to 1e-5 of the largest value.
     """
     into, height, width = x.shape[1:]
-    out, m = shape[0], tile(height, width)
+    out, m = shape[0], tile(len(x), height, width)
     down, across, side = _tiles(height, m), _tiles(width, m), m + 2
     of_inputs, of_filters, of_outputs = transforms(m, x.dtype)
-    more = down * m - height, across * m - width
-    inputs = F.pad(x.permute(0, 2, 3, 1), (0, 0, 1, 1 + more[1], 1, 1 + more[0]))
-    outputs = F.pad(grad.permute(0, 2, 3, 1), (0, 0, 0, more[1], 0, more[0]))
+    more = (0, 0, 0, across * m - width, 0, down * m - height)  # what the last tiles lack
+    border = (0, 0, 1, 1 + more[3], 1, 1 + more[5])
     sums = x.new_zeros(side * side, out, into)
     # as many images at once as fit the cache, or need as much room as the sums do
     together = max(LITTLE, sums.numel()) // (side * side * down * across * max(into, out)) or 1
-    for some, theirs in zip(inputs.split(together), outputs.split(together), strict=True):
-        overlapping = some.unfold(1, side, m).unfold(2, side, m).permute(4, 5, 0, 1, 2, 3)
-        apart = theirs.reshape(-1, down, m, across, m, out).permute(2, 4, 0, 1, 3, 5)
+    for inputs, outputs in zip(x.split(together), grad.split(together), strict=True):
+        padded = F.pad(inputs.permute(0, 2, 3, 1), border)
+        overlapping = padded.unfold(1, side, m).unfold(2, side, m).permute(4, 5, 0, 1, 2, 3)
+        whole = outputs.permute(0, 2, 3, 1)
+        if any(more):
+            whole = F.pad(whole, more)
+        apart = whole.reshape(-1, down, m, across, m, out).permute(2, 4, 0, 1, 3, 5)
         d = (of_inputs @ overlapping.reshape(side * side, -1)).view(side * side, -1, into)
         y = (of_outputs.T @ apart.reshape(m * m, -1)).view(side * side, -1, out)
-        sums.baddbmm_(y.transpose(1, 2), d)
+        sums = torch.baddbmm(sums, y.transpose(1, 2), d)
     found = (of_filters.T @ sums.view(side * side, -1)).view(3, 3, out, into)
-    return found.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
+    return found.permute(2, 0, 1, 3).contiguous().permute(0, 3, 1, 2)
 
 
-def tile(height: int, width: int) -> int:
-    """How many outputs a side of a tile has: with more there are fewer products, but each with fewer terms."""
-    return 4 if max(height, width) > 4 else 2
+def tile(images: int, height: int, width: int) -> int:
+    """How many outputs a side of a tile has: of 4 where these need fewer products and there are enough of them."""
+    small, large = (_tiles(height, m) * _tiles(width, m) for m in (2, 4))
+    return 4 if images * large >= ENOUGH and 36 * large < 0.8 * 16 * small else 2
 
 
 def _tiles(side: int, m: int) -> int:
@@ -97,5 +105,4 @@ def _tiles(side: int, m: int) -> int:
 def transforms(m: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """B' x B', G x G and A' x A': both dimensions at once, of a tile laid out in a row."""
     b, g, a = (torch.tensor(rows, dtype=torch.float64) for rows in ONE_DIMENSION[m])
-    both = [torch.kron(one, one).to(dtype) for one in (b, g, a)]
-    return both[0], both[1], both[2]
+    return torch.kron(b, b).to(dtype), torch.kron(g, g).to(dtype), torch.kron(a, a).to(dtype)
