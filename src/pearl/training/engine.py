@@ -82,9 +82,8 @@ class Engine:
         """What steps through these modules run under, so that none of their kernels is a slow one."""
         if self.fabric.device.type != "cpu" or not all(getattr(module, "fast", True) for module in modules):
             return nullcontext
-        return (
-            FastConvolutions if any(has_slow(each, bf16=self.precision == "bf16") for each in modules) else nullcontext
-        )
+        bf16 = self.precision == "bf16"
+        return FastConvolutions if any(has_slow(module, bf16=bf16) for module in modules) else nullcontext
 
     def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
         """Let a method learn one task. With `replay`, from where an earlier attempt ended.

@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from pearl.nn.fast import products, winograd
 from pearl.nn.fast.ways import Convolution, Ways
+from pearl.nn.precision import outside_autocast
 
 
 class FastConvolutions(TorchFunctionMode):
@@ -73,14 +74,13 @@ def _ways(x: Tensor, weight: Tensor, stride: int, padding: int, bf16: bool) -> W
 
 
 def _in_float32(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...]) -> Tensor:
-    kind = x.device.type
-    with torch.autocast(kind, enabled=False):
+    with outside_autocast(x):
         result = torch.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), *how)
-    return result.to(torch.get_autocast_dtype(kind))  # as the other kernel gives it, for what follows
+    return result.to(torch.get_autocast_dtype(x.device.type))  # as the other kernel gives it, for what follows
 
 
 def _by(ways: Ways, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    with torch.autocast(kind, enabled=False):
+    with outside_autocast(x):
         return Convolution.apply(x.to(dtype), weight.to(dtype), stride, padding, ways)
