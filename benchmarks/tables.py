@@ -20,7 +20,7 @@ from pathlib import Path
 import pearl
 from pages import RESULTS
 from pearl.errors import Busy
-from pearl.lifecycle.runs import execute
+from pearl.lifecycle.refit import run_or_refit
 from pearl.reports.progress import display
 from pearl.storage.files import write_file
 from pearl.storage.paths import runs_root
@@ -45,9 +45,9 @@ def main(arguments: Sequence[str]) -> None:
         filled = pearl.table(name, **given)
         keep(filled.runs)
         waiting = [one for one in filled.missing if one.path.name.startswith(options.only)]
-        for one in [] if options.only_page else sorted(waiting, key=lambda one: one.seed):
+        for one in [] if options.only_page else sorted(waiting, key=lambda one: one.seed):  # heads before statistics
             try:
-                execute(one.request.config.model_copy(update={"seed": one.seed}), show=display())
+                run_or_refit(one.request.config.model_copy(update={"seed": one.seed}), show=display())
             except Busy:  # of another of these commands
                 continue
             keep(pearl.table(name, **given).runs)

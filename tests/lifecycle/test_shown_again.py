@@ -150,6 +150,8 @@ def test_refitting_a_run_is_the_run_that_would_have_been(spaces, cli):
     whole.path = whole.path.with_name("whole")
     counts = [[stage["class_il"] for stage in run.results["stages"]] for run in (found, whole)]
     assert counts[0] == counts[1]
+    took = [manifest["seconds"] for manifest in trained.manifests]
+    assert [(task["seconds"], task["reused"]) for task in found.manifests] == [(each, [*each]) for each in took]
 
 
 def test_another_classifier_takes_the_place_of_the_one_there_was():

@@ -489,6 +489,21 @@ def test_a_run_that_fails_is_named_and_the_others_are_done(cli, forks, tmp_path)
     assert float(rows[1]["class_il.final mean"]) == read(good.run).summary["class_il.final"]
 
 
+@pytest.mark.usefixtures("forks")
+def test_what_another_run_trains_is_waited_for_and_taken():
+    heads, statistics = Job("digits", TINY), Job("digits", (*TINY, "method.classifier={name: chain, train: all}"))
+    assert statistics.source == heads.run and heads.source is None
+    assert [outcome.state for outcome in run_jobs([statistics, heads], workers=2)] == ["done", "done"]
+    for job, takes in ((heads, False), (statistics, True)):
+        assert all(set(task.reused) == set(task.seconds) if takes else not task.reused for task in read(job.run).learnt)
+    assert statistics.arguments[0] == "refit"
+    next(heads.run.glob("tasks/*/weights.safetensors")).unlink()  # what it said alone is left
+    assert statistics.arguments[0] == "run"
+    assert Job("digits", (*statistics.overrides, "engine.reuse=false")).source is None
+    assert Job("digits", (*TINY, "method.classifier={name: chain, spaces: 2, train: spaces}")).source is None
+    assert Job("digits", (*TINY, "method=finetune")).source is None
+
+
 def test_a_killed_run_is_reported_and_finished_by_the_next_call(forks):
     settings = ("backbone.width=4", "stream.classes=4", "stream.tasks=2", "stream.per_class=16", "train.epochs=40")
     job = Job("digits", (*settings, "method=finetune"))

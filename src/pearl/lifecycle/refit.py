@@ -5,6 +5,7 @@ tasks are told apart, and statistics not on when they were gathered.
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +17,9 @@ from pearl.lifecycle.saved import read_config
 from pearl.methods.base import Method
 from pearl.methods.common.subnetworks import SubNetworks
 from pearl.settings.config import RunConfig, check_config
-from pearl.storage.checkpoint import read_part
-from pearl.storage.files import finished, read_json
+from pearl.storage.checkpoint import WEIGHTS, read_part
+from pearl.storage.files import done, finished, read_json
+from pearl.storage.paths import runs_root
 from pearl.training.engine import Engine, Observer
 from pearl.training.replay import Replay
 
@@ -43,6 +45,35 @@ def refit(
     config = refitted(run.config, classifier)
     precision = read_json(run.path / "environment.json")["precision"]
     return execute(config, device=device, show=show, engine=partial(Taken, run), precision=precision)
+
+
+def run_or_refit(config: RunConfig, *, show: Observer | None = None, minutes: float = 10.0) -> Run:
+    """`execute`, or where another run here has trained the same sub-networks, `refit` of that."""
+    source = source_of(config)
+    if source and can_be_taken(source):
+        return refit(source, config.method["classifier"], show=show)
+    return execute(config, show=show, minutes=minutes)
+
+
+def source_of(config: RunConfig) -> Path | None:
+    """Where the run is, or would be, that trains the same sub-networks with heads.
+
+    None if a run of this configuration trains sub-networks that heads would not have, or is to train its own
+    (`engine.reuse`).
+    """
+    classifier = config.method.get("classifier")
+    if not isinstance(classifier, Mapping) or classifier["name"] == "heads" or not config.engine.reuse:
+        return None
+    with suppress(ConfigError):
+        return runs_root() / refitted(config, "heads").id
+    return None
+
+
+def can_be_taken(run: Path) -> bool:
+    """Whether a run is finished and has its tensors; of some no more is kept than what they said."""
+    with suppress(RunError):
+        return done(run) and all((part / WEIGHTS).is_file() for part in (run / "reference", *finished(run)))
+    return False
 
 
 def refitted(config: RunConfig, classifier: Mapping[str, Any] | str) -> RunConfig:
@@ -88,11 +119,12 @@ def _tasks(trained: int | Literal["all"]) -> str:
 
 
 class Taken(Engine):
-    """Trains nothing: what a task learns is taken from a run that has learnt it."""
+    """Trains nothing: what a task learns is taken from a run that has learnt it, in so many seconds."""
 
     def __init__(self, source: Run, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parts = [source.path / "reference", *finished(source.path)]
+        self.seconds = [manifest["seconds"] for manifest in source.manifests]
 
     def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
         """Put a task's tensors in their places; then what the classifier notes of its images."""
@@ -109,4 +141,5 @@ class Taken(Engine):
             method.observe(method.chain, task)
         task.close()
         method.eval()
-        return {}
+        self.reused = [*self.seconds[task.id]]
+        return self.seconds[task.id]

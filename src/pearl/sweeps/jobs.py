@@ -1,10 +1,12 @@
 """Many runs at once, a process each: one that crashes, or is killed, takes no other with it. No torch.
 
-A job is what `pearl run` is given. All there is to know of it is in its run directory: whether it is done, who is at
+A job is what `pearl run` is given. Where another differs from it in how tasks are told apart alone, it takes what that
+one has trained (`pearl refit`). All there is to know of a job is in its run directory: whether it is done, who is at
 work on it, and in events.jsonl how far it is. So the processes that work tell nothing to the one that started them,
 several of those can meet at one run, and whoever is started again goes on.
 """
 
+import json
 import signal
 import threading
 import time
@@ -59,9 +61,20 @@ class Job:
         """The name, or else recipe and overrides."""
         return self.name or " ".join([self.recipe, *self.overrides])
 
+    @cached_property
+    def source(self) -> Path | None:
+        """The run whose sub-networks this one would train again, see `refit.source_of`."""
+        from pearl.lifecycle.refit import source_of
+
+        return source_of(self.config)
+
     @property
     def arguments(self) -> list[str]:
         """What follows `pearl` on the command line."""
+        from pearl.lifecycle.refit import can_be_taken
+
+        if self.source and can_be_taken(self.source):
+            return ["refit", str(self.source), json.dumps(self.config.method["classifier"])]
         return ["run", self.recipe, *self.overrides, *["--smoke"] * self.smoke]
 
 
@@ -298,7 +311,8 @@ class _Work:
         for run in [*self.waiting]:
             if not free:
                 return
-            if locked(run):
+            source = self.jobs[run].source
+            if locked(run) or (source in self.jobs and source not in self.outcomes):
                 continue
             self.waiting.remove(run)
             if self._ended_already(run):
