@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import math
 import os
 import re
@@ -25,7 +26,7 @@ from pearl.lifecycle.runs import Run, execute
 from pearl.methods.pearl import Pearl
 from pearl.reports.records import read as read_run
 from pearl.reports.text import duration
-from pearl.settings.config import ConfigError
+from pearl.settings.config import ConfigError, phase_names
 from pearl.storage.files import read_json
 from pearl.tables import spec
 from pearl.tables.listing import listing
@@ -103,9 +104,22 @@ def test_the_schedule_is_the_papers_on_smaller_networks() -> None:
             whole.data,
         )
         assert half.backbone == whole.backbone | {"width": 32}
-    assert load("schedule-deit_tiny").train == load("imagenet_r-10t-vit").train
+    whole, tiny = load("imagenet_r-10t-vit").train, load("schedule-deit_tiny").train
+    for phase in phase_names("pearl"):
+        assert tiny.phase(phase) == whole.phase(phase)
     rows = [row.name for row in fill(read("fixed_rank"), "schedule").rows]
     assert rows == [row.name for row in fill(read("fixed_rank"), "paper").rows]
+
+
+def test_rows_of_the_schedule_differ_by_method_and_not_by_network() -> None:
+    networks = {
+        (request.recipe, json.dumps(request.config.backbone))
+        for table in map(read, TABLES)
+        for row in table.rows
+        for column in table.columns
+        if (request := table.request(row, column, "schedule"))
+    }
+    assert len(networks) == 3
 
 
 SMALLEST: dict[str, Any] = {

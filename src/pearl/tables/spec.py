@@ -73,11 +73,11 @@ class _Line(_Section):
     recipe: str = ""  # a row's goes before a column's, a column's before the table's
     counted: Settings = []  # set as well where parameters are counted without a run
     notes: Notes = []
-    sizes: list[Size] = [*SIZES]  # where it is left out, runs would take too long or say nothing
+    sizes: list[Size] = [*SIZES]  # left out: where runs would take too long or say nothing
 
     def is_at(self, size: Size) -> bool:
-        """Whether there are runs of it; as long as the paper's, wherever there are the paper's."""
-        return ("paper" if size == "schedule" else size) in self.sizes
+        """Whether there are runs of it."""
+        return size in self.sizes
 
 
 class Row(_Line):

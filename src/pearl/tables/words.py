@@ -79,7 +79,7 @@ def about(filled: Filled) -> list[str]:
     table, (done, cells) = filled.table, filled.ours
     at = {
         "paper": "the paper's settings",
-        "schedule": "the paper's epochs, batches and rates on smaller networks",
+        "schedule": "the epochs, batches and rates that the paper states, on smaller networks and CIFAR-100",
         "cpu": "settings for CPUs, far smaller than the paper's",
         "smoke": "smoke runs, whose numbers say nothing",
     }
