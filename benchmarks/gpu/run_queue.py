@@ -1,29 +1,35 @@
 """Run a queue of the paper's recipes on a GPU within a time limit, and write what came of it as JSON.
 
+    python benchmarks/gpu/run_queue.py --out OUT --check            do CUDA graphs change what is learnt?
+    python benchmarks/gpu/run_queue.py --out OUT --speed            training, sub-networks, ranks
     python benchmarks/gpu/run_queue.py --out OUT --minutes 9 --recipes cifar100-5t-resnet18 --seeds 0 1 2
     python benchmarks/gpu/run_queue.py --out OUT --variants "" "method.rank.name=fixed method.rank.r=8"
-    python benchmarks/gpu/run_queue.py --out OUT --speed --recipes        speed alone: training, sub-networks, ranks
 
 Runs are resumable: what does not fit into one call goes on in the next, if $PEARL_RUNS outlives it. Each row of
-OUT/gpu.json has the figures, the paper's beside them, ranks, seconds, versions and the device. The speed tests are
-those of benchmarks/speed, each with a JSON of its own; they come first. `--graphs` replays training steps as CUDA
-graphs; look at what `--speed` says of them before.
+OUT/gpu.json has the figures, the paper's beside them, ranks, seconds, versions and the device. `--graphs` replays
+training steps as CUDA graphs.
 """
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from pearl.errors import PearlError
+from pearl.errors import Interrupted
+from pearl.lifecycle.refit import run_or_refit
 from pearl.lifecycle.runs import Run, execute
 from pearl.settings.config import load_config
+from pearl.storage.paths import runs_root
 from pearl.training.engine import Observer
 
+RECIPES = ["cifar100-5t-resnet18", "cifar100-5t-bsc"]
+BACKBONES = [*RECIPES, "schedule-deit_tiny backbone.weights=null"]  # its weights do not matter to `--check`
 FIGURES = (
     "class_il.final",
     "class_il.average",
@@ -37,12 +43,8 @@ FIGURES = (
 VARIANTS = ["", "method.classifier.name=chain method.classifier.train=all"]  # of one training, which is kept
 
 
-class OutOfTimeError(Exception):
-    """The limit has come; the run goes on from its last finished task."""
-
-
 class Watch(Observer):
-    """Prints stages, and ends the run when the time is up."""
+    """Prints stages, and stops the run as Ctrl-C does when the time is up: what it has learnt is stored."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
@@ -51,16 +53,20 @@ class Watch(Observer):
         if kind in {"run", "stage", "epoch"}:
             print(kind, json.dumps(facts), flush=True)
         if kind == "epoch" and time.monotonic() > self.deadline:
-            raise OutOfTimeError
+            self.deadline = float("inf")
+            signal.raise_signal(signal.SIGINT)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--speed", action="store_true", help="first the speed tests")
+    parser.add_argument(
+        "--check", action="store_true", help="each backbone with and without CUDA graphs, 20 steps a phase"
+    )
+    parser.add_argument("--speed", action="store_true", help="the speed tests of benchmarks/speed, a JSON each")
     parser.add_argument("--graphs", action="store_true", help="train with engine.cuda_graphs=true")
-    parser.add_argument("--recipes", nargs="*", default=["cifar100-5t-resnet18", "cifar100-5t-bsc"])
+    parser.add_argument("--recipes", nargs="+", default=RECIPES)
     parser.add_argument("--variants", nargs="+", default=VARIANTS, help="settings of each, apart by blanks")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--smoke", action="store_true", help="one step per phase, to try the queue itself")
@@ -69,7 +75,17 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.speed:
         speed_tests(options.out, deadline)
-    rows: list[dict] = []
+        return
+    rows = []
+    for found in checks(deadline) if options.check else figures(options, deadline):
+        rows.append(found)
+        (options.out / "gpu.json").write_text(json.dumps(rows, indent=1) + "\n")
+        if time.monotonic() > deadline:
+            return
+
+
+def figures(options: argparse.Namespace, deadline: float) -> Iterator[dict]:
+    """A row for each seed, recipe and variant."""
     for seed in options.seeds:
         for recipe in options.recipes:
             for variant in options.variants:
@@ -78,20 +94,38 @@ def main() -> None:
                     config = load_config(recipe, overrides, smoke=options.smoke)
                     if torch.cuda.is_available():
                         torch.cuda.reset_peak_memory_stats()
-                    rows.append(row(execute(config, show=Watch(deadline)), overrides))
-                except OutOfTimeError:
-                    rows.append({"recipe": recipe, "overrides": overrides, "unfinished": "out of time"})
-                except PearlError as error:
-                    rows.append({"recipe": recipe, "overrides": overrides, "error": str(error)})
-                (options.out / "gpu.json").write_text(json.dumps(rows, indent=1) + "\n")
-                if time.monotonic() > deadline:
-                    return
+                    yield row(run_or_refit(config, show=Watch(deadline)), overrides)
+                except (Interrupted, KeyboardInterrupt):
+                    yield {"recipe": recipe, "overrides": overrides, "unfinished": "out of time"}
+                except Exception as error:  # one that fails does not keep the others from it
+                    yield {"recipe": recipe, "overrides": overrides, "error": f"{type(error).__name__}: {error}"}
+
+
+def checks(deadline: float) -> Iterator[dict]:
+    """Of each backbone the losses of all phases with and without graphs, and how far they are apart, to their size."""
+    for each in BACKBONES:
+        recipe, *settings = each.split()
+        losses = {}
+        try:
+            for graphs in (False, True):
+                changes = [*settings, "engine.max_steps=20", "engine.reuse=false", f"engine.cuda_graphs={graphs}"]
+                config = load_config(recipe, changes)
+                path = runs_root() / ("graphs" if graphs else "eager") / config.id
+                run = execute(config, path=path, show=Watch(deadline))
+                events = map(json.loads, (run.path / "events.jsonl").read_text().splitlines())
+                losses[graphs] = [event["loss"] for event in events if event["event"] == "epoch"]
+            apart = [abs(a - b) / b for a, b in zip(losses[True], losses[False], strict=True)]
+            yield {"recipe": each, "eager": losses[False], "graphs": losses[True], "furthest apart": max(apart)}
+        except (Interrupted, KeyboardInterrupt):
+            return
+        except Exception as error:
+            yield {"recipe": each, "error": f"{type(error).__name__}: {error}"}
 
 
 SPEED = {
-    "training": ["--nets", "resnet18", "bsc", "--steps", "100", "--repeats", "3"],
+    "training": ["--nets", "resnet18", "bsc", "--steps", "300", "--repeats", "3"],
     "inference": ["--nets", "resnet18", "timm/vit_base_patch16_224", "--tasks", "20", "--batch", "256", "64"],
-    "ranks": [],
+    "ranks": ["--repeats", "1"],
 }
 
 

@@ -3,7 +3,7 @@
     python benchmarks/speed/training.py
     python benchmarks/speed/training.py --nets bsc --repeats 9 --out training.json
     python benchmarks/speed/training.py --nets resnet18 --precision fp32
-    python benchmarks/speed/training.py --device cuda --steps 100
+    python benchmarks/speed/training.py --device cuda --steps 300
 
 Batches of 32. The bare loop has the same network, precision and layout, and one batch that is ready: what the engine
 takes above it is augmentation and everything else. The usual loop is torchvision transforms on Pillow images in a
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from timing import Row, ratios, show
+from timing import Row, cpu, ratios, show
 from torch import nn
 
 from pearl.data.augment import View
@@ -83,8 +83,11 @@ def overhead(backbone: str, repeats: int, steps: int, device: str, precision: st
             work = {name: ours(one, method, task, phase) for name, one in several.items()}
             work["bare loop"] = bare(engine, task, phase)
             facts = {"network": backbone, "phase": phase.name, "precision": engine.precision, "steps": steps}
-            facts["cpu"] = torch.backends.cpu.get_cpu_capability()
-            rows.append({**facts, **ratios(work, repeats, device), "goal": 1.03})
+            facts["cpu"] = cpu()
+            rows.append({**facts, **ratios(work, repeats, device), "goal": goal(facts)})
+            if device == "cuda":
+                took = rows[-1]["milliseconds"]
+                rows[-1]["engine / engine, graphs"] = round(took["engine"] / took["engine, graphs"], 2)
             if phase.name == "adapt" and backbone == "resnet18":  # others have no updates beside their layers
                 loss = own_loss(partial(method.task_features, t=task.id), method.heads[task.id], task)
                 work = {
@@ -93,6 +96,14 @@ def overhead(backbone: str, repeats: int, steps: int, device: str, precision: st
                 }
                 rows.append({**facts, "rank": RANK, **ratios(work, repeats, device)})
     return rows
+
+
+def goal(facts: Row) -> float:
+    """What engine / bare loop is to be at most: less where `nn/fast` has fewer or faster products for a phase."""
+    if facts["network"] == "resnet18" and facts["precision"] == "bf16" and "AMX" in facts["cpu"]:
+        return 0.65 if facts["phase"] == "adapt" else 0.8
+    fewer = facts["precision"] == "fp32" and facts["cpu"] == "AVX2" and facts["phase"] != "adapt"
+    return 0.85 if fewer and facts["network"] == "resnet18" else 1.03
 
 
 def ours(engine: Engine, method: Pearl, task: Task, phase: Phase) -> Callable[[], None]:
@@ -153,8 +164,8 @@ def usual(repeats: int, steps: int, device: str, precision: str) -> Row:
             _ = loss.item()  # as progress bars do
 
     work = {name: ours(one, method, task, phase) for name, one in several.items()} | {"usual loop": loop}
-    goal = 0.1 if device == "cuda" else 0.5
-    return {"network": "resnet18", "precision": engine.precision, **ratios(work, repeats, device), "goal": goal}
+    most = 0.1 if device == "cuda" else 0.5
+    return {"network": "resnet18", "precision": engine.precision, **ratios(work, repeats, device), "goal": most}
 
 
 def main() -> None:
