@@ -4,7 +4,7 @@
     python benchmarks/speed/inference.py --part few --nets resnet18 timm/vit_base_patch16_224 --tasks 20 --device cuda
 
 The peer runs the same network, precision and layout on the same images. Goals: test sets, merging included, at most
-0.97 of it for a ResNet-18 and 1.02 for a ViT; on a GPU, 20 sub-networks on one image within 2 of ONE plain pass, which
+0.9 of it for a ResNet-18 and 1.02 for a ViT; on a GPU, 20 sub-networks on one image within 2 of ONE plain pass, which
 is 0.1 of 20.
 """
 

@@ -57,6 +57,12 @@ def peak_above(work: Callable[[], object]) -> int:
     return read("VmHWM:") - before
 
 
+def cpu() -> str:
+    """The widest instructions of this CPU that count for a product: AVX2, AVX512, with AMX if it has that."""
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return torch.backends.cpu.get_cpu_capability() + ", AMX" * bool(capabilities.get("amx_bf16"))
+
+
 def show(title: str, rows: list[Row], out: Path | None) -> None:
     """Print rows, and write them as JSON with the machine they are of."""
     print(title)
@@ -64,5 +70,5 @@ def show(title: str, rows: list[Row], out: Path | None) -> None:
         print("  " + "  ".join(f"{key}: {value}" for key, value in row.items()), flush=True)
     if out is not None:
         cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "gpu": cuda}
+        machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cpu": cpu(), "gpu": cuda}
         out.write_text(json.dumps({"title": title, "machine": machine, "rows": rows}, indent=1) + "\n")

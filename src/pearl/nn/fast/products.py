@@ -11,9 +11,9 @@ from pearl.nn.fast.ways import Ways
 def ways(shape: Sequence[int], filters: Sequence[int], stride: int, padding: int) -> Ways | None:
     """For an input (B, C, H, W) and filters (O, C, k, k) in bfloat16 on a CPU: where the product is the faster.
 
-    A static rule, so that a step has one result on every machine. Measured for 3x3 filters with AVX-512 BF16, and in a
-    trial with AMX (docs/performance.md): few pixels and many channels make oneDNN's direct convolution slow, above all
-    its weight gradient.
+    A static rule by shape and precision, so that every machine computes a step in the same way. Measured for 3x3
+    filters with AVX-512 BF16, and in a trial with AMX (docs/performance.md): few pixels and many channels make oneDNN's
+    direct convolution slow, above all its weight gradient.
     """
     out, into, height, width = *filters[:2], *filters[2:]
     largest = (max(shape[2:]) + 2 * padding - height) // stride + 1

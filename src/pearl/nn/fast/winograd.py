@@ -49,8 +49,9 @@ ONE_DIMENSION: dict[int, tuple[list[list[float]], ...]] = {
 def ways(shape: Sequence[int], filters: Sequence[int], stride: int, padding: int) -> Ways | None:
     """For an input (B, C, H, W) and filters (O, C, k, k) in float32 on a CPU with AVX2: where this is the faster.
 
-    A static rule, measured on one thread of such a CPU (docs/performance.md): oneDNN's weight gradient takes up to
-    three times as long as its forward pass there. With AVX-512 it does not, and output and input gradient gain nothing.
+    A static rule, measured on one thread of such a CPU (docs/performance.md): oneDNN's weight gradient takes 1.4 to 2.5
+    times as long as its forward pass there. With AVX-512 it does not, so the rule asks the CPU; output and input
+    gradient gain nothing.
     """
     images, _, height, width = shape
     if torch.backends.cpu.get_cpu_capability() != "AVX2" or tuple(filters[2:]) != (3, 3) or (stride, padding) != (1, 1):
