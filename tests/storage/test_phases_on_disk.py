@@ -31,6 +31,14 @@ def test_what_was_not_used_for_longest_goes_first(tmp_path, monkeypatch):
     assert phases.make_room(tmp_path, 2001) and there(tmp_path) == set()
 
 
+def test_what_a_killed_process_left_of_a_phase_counts_and_goes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PEARL_CACHE_GB", "3e-6")
+    half, _ = entry(tmp_path, "a"), entry(tmp_path, "b", used=time.time() + 9)
+    (half / "manifest.json").unlink()
+    assert {found.path: found.bytes for found in phases.entries(tmp_path)}[half] == 1000
+    assert phases.make_room(tmp_path, 1001) and there(tmp_path) == {"b"}
+
+
 def test_a_phase_that_is_larger_than_all_may_be_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("PEARL_CACHE_GB", "3e-6")
     entry(tmp_path, "a")

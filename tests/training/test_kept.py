@@ -5,6 +5,7 @@ import shutil
 import threading
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,14 +215,16 @@ def scaled(features, head, task, by=1.0):
     return loss
 
 
-def one_of_two(which):
-    """A loss that its code alone tells from the other one."""
+def one_of(which):
+    """A loss that its code alone, or a constant in it, tells from the others."""
 
     def loss(features, head, task):
-        both = [lambda batch: features(batch.x).mean(), lambda batch: features(batch.x).sum()]
-        for each in both:
+        all_of_them = [lambda batch: features(batch.x).mean(), lambda batch: features(batch.x).sum()]
+        all_of_them += [lambda batch: features(batch.x).mean((0, 1)), lambda batch: features(batch.x).mean((1, 0))]
+        all_of_them += [lambda batch: min(batch.x, key=lambda x: 1), lambda batch: min(batch.x, key=lambda x: 2)]
+        for each in all_of_them:
             each.__module__ = "pearl.methods.base"
-        return both[which]
+        return all_of_them[which]
 
     return loss
 
@@ -274,8 +277,15 @@ INGREDIENTS = {
     "tied weights": lambda: key_of(changed(tie)),
     "a number in the loss": lambda: key_of(One(loss=scaled)),
     "another number in it": lambda: key_of(One(loss=partial(scaled, by=2.0))),
-    "a lambda": lambda: key_of(One(loss=one_of_two(0))),
-    "another lambda on its line": lambda: key_of(One(loss=one_of_two(1))),
+    "shared memory": lambda: key_of(
+        changed(lambda m: setattr(m.backbone.bn1.bias, "data", m.backbone.bn1.running_mean))
+    ),
+    "a lambda": lambda: key_of(One(loss=one_of(0))),
+    "another lambda on its line": lambda: key_of(One(loss=one_of(1))),
+    "a constant in it": lambda: key_of(One(loss=one_of(2))),
+    "another constant": lambda: key_of(One(loss=one_of(3))),
+    "a lambda in it": lambda: key_of(One(loss=one_of(4))),
+    "another lambda in it": lambda: key_of(One(loss=one_of(5))),
     "processes": lambda: key_of(world=Two()),
 }
 
@@ -294,7 +304,7 @@ MACHINES = {
     "capabilities": ("pearl.training.machine._capabilities", lambda: {"amx_bf16": "?"}),
     "the CPU": ("pearl.training.machine._cpu_name", lambda: "Pentium"),
     "torch": ("torch.__config__.show", lambda: "another build"),
-    "a version": ("pearl.training.machine.metadata.version", lambda name: "0"),
+    "a version": ("pearl.training.machine.versions", lambda: {"pearl": "0"}),
     "pearl's code": ("pearl.training.content.code", lambda: "edited"),
     "a flag": ("torch.are_deterministic_algorithms_enabled", lambda: True),
     "the format": ("pearl.training.content.FORMAT", 99),
@@ -317,19 +327,59 @@ def test_precision_and_switches_of_libraries_count(monkeypatch):
     assert key_of(engine={"precision": "bf16", "channels_last": False}) not in ("", usual)
 
 
+@pytest.mark.parametrize("name", ["matmul", "conv"])
+def test_how_exact_products_are_counts_however_it_is_set(name):
+    """By PyTorch's newer switches too, after which it refuses to say what the older ones are."""
+    library = getattr(torch.backends.mkldnn, name, None)
+    if not hasattr(library, "fp32_precision"):
+        pytest.skip("a PyTorch without it")
+    usual, before = key_of(), library.fp32_precision
+    try:
+        library.fp32_precision = "bf16"
+        assert key_of() not in ("", usual)
+    finally:
+        library.fp32_precision = before
+    assert key_of() == usual
+
+
 def test_the_code_is_that_of_all_rooms_that_train(tmp_path, monkeypatch):
-    before = content.code.__wrapped__()
-    assert before == content.code.__wrapped__()
+    def code():
+        content._digest_of.cache_clear()
+        return content.code()
+
+    before = code()
     home = shutil.copytree(content.HOME, tmp_path / "pearl")
     monkeypatch.setattr(content, "HOME", home)
-    assert before == content.code.__wrapped__()
+    monkeypatch.setattr(content, "LOADED", float("inf"))
+    assert before == code()
     for file in ("cli/run.py", "methods/base.py", "nn/resnet.py", "training/engine.py", "data/augment.py"):
         (home / file).write_text((home / file).read_text() + "\n")
-        assert (content.code.__wrapped__() == before) == (file == "cli/run.py")
-        before = content.code.__wrapped__()
+        assert (code() == before) == (file == "cli/run.py")
+        before = code()
+
+
+def test_code_that_was_changed_since_it_was_loaded_vouches_for_nothing(tmp_path, monkeypatch):
+    home = shutil.copytree(content.HOME, tmp_path / "pearl")  # with the times that they had; moved here just now
+    monkeypatch.setattr(content, "HOME", home)
+    assert key_of() == ""
+
+
+def test_an_engine_of_another_kind_trains_for_itself():
+    class Other(Engine):
+        pass
+
+    assert Other(config(train={"epochs": 1}), device="cpu", kept=Ask(None)).learn(One(), make_task(0))
 
 
 # ------------------------------------------------------------------------------------- what nobody can vouch for
+
+
+class Own(nn.Parameter):
+    pass
+
+
+class Rate(float):
+    pass
 
 
 def patched(method):
@@ -355,6 +405,18 @@ def lambda_loss(features, head, task):
         pytest.param(
             lambda: changed(lambda m: m.backbone.bn1.register_forward_hook(lambda *x: None)), id="hook of a module"
         ),
+        pytest.param(
+            lambda: changed(lambda m: m.backbone.conv1.weight.register_hook(lambda grad: grad)), id="hook of a weight"
+        ),
+        pytest.param(
+            lambda: changed(lambda m: m.head.bias.register_post_accumulate_grad_hook(lambda p: None)),
+            id="hook of a weight with its gradient",
+        ),
+        pytest.param(
+            lambda: changed(lambda m: setattr(m.head, "bias", Own(m.head.bias))), id="weight of a user's kind"
+        ),
+        pytest.param(lambda: changed(lambda m: setattr(m.backbone, "rate", Rate(1))), id="number of a user's kind"),
+        pytest.param(lambda: changed(lambda m: setattr(m.backbone, "names", np.array(["a"]))), id="array of texts"),
         pytest.param(lambda: changed(lambda m: setattr(m.backbone, "odd", object())), id="odd value"),
         pytest.param(lambda: changed(lambda m: setattr(m.backbone, "forward", patched(m))), id="patched"),
     ],
@@ -489,6 +551,20 @@ def test_a_folder_that_may_only_be_read_serves(once, tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "write_part", refused)
     _, reused, told, _ = one_phase(tmp_path)
     assert reused == [[]] and "Permission denied" in told.of("note")[0]["text"]
+
+
+def test_a_folder_that_may_not_be_looked_into_stops_nothing(once, tmp_path, monkeypatch):
+    usual = Path.exists
+
+    def exists(path):
+        if path.parent == tmp_path:
+            raise PermissionError(13, "Permission denied")
+        return usual(path)
+
+    monkeypatch.setattr(Path, "exists", exists)
+    method, reused, told, _ = one_phase(tmp_path)
+    assert reused == [[]] and "Permission denied" in told.of("note")[0]["text"]
+    assert equal(method, once[1])
 
 
 def test_a_process_that_comes_second_waits(tmp_path):

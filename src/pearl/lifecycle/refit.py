@@ -58,6 +58,7 @@ def run_or_refit(config: RunConfig, *, show: Observer | None = None, minutes: fl
 def source_of(config: RunConfig) -> Path | None:
     """Where the run is, or would be, that trains the same sub-networks with heads.
 
+    By configuration alone, whatever version trained it: it stands beside this one, which is to differ by nothing else.
     None if a run of this configuration trains sub-networks that heads would not have, or is to train its own
     (`engine.reuse`).
     """

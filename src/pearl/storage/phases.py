@@ -65,7 +65,8 @@ def entries(root: Path) -> list[Entry]:
         with suppress(OSError):  # another process removes it just now
             if _ENTRY.fullmatch(place.name):
                 size = sum(file.stat().st_size for file in place.iterdir())
-                found.append(Entry(place, size, (place / MANIFEST).stat().st_mtime))
+                manifest = place / MANIFEST  # is gone where a process was killed as it removed a phase
+                found.append(Entry(place, size, (manifest if manifest.exists() else place).stat().st_mtime))
     return sorted(found, key=lambda entry: entry.used)
 
 

@@ -24,13 +24,16 @@ from pearl.data.augment import View
 from pearl.data.batches import Task
 from pearl.methods.base import Phase
 from pearl.storage.checkpoint import fingerprint
+from pearl.version import LOADED
 
 FORMAT = 1  # of the digest and of what is kept under it
 HOME = Path(__file__).parents[1]
 ROOMS = ("settings", "storage", "data", "nn", "methods", "training")  # of pearl, those whose code a phase may run
 # of whose code the version says enough; pearl's is read
-_TRUSTED = sys.stdlib_module_names | {"pearl", "torch", "torchvision", "timm", "numpy", "lightning_fabric"}
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format)
+_TRUSTED = sys.stdlib_module_names | {"torch", "torchvision", "timm", "numpy", "lightning_fabric"}
+# exactly these: what is derived from them may do anything
+_PLAIN = {type(None), type(...), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format}
+_TENSORS = {Tensor, nn.Parameter}
 _OF_MODULES = nn.Module().__dict__.keys() - {"training"}  # what torch keeps in every module
 
 
@@ -38,11 +41,22 @@ class Unknown(Exception):
     """Something of which it cannot be said what it does."""
 
 
-@cache
 def code() -> str:
-    """A digest of pearl's own source, as it was when this was first asked."""
+    """A digest of pearl's own source.
+
+    Raises:
+        Unknown: some of it was changed after it was loaded.
+    """
+    files = sorted(file for room in ROOMS for file in (HOME / room).rglob("*.py"))
+    if any(max((about := file.stat()).st_mtime, about.st_ctime) > LOADED for file in files):
+        raise Unknown
+    return _digest_of(tuple(files))
+
+
+@cache
+def _digest_of(files: tuple[Path, ...]) -> str:
     digest = hashlib.sha256()
-    for file in sorted(file for room in ROOMS for file in (HOME / room).rglob("*.py")):
+    for file in files:
         digest.update(f"{file.relative_to(HOME)}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 
@@ -72,7 +86,8 @@ def digest(phase: Phase, task: Task, facts: Mapping[str, Any]) -> str:
             "data": said.of(data),
             **facts,
         }
-    except (Unknown, KeyError, ValueError):  # it trains what it does not read; or a cell of its loss is empty
+    # it trains what it does not read, a cell of its loss is empty, or a tensor or array has no bytes that can be read
+    except (Unknown, KeyError, ValueError, TypeError, RuntimeError, OSError):
         return ""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -96,12 +111,14 @@ class _Said:
         Raises:
             Unknown: it is, or holds, something else.
         """
-        if isinstance(value, _PLAIN):
+        if type(value) in _PLAIN:
             return repr(value)
-        if isinstance(value, Tensor):
+        if isinstance(value, np.number | np.bool_):
+            return [_name(type(value)), repr(value)]
+        if type(value) in _TENSORS and not (value._backward_hooks or value._post_accumulate_grad_hooks):
             return ["tensor", fingerprint(value), value.stride(), value.requires_grad]
-        if isinstance(value, np.ndarray) and value.dtype != object:
-            return ["array", fingerprint(torch.from_numpy(np.ascontiguousarray(value)))]
+        if type(value) is np.ndarray and value.dtype != object:
+            return ["array", fingerprint(torch.from_numpy(value.copy(order="C")))]
         if isinstance(value, Mapping):
             return ["mapping", [[self.of(key), self.of(each)] for key, each in value.items()]]
         if isinstance(value, set | frozenset):
@@ -122,12 +139,12 @@ class _Said:
         if isinstance(value, nn.Module):
             return self._of_module(value)
         if isinstance(value, types.FunctionType):
-            held, code = [cell.cell_contents for cell in value.__closure__ or ()], value.__code__
-            plain = [each for each in code.co_consts if isinstance(each, _PLAIN)]
-            which = [code.co_firstlineno, code.co_code, code.co_names, plain]  # several may have one name
-            return [_name(value), self.of(which), self.of([held, value.__defaults__, value.__kwdefaults__])]
+            held = [cell.cell_contents for cell in value.__closure__ or ()]  # several functions may have one name
+            return [_name(value), self.of([value.__code__, held, value.__defaults__, value.__kwdefaults__])]
+        if isinstance(value, types.CodeType):
+            return ["code", self.of([value.co_firstlineno, value.co_code, value.co_names, value.co_consts])]
         if isinstance(value, types.MethodType):
-            return [_name(value.__func__), self.of(value.__self__)]
+            return ["method", self.of([value.__func__, value.__self__])]
         if isinstance(value, types.BuiltinFunctionType):
             return _name(value)
         if isinstance(value, partial):
@@ -159,10 +176,11 @@ class _Said:
 
 
 def _tied(whole: nn.Module) -> list[list[str]]:
-    """Names of one tensor: that it is one and not two of the same bits."""
-    names: dict[int, list[str]] = {}
+    """Names of the same memory: that it is that and not other memory of the same bits."""
+    names: dict[tuple[int, int], list[str]] = {}
     for name, tensor in (*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)):
-        names.setdefault(id(tensor), []).append(name)
+        if tensor.numel():
+            names.setdefault((tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())), []).append(name)
     return [each for each in names.values() if len(each) > 1]
 
 
@@ -170,9 +188,11 @@ def _name(value: Any) -> str:
     """Of a class or function.
 
     Raises:
-        Unknown: it is none of a package whose code is known.
+        Unknown: it is none whose code is known: by its package, by pearl's rooms, or as a class that is made once.
     """
     module = getattr(value, "__module__", None) or ""
-    if module.partition(".")[0] not in _TRUSTED:
+    package, *room = module.split(".")
+    known = package in _TRUSTED or (package == "pearl" and bool(room) and room[0] in ROOMS)
+    if not known or (isinstance(value, type) and "<locals>" in value.__qualname__):
         raise Unknown
     return f"{module}:{value.__qualname__}"

@@ -89,7 +89,10 @@ class Kept:
 
     def _there(self, key: str, modules: Sequence[nn.Module], steps: int, tell: Tell) -> Any:
         place = self.folder / key
-        if not place.exists():
+        try:
+            if not place.exists():
+                return None
+        except OSError:  # a folder of others, a disk that fails; `keep` will say it
             return None
         try:
             found = _read(place, key, modules, steps)

@@ -2,7 +2,10 @@
 
 import os
 import platform
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import metadata
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,26 @@ from pearl.version import __version__
 
 PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "numpy", "safetensors")
 # of the libraries that multiply: which instructions they use, how exact and in which order
-_SWITCHES = ("ATEN_", "CUBLAS_", "CUDNN_", "DNNL_", "KMP_", "MKL_", "NVIDIA_TF32", "OMP_", "ONEDNN_", "TORCH_")
+_LIBRARIES = ("ATEN", "CUBLAS", "CUBLASLT", "CUDNN", "DNNL", "KMP", "MKL", "NCCL", "OMP", "ONEDNN", "OPENBLAS")
+_SWITCHES = (*(f"{library}_" for library in _LIBRARIES), "NVIDIA_TF32", "PYTORCH_", "TORCH_")
+# of torch.backends; a PyTorch that has one of them not has not what it switches
+_PRECISION = ("", "mkldnn.", "mkldnn.conv.", "mkldnn.matmul.", "mkldnn.rnn.", "cudnn.", "cudnn.conv.", "cudnn.rnn.")
+_FLAGS = (
+    *(f"{of}fp32_precision" for of in (*_PRECISION, "cuda.matmul.")),
+    *(f"mkldnn.{name}" for name in ("enabled", "deterministic", "allow_tf32")),
+    *(f"cudnn.{name}" for name in ("enabled", "benchmark", "deterministic", "allow_tf32")),
+    "cuda.matmul.allow_tf32",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "cuda.matmul.allow_fp16_accumulation",
+    *(f"cuda.{name}_sdp_enabled" for name in ("flash", "mem_efficient", "math", "cudnn")),
+    *(f"cuda.preferred_{name}_library" for name in ("linalg", "blas")),
+)
 
 
+@cache
 def versions() -> dict[str, Any]:
-    """Of pearl, Python and the packages that compute."""
+    """As they were when first asked, of pearl, Python and the packages that compute."""
     return {
         "pearl": __version__,
         "python": platform.python_version(),
@@ -35,12 +53,13 @@ def _cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    of_arm = [facts[key] for key in ("CPU implementer", "CPU part") if key in facts]
+    return facts.get("model name") or " ".join([platform.machine(), *of_arm])
 
 
 def machine(device: torch.device) -> dict[str, Any]:
     """All of it, as JSON: two machines that say the same give the same bits."""
-    cuda = torch.backends.cuda
     return {
         **versions(),
         "build": [torch.__config__.show(), torch.version.git_version, platform.platform(), np.__version__],
@@ -50,18 +69,25 @@ def machine(device: torch.device) -> dict[str, Any]:
         "switches": {name: value for name, value in sorted(os.environ.items()) if name.startswith(_SWITCHES)},
         "flags": [
             str(torch.get_default_dtype()),
-            torch.get_float32_matmul_precision(),
             torch.are_deterministic_algorithms_enabled(),
-            torch.backends.mkldnn.enabled,
-            torch.backends.cudnn.enabled,
-            torch.backends.cudnn.benchmark,
-            torch.backends.cudnn.deterministic,
-            torch.backends.cudnn.allow_tf32,
-            cuda.matmul.allow_tf32,
-            cuda.matmul.allow_bf16_reduced_precision_reduction,
-            [cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()],
+            _said(torch.get_float32_matmul_precision),
+            [_said(partial(_flag, name)) for name in _FLAGS],
         ],
     }
+
+
+def _flag(name: str) -> Any:
+    """One of `torch.backends`, of those that are asked what they are too."""
+    value = attrgetter(name)(torch.backends)
+    return value() if callable(value) else value
+
+
+def _said(ask: Callable[[], Any]) -> str:
+    """What it says; PyTorch refuses to say it where its old and its new switches were both used, or there is none."""
+    try:
+        return str(ask())
+    except (AttributeError, RuntimeError) as error:
+        return type(error).__name__
 
 
 def _capabilities() -> dict[str, Any]:
