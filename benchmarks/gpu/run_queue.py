@@ -16,7 +16,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -40,7 +42,7 @@ FIGURES = (
     "parameters_million",
     "growth",
 )
-VARIANTS = ["", "method.classifier.name=chain method.classifier.train=all"]  # of one training, which is kept
+VARIANTS = ["", "method.classifier.name=chain method.classifier.train=all"]  # the second trains nothing
 
 
 class Watch(Observer):
@@ -76,50 +78,56 @@ def main() -> None:
     if options.speed:
         speed_tests(options.out, deadline)
         return
-    rows = []
-    for found in checks(deadline) if options.check else figures(options, deadline):
-        rows.append(found)
+    rows: list[dict] = []
+    for facts, work in checks() if options.check else figures(options):
+        try:
+            found = work(Watch(deadline))
+        except (Interrupted, KeyboardInterrupt):
+            found = {"unfinished": "out of time"}
+        except Exception as error:  # one that fails does not keep the others from it
+            found = {"error": f"{type(error).__name__}: {error}"}
+        rows.append({**facts, **found})
         (options.out / "gpu.json").write_text(json.dumps(rows, indent=1) + "\n")
         if time.monotonic() > deadline:
             return
 
 
-def figures(options: argparse.Namespace, deadline: float) -> Iterator[dict]:
+Work = Iterator[tuple[dict, Callable[[Watch], dict]]]  # what a row is about, and what finds the rest of it
+
+
+def figures(options: argparse.Namespace) -> Work:
     """A row for each seed, recipe and variant."""
-    for seed in options.seeds:
-        for recipe in options.recipes:
-            for variant in options.variants:
-                overrides = [f"seed={seed}", *variant.split(), f"engine.cuda_graphs={options.graphs}"]
-                try:
-                    config = load_config(recipe, overrides, smoke=options.smoke)
-                    if torch.cuda.is_available():
-                        torch.cuda.reset_peak_memory_stats()
-                    yield row(run_or_refit(config, show=Watch(deadline)), overrides)
-                except (Interrupted, KeyboardInterrupt):
-                    yield {"recipe": recipe, "overrides": overrides, "unfinished": "out of time"}
-                except Exception as error:  # one that fails does not keep the others from it
-                    yield {"recipe": recipe, "overrides": overrides, "error": f"{type(error).__name__}: {error}"}
+    for seed, recipe, variant in product(options.seeds, options.recipes, options.variants):
+        overrides = [f"seed={seed}", *variant.split(), f"engine.cuda_graphs={options.graphs}"]
+        yield {"recipe": recipe, "overrides": overrides}, partial(figures_of, recipe, overrides, options.smoke)
 
 
-def checks(deadline: float) -> Iterator[dict]:
-    """Of each backbone the losses of all phases with and without graphs, and how far they are apart, to their size."""
+def figures_of(recipe: str, overrides: list[str], smoke: bool, watch: Watch) -> dict:
+    """What a run came to, and what it took."""
+    config = load_config(recipe, overrides, smoke=smoke)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    return row(run_or_refit(config, show=watch))
+
+
+def checks() -> Work:
+    """A row for each backbone."""
     for each in BACKBONES:
-        recipe, *settings = each.split()
-        losses = {}
-        try:
-            for graphs in (False, True):
-                changes = [*settings, "engine.max_steps=20", "engine.reuse=false", f"engine.cuda_graphs={graphs}"]
-                config = load_config(recipe, changes)
-                path = runs_root() / ("graphs" if graphs else "eager") / config.id
-                run = execute(config, path=path, show=Watch(deadline))
-                events = map(json.loads, (run.path / "events.jsonl").read_text().splitlines())
-                losses[graphs] = [event["loss"] for event in events if event["event"] == "epoch"]
-            apart = [abs(a - b) / b for a, b in zip(losses[True], losses[False], strict=True)]
-            yield {"recipe": each, "eager": losses[False], "graphs": losses[True], "furthest apart": max(apart)}
-        except (Interrupted, KeyboardInterrupt):
-            return
-        except Exception as error:
-            yield {"recipe": each, "error": f"{type(error).__name__}: {error}"}
+        yield {"recipe": each}, partial(check, each.split())
+
+
+def check(words: list[str], watch: Watch) -> dict:
+    """The losses of all phases with and without graphs, and how far they are apart, to their size."""
+    recipe, *settings = words
+    losses = {}
+    for name in ("eager", "graphs"):
+        changes = [*settings, "engine.max_steps=20", "engine.reuse=false", f"engine.cuda_graphs={name == 'graphs'}"]
+        config = load_config(recipe, changes)
+        run = execute(config, path=runs_root() / name / config.id, show=watch)
+        events = map(json.loads, (run.path / "events.jsonl").read_text().splitlines())
+        losses[name] = [event["loss"] for event in events if event["event"] == "epoch"]
+    apart = [abs(a - b) / b for a, b in zip(losses["graphs"], losses["eager"], strict=True)]
+    return {**losses, "furthest apart": max(apart)}
 
 
 SPEED = {
@@ -140,11 +148,9 @@ def speed_tests(out: Path, deadline: float) -> None:
             print(f"{name}: out of time", flush=True)
 
 
-def row(run: Run, overrides: list[str]) -> dict:
+def row(run: Run) -> dict:
     summary = run.summary
     return {
-        "recipe": run.config.recipe,
-        "overrides": overrides,
         "figures": {key: round(summary[key], 3) for key in FIGURES},
         "paper": {key: figure.model_dump() for key, figure in run.config.expected.items()},
         "mean_rank": run.mean_rank,

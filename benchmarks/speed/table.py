@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "speed"
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
 START, END = "<!-- speed: written by benchmarks/speed/table.py -->\n", "<!-- end of speed -->"
-MACHINES = ("training", "training_float32")  # that what these found is of may be two
+MACHINES = ("training", "training_float32")  # each may be of another one
 STEPS = {"probe": 5 * 38, "adapt": 12 * 38}  # of a task in the recipe cpu-cifar20-resnet18
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from pearl.training.machine import machine
+
 Row = dict[str, Any]
 
 
@@ -59,8 +61,8 @@ def peak_above(work: Callable[[], object]) -> int:
 
 def cpu() -> str:
     """The widest instructions of this CPU that count for a product: AVX2, AVX512, with AMX if it has that."""
-    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return torch.backends.cpu.get_cpu_capability() + ", AMX" * bool(capabilities.get("amx_bf16"))
+    widest, features = machine(torch.device("cpu"))["cpu"]
+    return widest + ", AMX" * bool(features.get("amx_bf16"))
 
 
 def show(title: str, rows: list[Row], out: Path | None) -> None:
@@ -70,5 +72,5 @@ def show(title: str, rows: list[Row], out: Path | None) -> None:
         print("  " + "  ".join(f"{key}: {value}" for key, value in row.items()), flush=True)
     if out is not None:
         cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cpu": cpu(), "gpu": cuda}
-        out.write_text(json.dumps({"title": title, "machine": machine, "rows": rows}, indent=1) + "\n")
+        here = {"torch": torch.__version__, "threads": torch.get_num_threads(), "cpu": cpu(), "gpu": cuda}
+        out.write_text(json.dumps({"title": title, "machine": here, "rows": rows}, indent=1) + "\n")

@@ -18,7 +18,7 @@ PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "numpy", "safete
 # of the libraries that multiply: which instructions they use, how exact and in which order
 _LIBRARIES = ("ATEN", "CUBLAS", "CUBLASLT", "CUDNN", "DNNL", "KMP", "MKL", "NCCL", "OMP", "ONEDNN", "OPENBLAS")
 _SWITCHES = (*(f"{library}_" for library in _LIBRARIES), "NVIDIA_TF32", "PYTORCH_", "TORCH_")
-# of torch.backends; a PyTorch that has one of them not has not what it switches
+# of torch.backends; where PyTorch has no such flag, it has nothing that this would switch
 _PRECISION = ("", "mkldnn.", "mkldnn.conv.", "mkldnn.matmul.", "mkldnn.rnn.", "cudnn.", "cudnn.conv.", "cudnn.rnn.")
 _FLAGS = (
     *(f"{of}fp32_precision" for of in (*_PRECISION, "cuda.matmul.")),
@@ -77,13 +77,13 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def _flag(name: str) -> Any:
-    """One of `torch.backends`, of those that are asked what they are too."""
+    """One of `torch.backends`; some of them are functions that say it."""
     value = attrgetter(name)(torch.backends)
     return value() if callable(value) else value
 
 
 def _said(ask: Callable[[], Any]) -> str:
-    """What it says; PyTorch refuses to say it where its old and its new switches were both used, or there is none."""
+    """What it says; PyTorch has not all of them, and refuses where its older and its newer switches were both used."""
     try:
         return str(ask())
     except (AttributeError, RuntimeError) as error:
