@@ -29,6 +29,12 @@ def test_links_lead_to_files_that_are_committed(page):
     assert not dead
 
 
+def test_every_page_is_in_the_navigation():
+    listed = set(re.findall(r"[\w/-]+\.(?:md|py)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    docs = ROOT / "docs"
+    assert {file.relative_to(docs).as_posix() for kind in ("md", "py") for file in docs.rglob(f"*.{kind}")} == listed
+
+
 def test_the_tables_of_speed_are_of_all_that_was_measured():
     table = runpy.run_path(str(ROOT / "benchmarks" / "speed" / "table.py"))
     assert {part.__name__ for part in table["PARTS"]} == {file.stem for file in table["RESULTS"].glob("*.json")}
