@@ -472,6 +472,14 @@ def test_a_dry_run_tells_what_is_done_and_how_long_the_rest_takes(grid, grid_her
     assert not any("lwf" in path.name for path in grid.path.parents[1].iterdir())
 
 
+def test_a_dry_run_counts_no_training_for_what_another_run_trains(grid, grid_here, monkeypatch):
+    monkeypatch.setattr("pearl.storage.files.seconds", lambda run: 60.0)
+    pearl = "{name: pearl, classifier: heads}, {name: pearl, classifier: {name: chain, train: all}}"
+    methods = f"method=[finetune, {pearl}]"
+    text = plan(parse("digits", [*TINY, methods], "1"), workers=1)
+    assert "3 runs: 1 done, 2 missing, of which 1 only gather" in text and "; about 60 s with 1 at once" in text
+
+
 def test_a_run_that_fails_is_named_and_the_others_are_done(cli, forks, tmp_path):
     """BatchNorm cannot train on one image: known only once it trains."""
     items = [*TINY, "method=finetune", "train.batch_size=[1,8]"]

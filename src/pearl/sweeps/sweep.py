@@ -178,13 +178,22 @@ def plan(sweep: Sweep, workers: int) -> str:
     missing = [run for run in unique if run not in took]
     total = f"{len(sweep.points)} x {len(sweep.seeds) or 1} = {counted(len(sweep.jobs), 'job')}, "
     total += f"{counted(len(unique), 'run')}: {len(took)} done, {len(missing)} missing"
-    if took and missing:
+    trained = [run for run in missing if not _is_taken(unique[run], unique)]
+    if len(trained) < len(missing):
+        total += f", of which {len(missing) - len(trained)} only gather statistics in what another has trained"
+    if took and trained:
         expected, usual = _expected(sweep, took), mean(took.values())
-        seconds = sum(expected.get(run, usual) for run in missing)
+        seconds = sum(expected.get(run, usual) for run in trained)
         total += (
-            f"; about {duration(seconds / min(workers, len(missing)))} with {workers} at once, by those that are done"
+            f"; about {duration(seconds / min(workers, len(trained)))} with {workers} at once, by those that are done"
         )
     return "\n".join([*lines, "", total, f"sweep directory: {sweep.path}"])
+
+
+def _is_taken(job: Job, jobs: Mapping[Path, Job]) -> bool:
+    from pearl.lifecycle.refit import can_be_taken
+
+    return job.source is not None and (job.source in jobs or can_be_taken(job.source))
 
 
 def _expected(sweep: Sweep, took: Mapping[Path, float]) -> dict[Path, float]:
