@@ -13,6 +13,7 @@ from pearl.methods.base import Answers, Expert, Method, Phase
 from pearl.methods.common.chain import ChainStatistics
 from pearl.methods.common.classifiers import Chain, Classifier, Heads
 from pearl.nn.fast.folding import with_weights
+from pearl.nn.fast.fusing import Part, fuse, fusible
 from pearl.nn.growing import CosineHeads
 from pearl.nn.inner import WithInner, inner_layers
 from pearl.nn.precision import outside_autocast
@@ -37,6 +38,7 @@ class SubNetworks(Method):
     def __init__(self, backbone: nn.Module, classifier: Classifier = HEADS) -> None:
         super().__init__(backbone)
         self.chain: ChainStatistics | None = None
+        self._fusible: list[Part] | None = None
         if isinstance(classifier, Chain):
             self.chain = ChainStatistics(classifier)
             self.layers = inner_layers(backbone, classifier.layers)
@@ -145,8 +147,19 @@ class SubNetworks(Method):
 
     def spaces(self, tasks: Iterable[int]) -> Spaces:
         """The sub-networks of some tasks with their inner layers, merged when they are first asked."""
-        networks = cache(lambda: [WithInner(self.merged(t), self.layers) for t in tasks])
+        networks = cache(lambda: [self._asked(t) for t in tasks])
         return lambda x: [network(x) for network in networks()]
+
+    def _asked(self, t: int) -> nn.Module:
+        """Task t's sub-network in its fastest form; with the chain, with its inner layers."""
+        network = self.merged(t)
+        if self.chain is not None:
+            network = WithInner(network, self.layers)
+        if not self.fast:
+            return network
+        if self._fusible is None:
+            self._fusible = fusible(network)
+        return fuse(network, self._fusible)
 
     def judging(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
         """See `Method.judging`: by the chain's log P."""
@@ -184,7 +197,7 @@ class SubNetworks(Method):
         """One per task; with the chain a single one, which asks all spaces."""
         if self.chain is not None:
             return [Expert("chain", partial(self._chained, self.chain, self.spaces(self.chain.births)))]
-        return [self.expert(t, partial(self.merged, t)) for t in range(len(self.heads))]
+        return [self.expert(t, partial(self._asked, t)) for t in range(len(self.heads))]
 
     def columns(self, task: int) -> slice | Tensor:
         """See `Method.columns`: with the chain, also of known classes that the task has shown again."""

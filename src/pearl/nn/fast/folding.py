@@ -14,12 +14,10 @@ def norms_after_convs(net: nn.Module) -> dict[str, str]:
 
     Read off the graph of `net`; empty where torch.fx cannot follow the network, which then runs as it is.
     """
-    try:
-        tracer = fx.Tracer()
-        tracer.record_stack_traces = False  # of every node; half of the time
-        nodes = tracer.trace(with_weights(net, {})).nodes
-    except Exception:  # torch.fx raises nearly anything on code that it cannot follow, from a library or a user
+    graph = graph_of(with_weights(net, {}))
+    if graph is None:
         return {}
+    nodes = graph.nodes
     modules = dict(net.named_modules())
     calls = [node.target for node in nodes if node.op == "call_module"]
     found = {}
@@ -28,11 +26,39 @@ def norms_after_convs(net: nn.Module) -> dict[str, str]:
         if node.op != "call_module" or not isinstance(before, fx.Node) or before.op != "call_module":
             continue
         norm, conv = modules[str(node.target)], modules[str(before.target)]
-        pair = type(norm) is nn.BatchNorm2d and type(conv) is nn.Conv2d  # of subclasses, who knows what else they do
+        pair = plain(norm, nn.BatchNorm2d) and plain(conv, nn.Conv2d)
         once = len(before.users) == 1 and calls.count(node.target) == calls.count(before.target) == 1
         if pair and once and norm.track_running_stats and conv.padding_mode == "zeros":
             found[str(node.target)] = str(before.target)
     return found
+
+
+class Tracer(fx.Tracer):
+    """Follows a network down to PyTorch's modules and those with hooks."""
+
+    record_stack_traces = False  # of every node; half of the time
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """See `fx.Tracer`."""
+        return hooked(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def graph_of(net: nn.Module, tracer: type[Tracer] = Tracer) -> fx.Graph | None:
+    """The steps of a network's forward pass; None where torch.fx cannot follow it."""
+    try:
+        return tracer().trace(net)
+    except Exception:  # torch.fx raises nearly anything on code that it cannot follow, from a library or a user
+        return None
+
+
+def plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module does what PyTorch's `kind` does and no more: of subclasses and hooks, who knows."""
+    return type(module) is kind and not hooked(module)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether something happens before or after each of its forward passes."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def with_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:

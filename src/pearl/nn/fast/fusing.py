@@ -1,0 +1,188 @@
+"""Convolutions of a copy that is only evaluated, each with the sum and the ReLU behind it inside; on CPUs, by oneDNN.
+
+Their weights are laid out once and not at every call, and no map is read and written again for a sum or a ReLU. In
+float32 alone: autocast does not know these functions. They make 0 of what is no number, so weights with such an entry
+stay as they are.
+"""
+
+import operator
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from pearl.nn.fast.folding import Tracer, graph_of, hooked, plain
+
+FOLLOWED = ("pearl.nn.networks", "timm.models.resnet", "torchvision.models.resnet")
+SUMS = {operator.add, torch.add}
+RELUS = {F.relu, torch.relu}
+
+
+class Part(NamedTuple):
+    """A module of a network, and its forward pass as it is written with convolutions that do more."""
+
+    name: str
+    forward: Callable[..., Tensor]
+    convs: dict[str, bool]
+    """Names in the module -> whether a ReLU is inside."""
+
+
+def fusible(network: nn.Module) -> list[Part]:
+    """What `fuse` can do for a network and all that have its structure, read off its graph.
+
+    A graph has no branches, contexts or aliases, so only modules of `FOLLOWED` are rewritten; others, and those with
+    hooks, are called as ever, and what is inside of them is followed by itself. Nothing is found with another processor
+    than x86, where none was measured.
+    """
+    onednn = torch.backends.mkldnn
+    there = onednn.is_available() and onednn.enabled and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
+    return list(_parts(network, "")) if there and platform.machine() in ("x86_64", "AMD64") else []
+
+
+@torch.no_grad()
+def fuse(network: nn.Module, parts: list[Part]) -> nn.Module:
+    """Rewrite, in place, a copy on the CPU that is only evaluated: `parts`, from `fusible` of its structure.
+
+    Results are those of the network to rounding; what is asked in bfloat16 or for a gradient is computed as before.
+    """
+    for part in parts:
+        module = network.get_submodule(part.name)
+        convs = {name: cast(nn.Conv2d, module.get_submodule(name)) for name in part.convs}
+        if not all(_computes(conv.weight) for conv in convs.values()):
+            continue
+        for name, conv in convs.items():
+            module.set_submodule(name, FusedConv(conv, part.convs[name]))
+        module.forward = MethodType(part.forward, module)  # its hooks stay
+    return network
+
+
+class FusedConv(nn.Module):
+    """A convolution, then a sum, then a ReLU; the first images lay its weight out."""
+
+    def __init__(self, conv: nn.Conv2d, relu: bool) -> None:
+        super().__init__()
+        self.weight, self.bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
+        self.padding = cast(list[int], [*conv.padding])  # words do not get here
+        self.stride, self.dilation, self.groups = [*conv.stride], [*conv.dilation], conv.groups
+        self.relu = relu
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        """(B, C, H, W) -> (B, O, H', W'), to which `other` is added."""
+        weight, ops = self.weight, torch.ops.mkldnn
+        if not self._fits(x, other):
+            weight = weight.to_dense() if weight.is_mkldnn else weight
+            out = F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+            if other is not None:
+                alike = other.shape == out.shape and other.dtype == out.dtype
+                out = out.add_(other) if alike else out + other
+            return F.relu(out, inplace=True) if self.relu else out
+        how = self.padding, self.stride, self.dilation, self.groups
+        if not weight.is_mkldnn:
+            self.weight = weight = ops._reorder_convolution_weight(weight, *how, list(x.shape))
+        if other is None:
+            return ops._convolution_pointwise(x, weight, self.bias, *how, "relu" if self.relu else "none", [], "")
+        after = "relu" if self.relu else None
+        return ops._convolution_pointwise.binary(x, other, weight, self.bias, *how, "add", 1.0, after, [], "")
+
+    def _fits(self, x: Tensor, other: Tensor | None) -> bool:
+        given = [x] if other is None else [x, other]
+        if torch.is_autocast_enabled("cpu") or (torch.is_grad_enabled() and any(each.requires_grad for each in given)):
+            return False
+        if any(not each.is_cpu or each.dtype != torch.float32 or each.stride(1) != 1 for each in given):
+            return False  # channels innermost, as what comes out has them
+        return other is None or other.shape == self._shape(x)
+
+    def _shape(self, x: Tensor) -> tuple[int, ...]:
+        """Of the output."""
+        sizes = zip(x.shape[2:], self.weight.shape[2:], self.padding, self.stride, self.dilation, strict=True)
+        return len(x), len(self.weight), *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, p, s, d in sizes)
+
+
+def _computes(weight: Tensor) -> bool:
+    # a sum is no number if an entry is none, and found ten times as fast as each of them is asked
+    return weight.device.type == "cpu" and weight.dtype == torch.float32 and bool(weight.sum().isfinite())
+
+
+class _Tracer(Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return hooked(m) or not _followed(m)
+
+
+def _followed(module: nn.Module) -> bool:
+    return type(module) is nn.Sequential or type(module).__module__ in FOLLOWED
+
+
+def _parts(network: nn.Module, name: str) -> Iterator[Part]:
+    modules = dict(network.named_modules())
+    if not any(isinstance(module, nn.Conv2d) for module in modules.values()):
+        return
+    graph = graph_of(network, _Tracer) if _followed(network) else None
+    inside = dict(network.named_children())
+    if graph is not None:
+        inside = {str(node.target): modules[str(node.target)] for node in graph.nodes if node.op == "call_module"}
+        if convs := _Rewriting(graph, modules).convs():
+            yield Part(name, type(fx.GraphModule(network, graph)).forward, convs)
+    for below, module in inside.items():
+        yield from _parts(module, f"{name}.{below}".strip("."))
+
+
+class _Rewriting:
+    """Of a graph: sums and ReLUs go into the convolution right before them, if nothing else sees what it makes."""
+
+    def __init__(self, graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
+        self.graph, self.modules = graph, modules
+
+    def convs(self) -> dict[str, bool]:
+        """Rewrite it; see `Part.convs`. Empty if no convolution has anything right behind it."""
+        for node in self.graph.nodes:
+            if self._is(node, nn.Identity):
+                self._drop(node, node.args[0])
+        times = Counter(node.target for node in self.graph.nodes)
+        found: dict[str, bool] = {}
+        sums = False
+        for node in self.graph.nodes:
+            if self._is(node, nn.Conv2d) and times[node.target] == 1 and _zero_padded(self.modules[node.target]):
+                sums |= self._take_sum(node)
+                found[str(node.target)] = self._take_relu(node)
+        return found if sums or any(found.values()) else {}
+
+    def _take_sum(self, conv: fx.Node) -> bool:
+        after = _behind(conv)
+        if after is None or after.target not in SUMS or after.kwargs or after.args.count(conv) != 1:
+            return False
+        (other,) = (each for each in after.args if each is not conv)
+        if not isinstance(other, fx.Node):
+            return False
+        conv.args = (*conv.args, other)
+        self._drop(after, conv)
+        return True
+
+    def _take_relu(self, conv: fx.Node) -> bool:
+        after = _behind(conv)
+        if after is None or not (self._is(after, nn.ReLU) or after.target in RELUS):
+            return False
+        self._drop(after, conv)
+        return True
+
+    def _is(self, node: fx.Node, kind: type[nn.Module]) -> bool:
+        once = len(node.args) == 1 and not node.kwargs
+        return once and node.op == "call_module" and plain(self.modules[str(node.target)], kind)
+
+    def _drop(self, node: fx.Node, other: fx.Node) -> None:
+        """Who saw the one sees the other."""
+        node.replace_all_uses_with(other)
+        self.graph.erase_node(node)
+
+
+def _behind(node: fx.Node) -> fx.Node | None:
+    """The next step, if it alone sees this one; nothing that is changed in place lies between."""
+    return node.next if [*node.users] == [node.next] else None
+
+
+def _zero_padded(conv: nn.Module) -> bool:
+    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
