@@ -10,7 +10,7 @@ is 0.1 of 20.
 
 import argparse
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -41,33 +41,39 @@ def learnt(name: str, size: int, tasks: int, device: str, channels_last: bool, w
 
 
 @torch.no_grad()
-def sub_networks(
-    method: Pearl, x: Tensor, ours: dict[str, Callable[[], object]], cast: AbstractContextManager[object], repeats: int
-) -> Row:
-    tasks = len(method.heads)
-    work = ours | {"plain passes": lambda: [method.heads[t](method.backbone(x)) for t in range(tasks)]}
-    with cast:
-        return {"tasks": tasks, "batch": len(x)} | ratios(work, repeats, x.device.type)
-
-
-def test_sets(method: Pearl, x: Tensor, cast: AbstractContextManager[object], repeats: int) -> Row:
-    """One batch of a test set through all sub-networks, merging included: a whole test set merges as little."""
+def test_sets(method: Pearl, x: Tensor, batches: int, cast: AbstractContextManager[object], repeats: int) -> Row:
+    """So many batches of a test set through each sub-network, made once for all of them, as a stage does it."""
 
     def evaluate(fast: bool) -> None:
         method.fast = fast
         for expert in method.experts():
-            expert.forward(x)
+            for _ in range(batches):
+                expert.forward(x)
 
-    ours = {"ours": lambda: evaluate(True), "not folded": lambda: evaluate(False)}
-    return sub_networks(method, x, ours, cast, repeats)
+    work: dict[str, Callable[[], object]] = {"ours": lambda: evaluate(True), "not folded": lambda: evaluate(False)}
+    with cast:
+        return sub_networks(method, x, work, repeats, batches)
 
 
+def sub_networks(method: Pearl, x: Tensor, ours: dict[str, Callable[[], object]], repeats: int, batches: int) -> Row:
+    tasks = len(method.heads)
+
+    def plain() -> None:
+        for t in range(tasks):
+            for _ in range(batches):
+                method.heads[t](method.backbone(x))
+
+    facts = {"tasks": tasks, "batch": len(x), "batches": batches}
+    return facts | ratios(ours | {"plain passes": plain}, repeats, x.device.type)
+
+
+@torch.no_grad()
 def few_images(method: Pearl, x: Tensor, repeats: int) -> Row:
     """What `Model.predict` does, and what it would do if it merged for every question."""
     method.fast = True
     ensemble = Ensemble(method)
     ours = {"ours": lambda: ensemble(x), "merged each time": lambda: [e.forward(x) for e in method.experts()]}
-    return sub_networks(method, x, ours, nullcontext(), repeats)
+    return sub_networks(method, x, ours, repeats, 1)
 
 
 def main() -> None:
@@ -78,6 +84,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 224], help="of the images, a net each")
     parser.add_argument("--tasks", type=int, default=5)
     parser.add_argument("--batch", type=int, nargs="+", default=[128, 32], help="of test sets, a net each")
+    parser.add_argument("--batches", type=int, default=4, help="of a test set")
     parser.add_argument("--few", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
@@ -96,7 +103,9 @@ def main() -> None:
         label = {"net": name, "size": size}
         if "test" in options.part:
             cast = torch.autocast(options.device, torch.bfloat16, enabled=options.bf16)
-            rows.append(label | {"part": "test sets"} | test_sets(method, images(batch), cast, options.repeats))
+            rows.append(
+                label | {"part": "test sets"} | test_sets(method, images(batch), options.batches, cast, options.repeats)
+            )
         if "few" in options.part:
             rows += [
                 label | {"part": "few images"} | few_images(method, images(n), options.repeats) for n in options.few

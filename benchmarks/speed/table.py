@@ -71,7 +71,11 @@ def inference() -> Iterator[tuple[str, str, str]]:
     for row in rows("inference"):
         net, many = row["net"].removeprefix("timm/"), row["part"] == "test sets"
         goal = ("0.9" if net == "resnet18" else "1.02") if many else ""
-        what = f"{row['part']} of {row['batch']}" if many else f"{row['batch']} image{'s' * (row['batch'] > 1)}"
+        what = (
+            f"{row['part']} of {row['batch'] * row.get('batches', 1)}"
+            if many
+            else f"{row['batch']} image{'s' * (row['batch'] > 1)}"
+        )
         yield (
             f"{row['tasks']} sub-networks, {net}, {what}: ours / plain passes",
             spread(row["ours / plain passes"]),

@@ -62,8 +62,11 @@ def fused_in(module: nn.Module) -> list[FusedConv]:
 def test_a_fused_network_is_the_network(name: str, convs: int, relus: int, count: int) -> None:
     plain, quick = two_copies(name)
     assert [len(fused_in(quick)), sum(conv.relu for conv in fused_in(quick))] == [convs, relus]
-    for batch in (count, 2):  # weights are laid out for the first
+    first = quick(pixels(name, count))
+    assert not any(conv.weight.is_mkldnn for conv in fused_in(quick))
+    for batch in (count, 2):  # weights are laid out for so many images
         same(quick(pixels(name, batch)), plain(pixels(name, batch)))
+    assert torch.equal(quick(pixels(name, count)), first)
     assert all(conv.weight.is_mkldnn for conv in fused_in(quick))
 
 
@@ -98,6 +101,7 @@ def test_bfloat16_is_computed_as_before(asked_before: bool) -> None:
     plain, quick = two_copies("resnet")
     if asked_before:  # its weights are laid out
         quick(pixels("resnet"))
+        quick(pixels("resnet"))
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(quick(pixels("resnet")), plain(pixels("resnet")))
 
@@ -107,12 +111,14 @@ def test_maps_in_order_are_computed_as_before() -> None:
     quick = fuse(with_weights(plain, {}), fusible(plain))
     x = torch.randn(3, 3, 16, 16)  # of a single pixel, both layouts are one
     assert torch.equal(quick(x), plain(x))
+    assert torch.equal(quick(x), plain(x))
     assert not any(conv.weight.is_mkldnn for conv in fused_in(quick))
 
 
 def test_a_gradient_of_the_images_is_computed_as_before() -> None:
     gradients = []
     for network in two_copies("resnet"):
+        network(pixels("resnet"))
         network(pixels("resnet"))
         with torch.enable_grad():
             x = pixels("resnet").requires_grad_()
@@ -192,10 +198,11 @@ def test_only_what_is_right_behind_is_inside(how: str, monkeypatch: pytest.Monke
     assert any(inside) == (how in RELU | BOTH)
     before = x.clone()
     same(fuse(plain, parts)(x), expected)
+    same(plain(x), expected)
     assert torch.equal(x, before)
     assert sum(conv.weight.is_mkldnn for conv in fused_in(plain)) == LAID_OUT.get(how, how not in NEITHER)
     assert all(torch.equal(heard[0], each) for each in heard[1:])
-    assert len(heard) == 2 * (how == "hook")
+    assert len(heard) == 3 * (how == "hook")
 
 
 def test_other_devices_and_types_are_left_alone() -> None:

@@ -62,14 +62,17 @@ def fuse(network: nn.Module, parts: list[Part]) -> nn.Module:
 
 
 class FusedConv(nn.Module):
-    """A convolution, then a sum, then a ReLU; the first images lay its weight out."""
+    """A convolution, then a sum, then a ReLU.
+
+    Its weight is laid out when it is asked once more: a network may be made for a single question.
+    """
 
     def __init__(self, conv: nn.Conv2d, relu: bool) -> None:
         super().__init__()
         self.weight, self.bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
         self.padding = cast(list[int], [*conv.padding])  # words do not get here
         self.stride, self.dilation, self.groups = [*conv.stride], [*conv.dilation], conv.groups
-        self.relu = relu
+        self.relu, self.asked = relu, False
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, O, H', W'), to which `other` is added."""
@@ -82,8 +85,9 @@ class FusedConv(nn.Module):
                 out = out.add_(other) if alike else out + other
             return F.relu(out, inplace=True) if self.relu else out
         how = self.padding, self.stride, self.dilation, self.groups
-        if not weight.is_mkldnn:
+        if self.asked and not weight.is_mkldnn:
             self.weight = weight = ops._reorder_convolution_weight(weight, *how, list(x.shape))
+        self.asked = True
         if other is None:
             return ops._convolution_pointwise(x, weight, self.bias, *how, "relu" if self.relu else "none", [], "")
         after = "relu" if self.relu else None
