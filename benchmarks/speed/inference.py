@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[32, 224], help="of the images, a net each")
     parser.add_argument("--tasks", type=int, default=5)
     parser.add_argument("--batch", type=int, nargs="+", default=[128, 32], help="of test sets, a net each")
-    parser.add_argument("--batches", type=int, default=4, help="of a test set")
+    parser.add_argument("--batches", type=int, default=2, help="of a test set")
     parser.add_argument("--few", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
