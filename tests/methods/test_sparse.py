@@ -21,6 +21,7 @@ from pearl.methods.sparse.sparcl import Forgetting, SparClEwc, largest
 from pearl.methods.sparse.units import Units
 from pearl.nn.bsconv import bsc
 from pearl.nn.convnet import convnet
+from pearl.nn.resnet import resnet18
 from pearl.settings.config import load_config
 from pearl.training.engine import Engine
 
@@ -47,7 +48,7 @@ def test_each_round_of_sparcl_has_a_mask_of_its_own():
 
     engine, method = Rounds(look), SparClEwc(small_resnet(), rounds=4, regrow=0.05, remove=0.5, removals=2)
     learn(method, range(2), engine)
-    assert len(method.names) == 16 and len(engine.seen) == 8
+    assert len(method.names) == 8 and len(engine.seen) == 8
     for at, (before, after, _) in enumerate(engine.seen):
         density = (0.30, 0.25, 0.25, 0.25)[at % 4]
         for name, (mask, weight) in after.items():
@@ -202,7 +203,8 @@ def test_units_of_the_plain_network():
 
 
 def test_channels_of_a_residual_stream_are_one_unit():
-    units, layers = Units(small_resnet()), Units(small_resnet()).layers
+    units = Units(resnet18(SIZE, width=4))
+    layers = units.layers
     stream = layers["layer2.0.conv2"].makes
     for other in ("layer2.0.downsample.0", "layer2.1.conv2"):
         assert torch.equal(layers[other].makes, stream)

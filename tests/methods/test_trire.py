@@ -14,6 +14,7 @@ from pearl.methods.rehearsal.trire import TriRe
 from pearl.methods.rehearsal.winners import blocks_of, chosen, compete, counting, k_winners
 from pearl.nn.bsconv import bsc
 from pearl.nn.networks import BasicBlock
+from pearl.nn.resnet import resnet18
 from pearl.training.engine import Engine
 
 
@@ -97,7 +98,7 @@ def test_the_most_important_weights_of_the_busiest_channels_are_chosen(shape):
 
 
 def test_masks_are_of_blocks_behind_the_first_stage():
-    method = TriRe(small_resnet())
+    method = TriRe(resnet18(SIZE, width=4))
     assert set(method.masked) == {
         name
         for name, _ in method.backbone.named_parameters()

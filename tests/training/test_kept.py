@@ -230,7 +230,7 @@ def one_of(which):
 
 
 def tie(method):
-    method.backbone.layer1[1].conv1.weight = method.backbone.layer1[0].conv1.weight
+    method.backbone.layer1[0].conv2.weight = method.backbone.layer1[0].conv1.weight
 
 
 class Frozen(One):

@@ -162,8 +162,8 @@ def course(make: Make) -> Course:
 
 
 def after(make: Make, tasks: int) -> Method:
-    """A method after so many tasks, up to three; not the one that another check may have changed."""
-    return copy.deepcopy(course(make).methods[tasks - 1])
+    """A method after so many tasks, up to three, to look at: what shall learn more is reloaded from it."""
+    return course(make).methods[tasks - 1]
 
 
 # -------------------------------------------------------------------------------------------------------- the contract
@@ -199,6 +199,14 @@ def shows_experts_equal_forward(make: Make) -> None:
     with torch.no_grad():
         side_by_side = torch.cat([expert.forward(images()) for expert in method.eval().experts()], 1)
     assert_close(side_by_side, logits(method), rtol=1e-5, atol=1e-5)
+
+
+def shows_answers_change_nothing(make: Make) -> None:
+    """Asked twice it says the same, bit by bit, and has learnt nothing from it."""
+    method = after(make, 2)
+    before = copy.deepcopy(method)
+    hold(torch.equal(logits(method), logits(method)), "asked again, a method says something else")
+    same_state(before, method, "after an answer")
 
 
 def shows_batch_invariance(make: Make) -> None:
