@@ -137,9 +137,9 @@ def test_shares_weighted_are_the_mean(count, world):
 # -------------------------------------------------------------------------------------------------- the command line
 
 
-RUN = ["run", "digits", "backbone={name: convnet, width: 2}", "engine.channels_last=false", "stream.classes=4", "stream.tasks=2"]
-RUN += ["stream.per_class=8", "stream.test_per_class=2", "train.batch_size=8", "train.epochs=5"]
-RUN += ["train.phases.probe.epochs=5", "--devices", "2", "--device", "cpu", "--store-every", "0.001"]
+RUN = ["run", "digits", "backbone={name: convnet, width: 2}", "engine.channels_last=false"]
+RUN += ["stream.classes=4", "stream.tasks=2", "stream.per_class=8", "stream.test_per_class=2", "train.batch_size=8"]
+RUN += ["train.epochs=5", "train.phases.probe.epochs=5", "--devices", "2", "--device", "cpu", "--store-every", "0.001"]
 
 
 def end(runs, task, harm):
