@@ -305,6 +305,7 @@ def test_a_target_that_matches_nothing_is_refused():
 
 
 DOMAINS = ["stream.tasks=1", "stream.domains=[plain, inverted]", "stream.per_class=30"]
+DOMAINS += ["backbone={name: convnet, width: 4}"]
 
 
 @pytest.mark.parametrize("method", ["finetune", "er", "joint", "{name: pearl, classifier: chain}"])

@@ -29,7 +29,7 @@ from pearl.reports.records import metric_title, read, read_all
 from pearl.settings.config import load_config
 
 SMALL = [
-    "backbone.width=4",
+    "backbone={name: convnet, width: 4}",
     "train.epochs=1",
     "train.phases.probe.epochs=2",
     "stream.per_class=8",
