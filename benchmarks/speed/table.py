@@ -72,7 +72,7 @@ def inference() -> Iterator[tuple[str, str, str]]:
         net, many = row["net"].removeprefix("timm/"), row["part"] == "test sets"
         goal = ("0.9" if net == "resnet18" else "1.02") if many else ""
         what = (
-            f"{row['part']} of {row['batch'] * row.get('batches', 1)}"
+            f"{row['part']} of {row['batch'] * row.get('batches', 1)}{', bfloat16' * (row.get('precision') == 'bf16')}"
             if many
             else f"{row['batch']} image{'s' * (row['batch'] > 1)}"
         )
