@@ -72,7 +72,13 @@ def problems_of(
         path = _path(item, known)
         key = ".".join([*filter(None, [where]), *map(str, path)])
         if item["type"] == "extra_forbidden":
-            message = f"unknown key; {nearest(str(path[-1]), known(path[:-1]) or ())}"
+            name, colon, value = str(path[-1]).partition(":")  # which YAML takes for one only before a blank
+            hint = (
+                f"write {f'{name}: {value}'!r}, with a blank"
+                if colon and value
+                else nearest(name, known(path[:-1]) or ())
+            )
+            message = f"unknown key; {hint}"
         elif item["type"] == "missing":
             whole = path == item["loc"]  # else an item of a tuple
             message = "missing; give it a value" if whole else f"too few values (given: {item['input']!r})"
