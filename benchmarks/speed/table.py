@@ -83,9 +83,9 @@ def inference() -> Iterator[tuple[str, str, str]]:
         )
 
 
-def memory() -> Iterator[tuple[str, str, str]]:
+def allocator() -> Iterator[tuple[str, str, str]]:
     """Test sets in a process of pearl against plain passes in one that is not."""
-    for row in rows("memory"):
+    for row in rows("allocator"):
         words = {"fp32": "float32", "bf16": "bfloat16"}[row["precision"]]
         yield (
             f"{row['tasks']} sub-networks, {row['net']}, test sets of {row['batch'] * row['batches']} in {words}: "
@@ -154,7 +154,7 @@ def size() -> Iterator[tuple[str, str, str]]:
         yield f"{model}: {what}", f"{value:,}", "1" if "manifests (s)" in what else ""
 
 
-PARTS = (training, training_float32, ranks, memory, inference, chain, reuse, footprint, scale, size)
+PARTS = (training, training_float32, ranks, allocator, inference, chain, reuse, footprint, scale, size)
 
 
 def pages() -> Iterator[tuple[Path, str]]:

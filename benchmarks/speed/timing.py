@@ -45,13 +45,6 @@ def ratios(work: Mapping[str, Callable[[], object]], repeats: int, device: str =
     return found
 
 
-def cpu_seconds(work: Callable[[], object]) -> float:
-    """Of all threads of this process, what the system does for it included."""
-    before = time.process_time()
-    work()
-    return time.process_time() - before
-
-
 def peak_above(work: Callable[[], object]) -> int:
     """Bytes of memory at the peak of `work` above those before it; Linux counts them.
 
