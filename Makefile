@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+COMMA := ,
 
 .PHONY: demo test check lint wheel docs bench clean
 
@@ -31,7 +32,7 @@ docs: $(VENV)/installed-docs  ## the site, under site/
 
 bench: $(VENV)/installed-test  ## speed against peers on this machine; JSON under docs/results/speed, tables from it
 	mkdir -p docs/results/speed
-	for part in ranks inference chain training reuse footprint scale; do \
+	for part in ranks allocator inference chain training reuse footprint scale; do \
 	  OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/$$part.py --out docs/results/speed/$$part.json || exit 1; done
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/training.py --nets resnet18 --precision fp32 \
 	  --out docs/results/speed/training_float32.json
@@ -50,7 +51,8 @@ $(VENV)/installed: $(BIN)/python pyproject.toml
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
+# several at once, with commas between them, are one pip
 $(VENV)/installed-%: $(BIN)/python pyproject.toml
 	@echo "installing pearl and what $* needs"
 	$(BIN)/pip install --quiet --editable ".[$*]"
-	touch $@ $(VENV)/installed
+	touch $@ $(patsubst %,$(VENV)/installed-%,$(subst $(COMMA), ,$*)) $(VENV)/installed

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pearl
 from pages import RESULTS
+from pearl.cli.memory import keep_freed_memory
 from pearl.errors import Busy
 from pearl.lifecycle.refit import run_or_refit
 from pearl.reports.progress import display
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--only", default="", metavar="START", help="of the names of run directories")
     parser.add_argument("--only-page", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
+    keep_freed_memory()
     lay_out()
     for name in options.tables:
         page = RESULTS / "tables" / (f"{name}.md" if options.size == "cpu" else f"{name}-{options.size}.md")

@@ -68,8 +68,8 @@ from pearl.nn.dynamic.codyra import CodyraRule
 from pearl.nn.dynamic.dylora import DyloraRule
 from pearl.nn.dynamic.pruned import AdaLoraRule, DoraRule
 from pearl.nn.lowrank import matrix_shape
+from pearl.nn.precision import computes_bf16
 from pearl.nn.rank_rules import Choice, EnergyRule, FixedRule, RandomRule
-from pearl.training.engine import computes_bf16
 
 needs_bf16 = pytest.mark.skipif(not computes_bf16("cpu"), reason="oneDNN does not compute in bfloat16 on this CPU")
 

@@ -9,7 +9,7 @@ is 0.1 of 20.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -19,16 +19,22 @@ from torch import Tensor, nn
 
 from pearl.evaluation.evaluate import Ensemble
 from pearl.methods.pearl import Pearl
+from pearl.nn.bsconv import bsc
 from pearl.nn.lowrank import matrix_shape
 from pearl.nn.rank_rules import Choice
 from pearl.nn.resnet import resnet18
 from pearl.nn.timm import timm_backbone
+from pearl.training.engine import has_fast_bf16
 
 
 def learnt(name: str, size: int, tasks: int, device: str, channels_last: bool, width: int) -> Pearl:
     """A method as after so many tasks, with an eighth of every rank."""
     torch.manual_seed(0)
-    net: nn.Module = resnet18(size, width=width) if name == "resnet18" else timm_backbone(name[5:], size)
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "resnet18": lambda: resnet18(size, width=width),
+        "bsc": lambda: bsc(size),
+    }
+    net = makers.get(name, lambda: timm_backbone(name[5:], size))()
     method = Pearl(net, reference="given").to(device)
     if channels_last:
         method.to(memory_format=torch.channels_last)
@@ -40,8 +46,7 @@ def learnt(name: str, size: int, tasks: int, device: str, channels_last: bool, w
     return method.requires_grad_(False).eval()
 
 
-@torch.no_grad()
-def test_sets(method: Pearl, x: Tensor, batches: int, cast: AbstractContextManager[object], repeats: int) -> Row:
+def passes(method: Pearl, x: Tensor, batches: int) -> dict[str, Callable[[], object]]:
     """So many batches of a test set through each sub-network, made once for all of them, as a stage does it."""
 
     def evaluate(fast: bool) -> None:
@@ -50,21 +55,25 @@ def test_sets(method: Pearl, x: Tensor, batches: int, cast: AbstractContextManag
             for _ in range(batches):
                 expert.forward(x)
 
-    work: dict[str, Callable[[], object]] = {"ours": lambda: evaluate(True), "not folded": lambda: evaluate(False)}
-    with cast:
-        return sub_networks(method, x, work, repeats, batches)
-
-
-def sub_networks(method: Pearl, x: Tensor, ours: dict[str, Callable[[], object]], repeats: int, batches: int) -> Row:
-    tasks = len(method.heads)
-
     def plain() -> None:
-        for t in range(tasks):
+        for head in method.heads:
             for _ in range(batches):
-                method.heads[t](method.backbone(x))
+                head(method.backbone(x))
 
-    facts = {"tasks": tasks, "batch": len(x), "batches": batches}
-    return facts | ratios(ours | {"plain passes": plain}, repeats, x.device.type)
+    return {"ours": lambda: evaluate(True), "not folded": lambda: evaluate(False), "plain passes": plain}
+
+
+@torch.no_grad()
+def test_sets(method: Pearl, x: Tensor, batches: int, cast: AbstractContextManager[object], repeats: int) -> Row:
+    """Whole test sets, in one precision."""
+    with cast:
+        return against(passes(method, x, batches), method, x, repeats, batches)
+
+
+def against(work: Mapping[str, Callable[[], object]], method: Pearl, x: Tensor, repeats: int, batches: int) -> Row:
+    """Each against the last."""
+    facts = {"tasks": len(method.heads), "batch": len(x), "batches": batches}
+    return facts | ratios(work, repeats, x.device.type)
 
 
 @torch.no_grad()
@@ -72,8 +81,12 @@ def few_images(method: Pearl, x: Tensor, repeats: int) -> Row:
     """What `Model.predict` does, and what it would do if it merged for every question."""
     method.fast = True
     ensemble = Ensemble(method)
-    ours = {"ours": lambda: ensemble(x), "merged each time": lambda: [e.forward(x) for e in method.experts()]}
-    return sub_networks(method, x, ours, repeats, 1)
+    work: dict[str, Callable[[], object]] = {
+        "ours": lambda: ensemble(x),
+        "merged each time": lambda: [expert.forward(x) for expert in method.experts()],
+        "plain passes": passes(method, x, 1)["plain passes"],
+    }
+    return against(work, method, x, repeats, 1)
 
 
 def main() -> None:
@@ -88,9 +101,15 @@ def main() -> None:
     parser.add_argument("--few", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--bf16", action="store_true", help="test sets in bfloat16 autocast; answers are in float32")
+    parser.add_argument(
+        "--precision",
+        nargs="+",
+        choices=("fp32", "bf16"),
+        help="of test sets, by default both where bfloat16 is fast; few images are answered in float32",
+    )
     parser.add_argument("--out", type=Path, help="a JSON file to write")
     options = parser.parse_args()
+    precisions = options.precision or ["fp32", *["bf16"] * has_fast_bf16(options.device)]
     rows: list[Row] = []
     for name, size, batch in zip(options.nets, options.sizes, options.batch, strict=True):
         last = name == "resnet18"
@@ -101,11 +120,10 @@ def main() -> None:
             return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
         label = {"net": name, "size": size}
-        if "test" in options.part:
-            cast = torch.autocast(options.device, torch.bfloat16, enabled=options.bf16)
-            rows.append(
-                label | {"part": "test sets"} | test_sets(method, images(batch), options.batches, cast, options.repeats)
-            )
+        for precision in precisions if "test" in options.part else []:
+            cast = torch.autocast(options.device, torch.bfloat16, enabled=precision == "bf16")
+            found = test_sets(method, images(batch), options.batches, cast, options.repeats)
+            rows.append(label | {"part": "test sets", "precision": precision} | found)
         if "few" in options.part:
             rows += [
                 label | {"part": "few images"} | few_images(method, images(n), options.repeats) for n in options.few

@@ -72,7 +72,7 @@ def inference() -> Iterator[tuple[str, str, str]]:
         net, many = row["net"].removeprefix("timm/"), row["part"] == "test sets"
         goal = ("0.9" if net == "resnet18" else "1.02") if many else ""
         what = (
-            f"{row['part']} of {row['batch'] * row.get('batches', 1)}"
+            f"{row['part']} of {row['batch'] * row.get('batches', 1)}{', bfloat16' * (row.get('precision') == 'bf16')}"
             if many
             else f"{row['batch']} image{'s' * (row['batch'] > 1)}"
         )
@@ -80,6 +80,18 @@ def inference() -> Iterator[tuple[str, str, str]]:
             f"{row['tasks']} sub-networks, {net}, {what}: ours / plain passes",
             spread(row["ours / plain passes"]),
             goal,
+        )
+
+
+def allocator() -> Iterator[tuple[str, str, str]]:
+    """Test sets in a process of pearl against plain passes in one that is not."""
+    for row in rows("allocator"):
+        words = {"fp32": "float32", "bf16": "bfloat16"}[row["precision"]]
+        yield (
+            f"{row['tasks']} sub-networks, {row['net']}, test sets of {row['batch'] * row['batches']} in {words}: "
+            f"pearl / plain passes in a process of their own",
+            spread(row["ours / plain passes"]),
+            "0.9",
         )
 
 
@@ -142,7 +154,7 @@ def size() -> Iterator[tuple[str, str, str]]:
         yield f"{model}: {what}", f"{value:,}", "1" if "manifests (s)" in what else ""
 
 
-PARTS = (training, training_float32, ranks, inference, chain, reuse, footprint, scale, size)
+PARTS = (training, training_float32, ranks, allocator, inference, chain, reuse, footprint, scale, size)
 
 
 def pages() -> Iterator[tuple[Path, str]]:

