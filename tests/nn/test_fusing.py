@@ -141,6 +141,7 @@ def test_other_precisions_are_computed_as_before(dtype: torch.dtype, monkeypatch
         with torch.autocast("cpu", dtype):
             assert torch.equal(quick(pixels("resnet")), plain(pixels("resnet")))
         quick(pixels("resnet"))
+    assert all(set(conv.tensors) == {torch.float32} for conv in fused_in(quick))
 
 
 def test_maps_in_order_are_computed_as_before() -> None:
