@@ -15,7 +15,7 @@ PAGES = 128 * 2**20 // resource.getpagesize()
 FAULTS = """
 import resource, sys
 from contextlib import suppress
-from pearl.cli import main, memory
+from pearl.cli import main
 sys.argv = ["pearl", "--version"]
 with suppress(SystemExit):
     main()
@@ -59,13 +59,20 @@ def test_what_the_environment_says_stays(env: dict[str, str]) -> None:
     assert all(count > first / 2 for count in rest)
 
 
-def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that says nothing of the allocator."""
     for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("silent")
+def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert memory.keep_freed_memory() is False
 
 
+@pytest.mark.usefixtures("silent")
 def test_an_older_glibc_has_no_threshold_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
@@ -74,8 +81,6 @@ def test_an_older_glibc_has_no_threshold_at_all(monkeypatch: pytest.MonkeyPatch)
             asked.append((what, value))
             return int(what != memory.M_MMAP_THRESHOLD or value <= 2**25)
 
-    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Old())
     assert memory.keep_freed_memory() is True
     assert asked[1:] == [(memory.M_MMAP_MAX, 0), (memory.M_TRIM_THRESHOLD, memory.GIBIBYTE)]

@@ -91,12 +91,13 @@ class FusedConv(nn.Module):
             weight = ops._reorder_convolution_weight(weight, *how, list(x.shape))
         self.asked.add(dtype)
         self.tensors[dtype] = weight, bias
-        if other is None:
-            return ops._convolution_pointwise(x.to(dtype), weight, bias, *how, "relu" if self.relu else "none", [], "")
-        if dtype == torch.bfloat16:  # a sum inside is no faster, and PyTorch has it for some shapes alone
-            return self._one_by_one(ops._convolution_pointwise(x.to(dtype), weight, bias, *how, "none", [], ""), other)
-        after = "relu" if self.relu else None
-        return ops._convolution_pointwise.binary(x, other, weight, bias, *how, "add", 1.0, after, [], "")
+        if dtype == torch.float32 and other is not None:
+            after = "relu" if self.relu else None
+            return ops._convolution_pointwise.binary(x, other, weight, bias, *how, "add", 1.0, after, [], "")
+        after = "relu" if self.relu and other is None else "none"
+        out = ops._convolution_pointwise(x.to(dtype), weight, bias, *how, after, [], "")
+        # in bfloat16 a sum inside is no faster, and PyTorch has it for some shapes alone
+        return out if other is None else self._one_by_one(out, other)
 
     def _one_by_one(self, out: Tensor, other: Tensor | None) -> Tensor:
         """The sum and the ReLU as steps of their own."""
@@ -119,10 +120,11 @@ class FusedConv(nn.Module):
         if torch.is_grad_enabled() and any(each.requires_grad for each in given):
             return None
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
-        if dtype == torch.bfloat16 and not computes_bf16("cpu"):
+        if dtype != torch.float32 and not (dtype == torch.bfloat16 and computes_bf16("cpu")):
             return None
-        types = {torch.float32: [torch.float32], torch.bfloat16: [torch.float32, torch.bfloat16]}.get(dtype, [])
-        if x.dtype not in types or (other is not None and (other.dtype != dtype or other.shape != self._shape(x))):
+        if x.dtype not in (torch.float32, dtype):
+            return None
+        if other is not None and (other.dtype != dtype or other.shape != self._shape(x)):
             return None
         # channels innermost, as what comes out has them
         return dtype if all(each.is_cpu and each.stride(1) == 1 for each in given) else None
