@@ -172,9 +172,13 @@ def pages() -> Iterator[tuple[Path, str]]:
     """The two pages with the tables between their marks."""
     found = [line for part in PARTS for line in part()]
     torch, other = (json.loads((RESULTS / f"{name}.json").read_text())["machine"]["torch"] for name in MACHINES)
-    how = f"Medians (lowest to highest) in turns, on one thread; torch {torch}, in rows of float32 {other}."
-    for file, lines in ((README, [line for line in found if line[0].startswith(IN_README)]), (PERFORMANCE, found)):
-        table = ["| | measured | goal |", "|---|---|---|", *(f"| {' | '.join(line)} |" for line in lines), "", how]
+    how = "Medians (lowest to highest) in turns, on one thread"
+    few = [line for line in found if line[0].startswith(IN_README)]
+    for file, lines, which in (
+        (README, few, f"{how}."),
+        (PERFORMANCE, found, f"{how}; torch {torch}, in rows of float32 with AVX2 {other}."),
+    ):
+        table = ["| | measured | goal |", "|---|---|---|", *(f"| {' | '.join(line)} |" for line in lines), "", which]
         before, _, rest = file.read_text(encoding="utf-8").partition(START)
         yield file, before + START + "\n".join(table) + "\n" + END + rest.partition(END)[2]
 
