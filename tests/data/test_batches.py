@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pearl.data import batches
 from pearl.data.augment import View
 from pearl.data.batches import Balanced, Batch, Task, batch_bounds, fold
 from pearl.lifecycle.small import make_task
@@ -230,3 +231,20 @@ def test_balanced_draws_can_be_entered_again() -> None:
     assert [len(batch.y) for batch in every] == [5, 5, 5, 5, 4]
     for one, other in zip(every[2:], rest, strict=True):
         assert torch.equal(one.x, other.x) and torch.equal(one.rows, other.rows)
+
+
+@pytest.mark.parametrize("augment", ["none", "crop", "resized_crop"])
+def test_batches_made_several_at_a_time_are_the_same(augment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: three of them at a time, at the end fewer, and a smaller one."""
+    of = task(47, augment=augment)
+    single = list(of.batches(5, 7))
+    monkeypatch.setitem(batches.AHEAD, "cpu", 3 * 5 * 3 * 4**2)
+    made: list[int] = []
+    monkeypatch.setattr(of, "batch", lambda rows, draws: made.append(len(rows)) or Task.batch(of, rows, draws))
+    for skip in (0, 5):
+        several = list(of.batches(5, 7, skip=skip))
+        assert len(several) == len(single) - skip
+        for ours, its in zip(several, single[skip:], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(ours, its, strict=True))
+            assert ours.x.stride() == its.x.stride()
+    assert made == [15, 15, 15, 2, 15, 7]

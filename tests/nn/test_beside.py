@@ -49,6 +49,7 @@ def test_only_thin_updates_of_plain_convolutions():
     assert not fits_beside(nn.Linear(16, 16), 1, "spatial")
     standardised = type("Standardised", (nn.Conv2d,), {})  # what it makes of its weight is not linear
     assert not fits_beside(standardised(48, 48, 3, padding=1), 1, "spatial")
+    assert not fits_beside(conv.to("meta"), 1, "spatial")  # on another device than the CPU
 
 
 @pytest.mark.parametrize("fold", ["spatial", "unfold", "view"])

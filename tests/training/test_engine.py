@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -309,3 +310,16 @@ def test_a_moment_that_does_not_fit_is_passed_over(harm, tmp_path):
     assert told[0] == (3 if harm == "none" else 0)
     for name, value in whole.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "inside"),
+    [("cuda", "bf16", "high"), ("cuda", "fp32", "highest"), ("cpu", "bf16", "highest")],
+)
+def test_float32_is_rounded_only_beside_bfloat16_on_a_gpu(device, precision, inside):
+    engine = Engine(config(), device="cpu")
+    engine.precision, engine.fabric = precision, SimpleNamespace(device=torch.device(device))
+    with pytest.raises(KeyError), engine._tensor_float32():
+        assert torch.get_float32_matmul_precision() == inside
+        raise KeyError
+    assert torch.get_float32_matmul_precision() == "highest"

@@ -6,6 +6,7 @@ depend on nothing but the seed, and no step waits for the host.
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +23,6 @@ class View:
     def __init__(self, images: ImagesConfig, *, channels_last: bool = True) -> None:
         self.images = images
         self.channels_last = channels_last
-        self.scale = torch.tensor([1 / (255 * s) for s in images.std])
-        self.shift = torch.tensor([-m / s for m, s in zip(images.mean, images.std, strict=True)])
 
     def draw(self, count: int, shape: tuple[int, int], generator: torch.Generator) -> Draws:
         """The random numbers of one epoch: `count` rows for images of `shape` (H, W)."""
@@ -61,9 +60,19 @@ class View:
         return self._normalise(x[:, :, top : top + size, left : left + size])
 
     def _normalise(self, x: Tensor) -> Tensor:
-        scale, shift = (c.to(x.device)[:, None, None] for c in (self.scale, self.shift))
+        scale, shift = _scale_and_shift(self.images.mean, self.images.std, x.device, torch.get_default_dtype())
         x = torch.addcmul(shift, x, scale)
         return x.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
+
+
+@cache  # since copying them to a GPU at every step would wait for all that it still has to do
+def _scale_and_shift(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """By which pixels in [0, 255] are multiplied, and what is added: (3, 1, 1) each."""
+    scale = torch.tensor([1 / (255 * s) for s in std], device=device, dtype=dtype)
+    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=device, dtype=dtype)
+    return scale[:, None, None], shift[:, None, None]
 
 
 def shift_and_flip(raw: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
@@ -91,7 +100,7 @@ def resized_crop(raw: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
     steps = (torch.arange(size, device=raw.device) + 0.5) / size
     across = torch.where(flip[:, None], 1 - steps, steps)
     top, left, tall, wide = boxes[..., None].unbind(1)
-    half = torch.tensor(0.5, device=raw.device)  # from the centre of a box's first pixel to that of its last
+    half = torch.full((), 0.5, device=raw.device)  # from the centre of a box's first pixel to that of its last
     y = (top + torch.clamp(tall * steps, half, tall - half)) * (2 / height) - 1
     x = (left + torch.clamp(wide * across, half, wide - half)) * (2 / width) - 1
     grid = torch.stack([x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)], dim=-1)

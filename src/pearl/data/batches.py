@@ -10,6 +10,8 @@ from torch import Tensor
 
 from pearl.data.augment import Draws, View
 
+AHEAD = {"cpu": 1, "cuda": 2**24}  # values of network input that are made at a time, in whole batches
+
 
 class Batch(NamedTuple):
     """Network input (B, 3, size, size) float32; labels (B,) int64, the logit index; rows of `Task.images`."""
@@ -155,9 +157,14 @@ class Task:
         height, width = images.shape[1:3]
         draws = tuple(draw.to(self.device) for draw in self.view.draw(len(labels), (height, width), generator))
         order = order.to(self.device)
-        for start, stop in batch_bounds(len(labels), size)[skip:]:
-            rows = order[start:stop]
-            yield self.batch(rows, tuple(draw[rows] for draw in draws))
+        bounds = batch_bounds(len(labels), size)[skip:]
+        several = max(1, AHEAD[self.device.type] // (size * 3 * self.view.images.size**2))
+        for i in range(0, len(bounds), several):
+            some = bounds[i : i + several]  # on a GPU, which would wait for forty small launches a batch
+            rows = order[some[0][0] : some[-1][1]]
+            made = self.batch(rows, tuple(draw[rows] for draw in draws))
+            sizes = [stop - start for start, stop in some]
+            yield from map(Batch, *(tensor.split(sizes) for tensor in made))
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """All images once, in their order and as they are tested: not augmented."""

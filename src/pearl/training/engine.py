@@ -134,10 +134,11 @@ class Engine:
         if phase.extra is not None:
             phase.extra.train()
         at, scene = (task.id, position), Scene(method, phase, optimizers)
-        key = "" if handed else self._key(method, task, phase, position, settings, course)
-        progress = replay.restore(at, scene, key)
-        begun = {"images": len(data), "trained": sum(p.numel() for p in phase.trained), "done": progress.done}
         with ExitStack() as alone:
+            alone.enter_context(self._tensor_float32())
+            key = "" if handed else self._key(method, task, phase, position, settings, course)
+            progress = replay.restore(at, scene, key)
+            begun = {"images": len(data), "trained": sum(p.numel() for p in phase.trained), "done": progress.done}
             if self.kept and key and not progress.done:
                 claim = self.kept.claimed(key, phase.reads, course.steps, self.world, self._note(task))
                 progress = alone.enter_context(claim) or progress
@@ -204,6 +205,22 @@ class Engine:
             "machines": self.world.gather(machine(self.fabric.device)),
         }
         return self.world.same(digest(phase, task, facts) if self.world.first else "")
+
+    @contextmanager
+    def _tensor_float32(self) -> Iterator[None]:
+        """Of bfloat16 on a GPU: products left in float32, as those of updates are, may be rounded to TensorFloat-32.
+
+        That is eight times as fine as the bfloat16 that a merged weight is cast to, and saves a seventh of a step.
+        """
+        if self.fabric.device.type != "cuda" or self.precision != "bf16":
+            yield
+            return
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def _note(self, task: Task) -> Callable[[str], None]:
         return lambda text: self.observer.event("note", task=task.id, text=text)

@@ -35,7 +35,7 @@ class RandomFeatures(nn.Module):
         """Make R, by torch's global generator, which the engine seeds."""
         self.seed.fill_(int(torch.randint(1, 2**62, ())))
         self._make()
-        self.checksum.copy_(digest_of(self.matrix.cpu()))
+        self.checksum.copy_(digest_of(self.matrix))
 
     def _make(self) -> None:
         generator = torch.Generator().manual_seed(int(self.seed))
@@ -54,7 +54,7 @@ class RandomFeatures(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.seed:
             self._make()
-            if not torch.equal(digest_of(self.matrix.cpu()), self.checksum.cpu()):
+            if not torch.equal(digest_of(self.matrix), self.checksum.cpu()):
                 raise RunError(
                     f"the random features cannot be made again: torch {torch.__version__} draws other numbers; use the "
                     f"version that environment.json names"

@@ -228,7 +228,7 @@ def projection(v: int, raw: int, dim: int) -> Tensor:
 
 def digest_of(tensor: Tensor) -> Tensor:
     """The SHA-256 of a tensor's bytes, (32,) uint8."""
-    digest = hashlib.sha256(tensor.contiguous().numpy().tobytes()).digest()
+    digest = hashlib.sha256(tensor.cpu().contiguous().numpy().tobytes()).digest()
     return torch.tensor(list(digest), dtype=torch.uint8)
 
 
