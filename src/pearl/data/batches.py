@@ -158,13 +158,19 @@ class Task:
         draws = tuple(draw.to(self.device) for draw in self.view.draw(len(labels), (height, width), generator))
         order = order.to(self.device)
         bounds = batch_bounds(len(labels), size)[skip:]
+        # a GPU would wait for forty small launches a batch
         several = max(1, AHEAD[self.device.type] // (size * 3 * self.view.images.size**2))
+        if self.view.views > 1:
+            several = 1
         for i in range(0, len(bounds), several):
-            some = bounds[i : i + several]  # on a GPU, which would wait for forty small launches a batch
+            some = bounds[i : i + several]
             rows = order[some[0][0] : some[-1][1]]
             made = self.batch(rows, tuple(draw[rows] for draw in draws))
-            sizes = [stop - start for start, stop in some]
-            yield from map(Batch, *(tensor.split(sizes) for tensor in made))
+            if several == 1:
+                yield made
+            else:
+                sizes = [stop - start for start, stop in some]
+                yield from map(Batch, *(tensor.split(sizes) for tensor in made))
 
     def in_order(self, size: int) -> Iterator[Batch]:
         """All images once, in their order and as they are tested: not augmented."""
