@@ -62,8 +62,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         def left_out(item: pytest.Item) -> bool:
             method = item.callspec.params.get("method") if hasattr(item, "callspec") else None
-            each = item.path.stem in {"test_conformance", "test_devices"}
-            other = each and method is not None and method not in QUICK_METHODS
+            other = item.path.stem == "test_conformance" and method is not None and method not in QUICK_METHODS
             return other or item.path.stem in NOT_QUICK
 
         items[:] = [item for item in items if not left_out(item)]

@@ -10,7 +10,8 @@ from pearl.lifecycle.conformance import checks, maker
 def test_contract(check):
     check(maker("my_method.py:MyMethod"))
 
-A method is made on a network of a few thousand parameters and learns random images of 8 x 8 pixels, on the CPU.
+A method is made on a network of a few thousand parameters and learns random images of 8 x 8 pixels, on the CPU
+and on a device that is not the CPU, see `elsewhere`.
 """
 
 import copy
@@ -32,6 +33,7 @@ from torch.utils._pytree import tree_leaves
 from pearl.data.batches import Task
 from pearl.errors import Interrupted, TrainingError
 from pearl.evaluation.evaluate import count
+from pearl.lifecycle.elsewhere import shows_the_same_on_another_device  # noqa: F401 - one of the checks
 from pearl.lifecycle.small import (
     CLASSES,
     Make,
