@@ -62,9 +62,7 @@ def _learnt(make: Make, device: torch.device) -> list[Tensor]:
 
 def learn_on(device: torch.device, method: Method, settings: RunConfig, view: View | None = None) -> None:
     """Let a method learn two tasks on a device, the first one's images seen as `view` says."""
-    engine = Engine(settings, device="cpu")
-    if device == ELSEWHERE:
-        engine.fabric = _Fabric()  # type: ignore[assignment]
+    engine = Engine(settings, device="cpu")  # inside `elsewhere()` it is there all the same
     method.to(device)
     for t in range(2):
         task = make_task(t, all_so_far=method.oracle)
@@ -94,7 +92,10 @@ class _Fabric:
 
 @contextmanager
 def elsewhere() -> Iterator[None]:
-    """The device exists. Batches are made two at a time there, and a ViT's tasks asked at once, as on a GPU."""
+    """The device exists, and every engine that is made is on it, whatever device it is asked for.
+
+    Batches are made two at a time there, and a ViT's tasks asked at once, as on a GPU.
+    """
     tensor, autocast = torch.tensor, torch.autocast
 
     def made(data: Any, *, device: Any = None, requires_grad: bool = False, **how: Any) -> Tensor:
@@ -105,6 +106,7 @@ def elsewhere() -> Iterator[None]:
         changed.enter_context(patch.object(torch, "tensor", made))  # PyTorch's own makes no numbers on "meta" ...
         changed.enter_context(patch.object(torch, "autocast", lambda _, **how: autocast("cpu", **how)))  # ... and has
         changed.enter_context(patch.object(torch, "is_autocast_enabled", lambda _: False))  # no autocast there
+        changed.enter_context(patch.object(engine_of, "make_fabric", lambda *_, **__: _Fabric()))
         changed.enter_context(patch.dict(batches.AHEAD, {ELSEWHERE.type: 2 * 8 * 3 * 8**2}))
         changed.enter_context(patch.dict(stacking.ROWS, {ELSEWHERE.type: 1000}))
         yield

@@ -73,9 +73,9 @@ def _held_out(images: Task, method: Method) -> dict[str, Entry]:
     how: dict[str, Any] = {"device": method.device, "batch_size": 256, "autocast": torch.no_grad}
     test = TestSet(images.images, images.labels)
     (logits,) = Evaluator(images.view, **how).logits(method.eval(), [test])
-    own = torch.zeros_like(logits, dtype=torch.bool)
+    own = torch.zeros(logits.shape, dtype=torch.bool, device=method.device)
     own[:, method.columns(images.id)] = True
-    return {"estimate": _entry(Answers.of(logits, images.labels.cpu(), own), "held out")}
+    return {"estimate": _entry(Answers.of(logits, images.labels.cpu(), own.cpu()), "held out")}
 
 
 def _entry(answers: Answers, how: str) -> Entry:
