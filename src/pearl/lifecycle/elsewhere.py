@@ -61,7 +61,7 @@ def _learnt(make: Make, device: torch.device) -> list[Tensor]:
 
 
 def learn_on(device: torch.device, method: Method, settings: RunConfig, view: View | None = None) -> None:
-    """Let a method learn two tasks on a device, the first one's images seen as `view` says."""
+    """Let a method learn two tasks on a device, their images seen as `view` says."""
     engine = Engine(settings, device="cpu")  # inside `elsewhere()` it is there all the same
     method.to(device)
     for t in range(2):
@@ -104,8 +104,9 @@ def elsewhere() -> Iterator[None]:
 
     with ExitStack() as changed, _Elsewhere():
         changed.enter_context(patch.object(torch, "tensor", made))  # PyTorch's own makes no numbers on "meta" ...
-        changed.enter_context(patch.object(torch, "autocast", lambda _, **how: autocast("cpu", **how)))  # ... and has
-        changed.enter_context(patch.object(torch, "is_autocast_enabled", lambda _: False))  # no autocast there
+        there = lambda device_type, *more, **how: autocast("cpu", *more, **how)  # noqa: E731 - ... and has no autocast
+        changed.enter_context(patch.object(torch, "autocast", there))
+        changed.enter_context(patch.object(torch, "is_autocast_enabled", lambda *_: False))
         changed.enter_context(patch.object(engine_of, "make_fabric", lambda *_, **__: _Fabric()))
         changed.enter_context(patch.dict(batches.AHEAD, {ELSEWHERE.type: 2 * 8 * 3 * 8**2}))
         changed.enter_context(patch.dict(stacking.ROWS, {ELSEWHERE.type: 1000}))
