@@ -182,6 +182,6 @@ class EngineConfig(Section):
     max_steps: Annotated[int, Field(ge=1)] | None = None
     """Most steps of a phase; `--smoke` sets 1."""
     cuda_graphs: bool = False
-    """Record training steps on a GPU and replay them; the arithmetic, and so a run's name, stays the same."""
+    """Record training steps on a GPU and replay them, small batches 3 to 4 times as fast; losses and run names stay."""
     reuse: Annotated[bool, Born(True)] = True
     """Whether a run takes phases that another one has trained, bit for bit the same, and keeps its own for others."""
