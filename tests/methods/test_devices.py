@@ -1,32 +1,45 @@
 """What the pretended device refuses, and that no step waits for it; that methods learn there is in the conformance."""
 
+import numpy as np
 import pytest
 import torch
 
-from pearl.data import augment as augmentation
 from pearl.data.augment import View
 from pearl.lifecycle.elsewhere import CROSSED, ELSEWHERE, elsewhere, learn_on
 from pearl.lifecycle.small import config
+from pearl.training.engine import Engine
 from zoo import ZOO
 
+STEADY = (
+    "finetune joint isolation pearl lwf ewc pnn pass ssre ncm aper ease lae sema dia ada ssiat seqlora inflora clora"
+)
 
-@pytest.mark.parametrize("method", ["finetune", "isolation", "pearl", "lwf", "seqlora", "inflora"])
+
+@pytest.mark.parametrize("method", STEADY.split())
 @pytest.mark.parametrize("augment", ["crop", "resized_crop"])
 def test_no_step_of_a_steady_phase_waits_for_the_device(method, augment):
-    """As much crosses between host and device in two steps of a phase as in six."""
-    assert crossings(method, augment, 2) == crossings(method, augment, 6)
+    """The host waits as often in two steps of a phase as in six."""
+    few, many = (waits(method, augment, steps) for steps in (2, 6))
+    assert few and few == many
 
 
-def crossings(name: str, augment: str, steps: int) -> list[str]:
+def waits(name: str, augment: str, steps: int) -> list[tuple[str, list[str]]]:
+    """For what, in each steady phase."""
+    found = []
+
+    class Listen(Engine):
+        def train(self, method, task, phase, position, replay):
+            before = len(CROSSED)
+            super().train(method, task, phase, position, replay)
+            if phase.steady:
+                found.append((phase.name, CROSSED[before:]))
+
     settings = config(train={"epochs": 1, "batch_size": 4}, engine={"max_steps": steps, "precision": "fp32"})
-    view = View(settings.images.model_copy(update={"augment": augment}))
     with elsewhere():
-        method = ZOO[name]()
-        augmentation._scale_and_shift.cache_clear()  # it may have crossed before
-        CROSSED.clear()
-        learn_on(ELSEWHERE, method, settings, view)
-    assert CROSSED
-    return [*CROSSED]
+        learn_on(
+            ELSEWHERE, ZOO[name](), settings, View(settings.images.model_copy(update={"augment": augment})), Listen
+        )
+    return found
 
 
 REFUSED = {
@@ -38,14 +51,22 @@ REFUSED = {
     "indices of the host's": lambda there, here: here[there.long()],
     "the host's values put there": lambda there, here: there.index_put_((here.long(),), here),
     "the host's rows chosen": lambda there, here: there.index_select(0, here.long()),
+    "a list of the device's and the host's": lambda there, here: torch.stack([there.sum(), here.sum()]),
+    "the host's sum of the device's": lambda there, here: here.sum().add_(there.sum()),
+    "what has no numbers": lambda there, here: there + there.new([1.0, 2.0, 3.0]),
     "the host's matrix": lambda there, here: torch.nn.functional.linear(there, here[None]),
 }
 
 
 @pytest.mark.parametrize("how", REFUSED)
 def test_what_a_gpu_refuses(how):
-    with elsewhere(), pytest.raises((RuntimeError, TypeError)):
+    with elsewhere(), pytest.raises((RuntimeError, TypeError), match=r"device|host|numpy|generator"):
         REFUSED[how](torch.arange(3.0, device=ELSEWHERE), torch.arange(3.0))
+
+
+def put(into, where, what):
+    into[where] = what
+    return into
 
 
 ALLOWED = {
@@ -55,6 +76,12 @@ ALLOWED = {
     "what was moved back": lambda there, here: (there.cpu() + here).to(there.device),
     "what is read": lambda there, here: torch.tensor(there.tolist(), device=there.device) + there[1].item(),
     "what is copied into it": lambda there, here: there.copy_(here),
+    "a list as indices": lambda there, here: there[[2, 0]],
+    "a list of what is put": lambda there, here: put(there, [2, 0], 5.0),
+    "an array as indices": lambda there, here: there[np.array([2, 0])],
+    "what is made of a list": lambda there, here: torch.as_tensor([1.0, 2.0, 3.0], device=there.device) + there,
+    "what is made of both": lambda there, here: torch.tensor([there[1], 2.0], device=there.device),
+    "what is printed": lambda there, here: there if f"{there[2]:.1f}" == "2.0" else None,
 }
 
 
@@ -65,3 +92,38 @@ def test_what_a_gpu_does(how):
         assert found.device == ELSEWHERE
         found = found.cpu()
     assert torch.equal(found, ALLOWED[how](torch.arange(3.0), torch.arange(3.0)))
+
+
+WAITED_FOR = {
+    "to the host": lambda there, here: there.cpu(),
+    "to the device": lambda there, here: here.to(there),
+    "copied in": lambda there, here: there.copy_(here),
+    "copied out": lambda there, here: here.copy_(there),
+    "a number": lambda there, here: there[0].item(),
+    "numbers": lambda there, here: there.tolist(),
+    "a condition": lambda there, here: bool((there > 1).any()),
+    "indices of the host's": lambda there, here: there[here.long()],
+    "a mask": lambda there, here: there[there > 1],
+    "places": lambda there, here: there.nonzero(),
+    "kinds": lambda there, here: there.unique(),
+}
+
+
+@pytest.mark.parametrize("how", WAITED_FOR)
+def test_what_is_waited_for(how):
+    with elsewhere():
+        there, here = torch.zeros(3, device=ELSEWHERE) + 1, torch.zeros(3)
+        CROSSED.clear()
+        assert (there[1:] * 2 + here[0] - there[there.long()[:2]]).shape == (2,)
+        assert not CROSSED
+        WAITED_FOR[how](there, here)
+        assert CROSSED
+
+
+def test_nothing_is_left_of_it():
+    """Constants that were made elsewhere have numbers, those on a real meta device have none."""
+    view, pixels = View(config().images), torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
+    assert view.test(pixels.to("meta")).is_meta
+    with elsewhere():
+        assert view.test(pixels.to(ELSEWHERE)).cpu().isfinite().all()
+    assert view.test(pixels.to("meta")).is_meta and torch.tensor([1.0]).device.type == "cpu"

@@ -21,6 +21,7 @@ from pearl.settings.sections import PhaseConfig
 from pearl.storage.checkpoint import read_part, write_part
 from pearl.training import engine as engine_of
 from pearl.training.engine import Engine, Observer
+from pearl.training.machine import machine
 from pearl.training.optimizers import Course, learning_rate, make_optimizers
 from pearl.training.replay import Replay
 
@@ -319,7 +320,23 @@ def test_a_moment_that_does_not_fit_is_passed_over(harm, tmp_path):
 def test_float32_is_rounded_only_beside_bfloat16_on_a_gpu(device, precision, inside):
     engine = Engine(config(), device="cpu")
     engine.precision, engine.fabric = precision, SimpleNamespace(device=torch.device(device))
+    before = machine(torch.device("cpu"))
     with pytest.raises(KeyError), engine._tensor_float32():
         assert torch.get_float32_matmul_precision() == inside
         raise KeyError
     assert torch.get_float32_matmul_precision() == "highest"
+    assert machine(torch.device("cpu")) == before
+
+
+@pytest.mark.parametrize("own", ["ieee", "tf32"])
+def test_who_has_set_how_float32_is_rounded_keeps_it(own):
+    engine = Engine(config(), device="cpu")
+    engine.precision, engine.fabric = "bf16", SimpleNamespace(device=torch.device("cuda"))
+    library = torch.backends.cuda.matmul
+    library.fp32_precision = own
+    try:
+        with engine._tensor_float32():
+            assert library.fp32_precision == own
+        assert library.fp32_precision == own
+    finally:
+        library.fp32_precision = "none"

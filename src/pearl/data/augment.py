@@ -20,8 +20,6 @@ Draws = tuple[Tensor, ...]  # one row per image
 class View:
     """Turns raw batches (B, H, W, 3) uint8 into network input (B, 3, size, size) float32, normalised."""
 
-    views = 1  # of each image, in a batch
-
     def __init__(self, images: ImagesConfig, *, channels_last: bool = True) -> None:
         self.images = images
         self.channels_last = channels_last

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from pearl.data.augment import Draws, View
 
-AHEAD = {"cpu": 1, "cuda": 2**24}  # values of network input that are made at a time, in whole batches
+# Values of network input that are made at a time, in whole batches: a GPU would wait for forty small launches of each.
+# Whoever keeps a batch keeps all that was made with it.
+AHEAD = {"cpu": 1, "cuda": 2**24}
 
 
 class Batch(NamedTuple):
@@ -158,14 +160,15 @@ class Task:
         draws = tuple(draw.to(self.device) for draw in self.view.draw(len(labels), (height, width), generator))
         order = order.to(self.device)
         bounds = batch_bounds(len(labels), size)[skip:]
-        # a GPU would wait for forty small launches a batch
-        several = max(1, AHEAD[self.device.type] // (size * 3 * self.view.images.size**2))
-        if self.view.views > 1:
-            several = 1
-        for i in range(0, len(bounds), several):
-            some = bounds[i : i + several]
+        several, done = max(1, AHEAD[self.device.type] // (size * 3 * self.view.images.size**2)), 0
+        while done < len(bounds):
+            some = bounds[done : done + several]
             rows = order[some[0][0] : some[-1][1]]
             made = self.batch(rows, tuple(draw[rows] for draw in draws))
+            if several > 1 and len(made.x) != len(rows):  # several views of each image, in an order of their own
+                several = 1
+                continue
+            done += len(some)
             if several == 1:
                 yield made
             else:

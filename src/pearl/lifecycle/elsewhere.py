@@ -2,7 +2,7 @@
 
 Inside `elsewhere()` a tensor is on the device `ELSEWHERE` or on the host. As on a GPU, an operation on both is an
 error, NumPy sees the host's alone, and a generator of the host draws nothing elsewhere. PyTorch calls the device
-"meta", the one that every build accepts; unlike real meta tensors these have numbers.
+"meta", the one that every build accepts; unlike real meta tensors these have numbers. One thread may do this at a time.
 """
 
 from collections.abc import Iterator
@@ -11,13 +11,14 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pearl.data import batches
+from pearl.data import augment, batches
 from pearl.data.augment import View
 from pearl.data.batches import Task
 from pearl.evaluation.evaluate import Ensemble
@@ -31,9 +32,11 @@ from pearl.training.optimizers import make_optimizers
 
 ELSEWHERE = torch.device("meta")
 ROUNDING = 2e-3  # what a few methods make of the rounding of other kernels
-CROSSED: list[str] = []  # operations that moved numbers between the two: a GPU's host waits for each of them
-_READS = {"_local_scalar_dense", "equal", "is_same_size"}  # what they give is on the host
+CROSSED: list[str] = []  # operations for which a GPU's host waits, since `elsewhere()` was entered
+_READS = {"_local_scalar_dense", "equal"}  # what they give is on the host
+_SIZED = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}  # by numbers that the host reads
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # whose indices may be on the host
+_ALIKE = {"cat", "stack"}  # where even a single number must not be on the host
 
 
 def shows_the_same_on_another_device(make: Make) -> None:
@@ -60,9 +63,11 @@ def _learnt(make: Make, device: torch.device) -> list[Tensor]:
     return [part.cpu() for part in found]
 
 
-def learn_on(device: torch.device, method: Method, settings: RunConfig, view: View | None = None) -> None:
+def learn_on(
+    device: torch.device, method: Method, settings: RunConfig, view: View | None = None, kind: type[Engine] = Engine
+) -> None:
     """Let a method learn two tasks on a device, their images seen as `view` says."""
-    engine = Engine(settings, device="cpu")  # inside `elsewhere()` it is there all the same
+    engine = kind(settings, device="cpu")  # inside `elsewhere()` it is there all the same
     method.to(device)
     for t in range(2):
         task = make_task(t, all_so_far=method.oracle)
@@ -99,13 +104,24 @@ def elsewhere() -> Iterator[None]:
     tensor, autocast = torch.tensor, torch.autocast
 
     def made(data: Any, *, device: Any = None, requires_grad: bool = False, **how: Any) -> Tensor:
-        found = tensor(data, **how)
+        found = tensor(tree_map(lambda x: x.tolist() if isinstance(x, _There) else x, data), **how)
         return (found if device is None else found.to(device)).requires_grad_(requires_grad)
 
+    def as_made(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
+        found = data if isinstance(data, Tensor) else tensor(data)
+        return found.to(device=found.device if device is None else device, dtype=dtype or found.dtype)
+
+    def without(device_type: str, *more: Any, **how: Any) -> Any:
+        return autocast("cpu", *more, **how)
+
+    instead = {"tensor": made, "as_tensor": as_made, "asarray": as_made, "autocast": without}
+    CROSSED.clear()
+    augment._scale_and_shift.cache_clear()
     with ExitStack() as changed, _Elsewhere():
-        changed.enter_context(patch.object(torch, "tensor", made))  # PyTorch's own makes no numbers on "meta" ...
-        there = lambda device_type, *more, **how: autocast("cpu", *more, **how)  # noqa: E731 - ... and has no autocast
-        changed.enter_context(patch.object(torch, "autocast", there))
+        changed.callback(augment._scale_and_shift.cache_clear)  # its constants are of no use to real meta tensors
+        for name, function in instead.items():  # PyTorch's own make no numbers on "meta", and have no autocast for it
+            changed.enter_context(patch.object(torch, name, function))
+        changed.enter_context(patch.object(torch.amp, "autocast", without))
         changed.enter_context(patch.object(torch, "is_autocast_enabled", lambda *_: False))
         changed.enter_context(patch.object(engine_of, "make_fabric", lambda *_, **__: _Fabric()))
         changed.enter_context(patch.dict(batches.AHEAD, {ELSEWHERE.type: 2 * 8 * 3 * 8**2}))
@@ -141,7 +157,18 @@ class _There(Tensor):
         self.here = other.here
 
     def tolist(self) -> Any:
+        CROSSED.append("tolist")
         return self.here.tolist()
+
+    def __format__(self, spec: str) -> str:
+        CROSSED.append("format")
+        return format(self.here, spec)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return super().__getitem__(_indices(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        super().__setitem__(_indices(index), value)
 
     def new_tensor(self, data: Any, **how: Any) -> Tensor:  # type: ignore[override]
         return torch.tensor(data, **dict[str, Any](dtype=self.dtype, device=ELSEWHERE) | how)
@@ -166,7 +193,7 @@ def _done(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     _check(func, name, args, kwargs, there, to)
     numbers = kwargs if target is None else kwargs | {"device": torch.device("cpu")}
     result = func(*tree_map(_here, args), **tree_map(_here, numbers))
-    if (name in _READS and there) or (name == "_to_copy" and to != there):
+    if _waits(name, args, there, to):
         CROSSED.append(name)
     if name == "copy_":
         return args[0]
@@ -180,8 +207,30 @@ def _here(value: Any) -> Any:
     return value.here if isinstance(value, _There) else value
 
 
+def _indices(index: Any) -> Any:
+    """Lists of indices as tensors of the host, since PyTorch would make them on "meta"."""
+    if isinstance(index, tuple):
+        return tuple(map(_indices, index))
+    return torch.tensor(index) if isinstance(index, list | np.ndarray) else index
+
+
+def _waits(name: str, args: Any, there: bool, to: bool) -> bool:
+    """Whether the host waits for the device."""
+    if name == "_to_copy":
+        return to != there
+    if name == "copy_":
+        return isinstance(args[0], _There) != isinstance(args[1], _There)
+    if name in _INDEXED:
+        chosen = [index for index in args[1] if index is not None]
+        return there and any(not isinstance(index, _There) or index.dtype == torch.bool for index in chosen)
+    return there and name in _READS | _SIZED
+
+
 def _check(func: Any, name: str, args: Any, kwargs: dict[str, Any], there: bool, to: bool) -> None:
     """Raise RuntimeError for what a GPU refuses."""
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    if any(x.device == ELSEWHERE and not isinstance(x, _There) for x in tensors):
+        raise RuntimeError(f"{func}: a tensor that was made on this pretended device in a way that it does not know")
     if kwargs.get("generator") is not None and (there or to):
         raise RuntimeError(f"{func}: a generator of the host draws on another device")
     if not there or name in {"_to_copy", "copy_"}:
@@ -191,6 +240,9 @@ def _check(func: Any, name: str, args: Any, kwargs: dict[str, Any], there: bool,
         if not isinstance(args[0], _There):
             raise RuntimeError(f"{func}: indices on another device than the host's tensor that they are of")
         mixed = (args[0], *args[2:])
-    shapes = [tuple(x.shape) for x in tree_leaves(mixed) if isinstance(x, Tensor) and not isinstance(x, _There)]
-    if any(shapes):  # a number may come from the host
+    hosts = [x for x in tree_leaves(mixed) if isinstance(x, Tensor) and not isinstance(x, _There)]
+    if hosts and func._schema.is_mutable and args[0] is hosts[0]:
+        raise RuntimeError(f"{func}: a tensor on the host is changed by one on another device")
+    if any(x.ndim or name in _ALIKE for x in hosts):  # elsewhere a number may come from the host
+        shapes = [tuple(x.shape) for x in hosts]
         raise RuntimeError(f"{func}: some of its tensors are on another device, but those of {shapes} on the host")

@@ -182,6 +182,6 @@ class EngineConfig(Section):
     max_steps: Annotated[int, Field(ge=1)] | None = None
     """Most steps of a phase; `--smoke` sets 1."""
     cuda_graphs: bool = False
-    """Record training steps on a GPU and replay them, small batches 3 to 4 times as fast; losses and run names stay."""
+    """Record training steps on a GPU and replay them, 3 to 4 times as fast for small batches. Losses are the same."""
     reuse: Annotated[bool, Born(True)] = True
     """Whether a run takes phases that another one has trained, bit for bit the same, and keeps its own for others."""

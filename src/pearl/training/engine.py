@@ -208,19 +208,24 @@ class Engine:
 
     @contextmanager
     def _tensor_float32(self) -> Iterator[None]:
-        """Of bfloat16 on a GPU: products left in float32, as those of updates are, may be rounded to TensorFloat-32.
+        """With bfloat16 on a GPU, round products that are left in float32, such as merged updates, to TensorFloat-32.
 
-        That is eight times as fine as the bfloat16 that a merged weight is cast to, and saves a seventh of a step.
+        That is eight times as fine as the bfloat16 that a merged weight is cast to, and saves a seventh of a step. Who
+        has set anything about it keeps what was set.
         """
-        if self.fabric.device.type != "cuda" or self.precision != "bf16":
+        backends: Any = torch.backends
+        libraries = (backends.cuda.matmul, backends.mkldnn.matmul)  # PyTorch's switch is one for both
+        before = [library.fp32_precision for library in libraries]
+        if self.fabric.device.type != "cuda" or self.precision != "bf16" or before != ["none", "none"]:
             yield
             return
-        before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")
         try:
             yield
         finally:
-            torch.set_float32_matmul_precision(before)
+            torch.set_float32_matmul_precision("highest")
+            for library in libraries:
+                library.fp32_precision = "none"
 
     def _note(self, task: Task) -> Callable[[str], None]:
         return lambda text: self.observer.event("note", task=task.id, text=text)

@@ -1,4 +1,4 @@
-"""Training a low-rank update beside its convolution instead of inside its weight.
+"""Training a low-rank update beside its convolution instead of inside its weight, on a CPU.
 
 Merged, an update gets its gradient through the whole weight's, which is a third of the work of a convolution's step and
 then thrown away. Two thin convolutions of the same input are the same update, and need none.
