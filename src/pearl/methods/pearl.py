@@ -253,7 +253,7 @@ class Pearl(SubNetworks):
         return functional_call(self.backbone, self.weights(t), (x,))
 
     def _in_training(self, t: int) -> Network:
-        """Task t's sub-network as it is trained: the same function, on a CPU thin updates of convolutions not merged."""
+        """Task t's sub-network as it is trained: the same function, on a CPU with thin updates beside layers."""
         thin: dict[Target, Beside] = {}
         for target in self.targets if self.fast else ():
             layer = target.parameter.removesuffix(".weight")
