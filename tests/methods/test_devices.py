@@ -10,13 +10,12 @@ from pearl.lifecycle.small import config
 from pearl.training.engine import Engine
 from zoo import ZOO
 
-STEADY = (
+STEADY = "finetune joint isolation pearl lwf pnn ssre ncm aper ease lae sema dia ada ssiat seqlora inflora".split()
     "finetune joint isolation pearl lwf ewc pnn pass ssre ncm aper ease lae sema dia ada ssiat seqlora inflora clora"
 )
 
 
-@pytest.mark.parametrize("method", STEADY.split())
-@pytest.mark.parametrize("augment", ["crop", "resized_crop"])
+@pytest.mark.parametrize(("method", "augment"), [("pearl", "resized_crop"), *((method, "crop") for method in STEADY)])
 def test_no_step_of_a_steady_phase_waits_for_the_device(method, augment):
     """The host waits as often in two steps of a phase as in six."""
     few, many = (waits(method, augment, steps) for steps in (2, 6))
