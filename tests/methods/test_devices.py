@@ -11,8 +11,6 @@ from pearl.training.engine import Engine
 from zoo import ZOO
 
 STEADY = "finetune joint isolation pearl lwf pnn ssre ncm aper ease lae sema dia ada ssiat seqlora inflora".split()
-    "finetune joint isolation pearl lwf ewc pnn pass ssre ncm aper ease lae sema dia ada ssiat seqlora inflora clora"
-)
 
 
 @pytest.mark.parametrize(("method", "augment"), [("pearl", "resized_crop"), *((method, "crop") for method in STEADY)])
