@@ -10,7 +10,25 @@ from pearl.lifecycle.small import config
 from pearl.training.engine import Engine
 from zoo import ZOO
 
-STEADY = "finetune joint isolation pearl lwf pnn ssre ncm aper ease lae sema dia ada ssiat seqlora inflora".split()
+STEADY = [
+    "finetune",
+    "joint",
+    "isolation",
+    "pearl",
+    "lwf",
+    "pnn",
+    "ssre",
+    "ncm",
+    "aper",
+    "ease",
+    "lae",
+    "sema",
+    "dia",
+    "ada",
+    "ssiat",
+    "seqlora",
+    "inflora",
+]
 
 
 @pytest.mark.parametrize(("method", "augment"), [("pearl", "resized_crop"), *((method, "crop") for method in STEADY)])
