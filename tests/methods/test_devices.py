@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from pearl.data.augment import View
 from pearl.lifecycle.elsewhere import CROSSED, ELSEWHERE, elsewhere, learn_on
@@ -107,6 +108,46 @@ def test_what_a_gpu_does(how):
         assert found.device == ELSEWHERE
         found = found.cpu()
     assert torch.equal(found, ALLOWED[how](torch.arange(3.0), torch.arange(3.0)))
+
+
+def gradient_of(module):
+    """What a module of a method's gives, and passes back, for images of the same random numbers."""
+
+    def found(device):
+        x = torch.randn(4, 3, 8).to(device).requires_grad_()
+        made = module().to(device)(x)
+        made = made[0] if isinstance(made, tuple) else made
+        made.square().sum().backward()
+        return torch.cat([made.detach().flatten(), x.grad.flatten()])
+
+    return found
+
+
+USED = {
+    "a recurrent network": gradient_of(lambda: nn.GRU(8, 5, batch_first=True)),
+    "a transformer": gradient_of(lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)),
+    "weight normalisation": gradient_of(lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))),
+    "an embedding": lambda device: nn.Embedding(5, 3).to(device)(torch.tensor([1, 2], device=device)).detach(),
+    "a distribution": lambda device: torch.distributions.MultivariateNormal(
+        torch.zeros(3, device=device), torch.eye(3, device=device)
+    ).sample((4,)),
+    "a decomposition": lambda device: torch.linalg.svd(torch.randn(3, 4).to(device)).S,
+    "a function's gradient": lambda device: torch.func.grad(lambda x: (x**3).sum())(torch.randn(3).to(device)),
+    "a function of each row": lambda device: torch.func.vmap(lambda x: x * x.sum())(torch.randn(3, 2).to(device)),
+    "the largest": lambda device: torch.randn(9).to(device).topk(3).values,
+    "a mean that follows": lambda device: (
+        torch.randn(3).to(device).mul_(0.9).add_(torch.randn(3).to(device), alpha=0.1)
+    ),
+}
+
+
+@pytest.mark.parametrize("how", USED)
+def test_what_methods_are_made_of(how):
+    with elsewhere():
+        torch.manual_seed(0)
+        there = USED[how](ELSEWHERE).cpu()
+    torch.manual_seed(0)
+    torch.testing.assert_close(there, USED[how](torch.device("cpu")))
 
 
 WAITED_FOR = {
