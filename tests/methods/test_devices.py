@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pearl.data.augment import View
-from pearl.lifecycle.elsewhere import CROSSED, ELSEWHERE, elsewhere, learn_on
+from pearl.lifecycle.elsewhere import CROSSED, ELSEWHERE, elsewhere, learn_two
 from pearl.lifecycle.small import config
 from pearl.training.engine import Engine
 from zoo import ZOO
@@ -51,10 +51,9 @@ def waits(name: str, augment: str, steps: int) -> list[tuple[str, list[str]]]:
                 found.append((phase.name, CROSSED[before:]))
 
     settings = config(train={"epochs": 1, "batch_size": 4}, engine={"max_steps": steps, "precision": "fp32"})
+    view = View(settings.images.model_copy(update={"augment": augment}))
     with elsewhere():
-        learn_on(
-            ELSEWHERE, ZOO[name](), settings, View(settings.images.model_copy(update={"augment": augment})), Listen
-        )
+        learn_two(ZOO[name](), Listen(settings, device="cpu"), view)
     return found
 
 

@@ -20,12 +20,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pearl.data import augment, batches
 from pearl.data.augment import View
-from pearl.data.batches import Task
 from pearl.evaluation.evaluate import Ensemble
-from pearl.lifecycle.small import Make, config, images, make_task
+from pearl.lifecycle.small import Make, config, images, learn
 from pearl.methods.base import Method
 from pearl.nn.fast import stacking
-from pearl.settings.config import RunConfig
 from pearl.training import engine as engine_of
 from pearl.training.engine import Engine
 from pearl.training.optimizers import make_optimizers
@@ -42,38 +40,30 @@ _ALIKE = {"cat", "stack"}  # where even a single number must not be on the host
 def shows_the_same_on_another_device(make: Make) -> None:
     """Trained and asked on another device a method leaves nothing behind on the host, and says what it says there."""
     with elsewhere():
-        there = _learnt(make, ELSEWHERE)
-    for ours, its in zip(there, _learnt(make, torch.device("cpu")), strict=True):
+        there = _learnt(make)
+    for ours, its in zip(there, _learnt(make), strict=True):
         assert_close(ours, its, rtol=ROUNDING, atol=ROUNDING)
 
 
-def _learnt(make: Make, device: torch.device) -> list[Tensor]:
+def _learnt(make: Make) -> list[Tensor]:
     """What a method says of some images after two tasks, and how familiar they are to it; on the host."""
     method = make()
     method.fast = False
     unfused = partial(make_optimizers, device=ELSEWHERE)  # as there are no fused ones elsewhere
     with patch.object(engine_of, "make_optimizers", lambda settings, groups, *_, **__: unfused(settings, groups)):
-        learn_on(device, method, config(train={"epochs": 1, "batch_size": 8}))
+        learn_two(method, Engine(config(train={"epochs": 1, "batch_size": 8}), device="cpu"))
     method.fast = True  # of a ViT all sub-networks are asked at once
     with torch.no_grad():
-        ensemble, x = Ensemble(method), images().to(device)
+        ensemble, x = Ensemble(method), images().to(method.device)
         found = [ensemble(x), ensemble(x, 0), *(ensemble.judge(x) if ensemble.judge else ())]
     if not all(type(part) is type(x) for part in found):
         raise AssertionError("an answer is not on the device of the images")
     return [part.cpu() for part in found]
 
 
-def learn_on(
-    device: torch.device, method: Method, settings: RunConfig, view: View | None = None, kind: type[Engine] = Engine
-) -> None:
-    """Let a method learn two tasks on a device, their images seen as `view` says."""
-    engine = kind(settings, device="cpu")  # inside `elsewhere()` it is there all the same
-    method.to(device)
-    for t in range(2):
-        task = make_task(t, all_so_far=method.oracle)
-        place = task.id, task.name, task.classes, task.first_class
-        pixels, labels = task.images.numpy(), task.labels.numpy()
-        engine.learn(method, Task(*place, pixels, labels, view or task.view, device))
+def learn_two(method: Method, engine: Engine, view: View | None = None) -> None:
+    """Let a method learn two tasks where the engine is, their images seen as `view` says."""
+    learn(engine.place(method), range(2), engine, view=view, device=engine.fabric.device)
 
 
 class _Fabric:
@@ -108,7 +98,7 @@ def elsewhere() -> Iterator[None]:
         return (found if device is None else found.to(device)).requires_grad_(requires_grad)
 
     def as_made(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
-        found = data if isinstance(data, Tensor) else tensor(data)
+        found = data if isinstance(data, Tensor) else made(data)
         return found.to(device=found.device if device is None else device, dtype=dtype or found.dtype)
 
     def without(device_type: str, *more: Any, **how: Any) -> Any:

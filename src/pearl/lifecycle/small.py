@@ -54,7 +54,14 @@ def config(**changes: object) -> RunConfig:
 
 
 def make_task(
-    index: int, per_class: int = 12, classes: int = CLASSES, *, extra: int = 0, all_so_far: bool = False
+    index: int,
+    per_class: int = 12,
+    classes: int = CLASSES,
+    *,
+    extra: int = 0,
+    all_so_far: bool = False,
+    view: View | None = None,
+    device: torch.device | None = None,
 ) -> Task:
     """Random images, of the last class `extra` more; for an oracle those of all tasks so far."""
     images, labels = [], []
@@ -64,12 +71,12 @@ def make_task(
         labels.append(np.append(own, own[-1:].repeat(extra)))
         images.append(rng.integers(0, 256, (len(labels[-1]), SIZE, SIZE, 3), dtype=np.uint8))
     names = tuple(f"class {index * classes + c}" for c in range(classes))
-    pixels, view = np.concatenate(images), View(config().images, channels_last=False)
-    own = np.concatenate(labels)
-    return Task(index, f"task{index + 1}", names, index * classes, pixels, own, view, torch.device("cpu"))
+    pixels, own = np.concatenate(images), np.concatenate(labels)
+    view, device = view or View(config().images, channels_last=False), device or torch.device("cpu")
+    return Task(index, f"task{index + 1}", names, index * classes, pixels, own, view, device)
 
 
-def learn(method: Method, tasks: range, engine: Engine | None = None, **shape: int) -> list[Task]:
+def learn(method: Method, tasks: range, engine: Engine | None = None, **shape: Any) -> list[Task]:
     """Let a method learn tasks of a `shape` (see `make_task`), and give them back, closed."""
     engine = engine or Engine(config(), device="cpu")
     done = []

@@ -213,10 +213,12 @@ class Engine:
         That is eight times as fine as the bfloat16 that a merged weight is cast to, and saves a seventh of a step. Who
         has set anything about it keeps what was set.
         """
+        if self.fabric.device.type != "cuda" or self.precision != "bf16":
+            yield
+            return
         backends: Any = torch.backends
         libraries = (backends.cuda.matmul, backends.mkldnn.matmul)  # PyTorch's switch is one for both
-        before = [library.fp32_precision for library in libraries]
-        if self.fabric.device.type != "cuda" or self.precision != "bf16" or before != ["none", "none"]:
+        if any(library.fp32_precision != "none" for library in libraries):
             yield
             return
         torch.set_float32_matmul_precision("high")
