@@ -231,6 +231,14 @@ def test_a_cpu_without_bfloat16_is_one_line(monkeypatch):
     assert Engine(config(engine={"precision": "auto"}), device="cpu").precision == "fp32"
 
 
+@pytest.mark.parametrize(("seconds", "chosen"), [(1.0, "bf16"), (0.5, "bf16"), (1.9, "fp32")])
+def test_a_cpu_takes_bfloat16_only_if_it_is_faster(seconds, chosen, monkeypatch):
+    monkeypatch.setattr(engine_of, "computes_bf16", lambda device: True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True}, raising=False)
+    monkeypatch.setattr(engine_of, "_product_seconds", lambda dtype: seconds if dtype == torch.bfloat16 else 1.5)
+    assert Engine(config(engine={"precision": "auto"}), device="cpu").precision == chosen
+
+
 def test_frozen_rank_rule_equals_fixed_rank():
     """PEARL whose rule always answers r is fixed rank, whatever the probe does."""
 
