@@ -6,8 +6,8 @@ COMMA := ,
 
 .PHONY: demo test check lint wheel docs bench clean
 
-demo: $(VENV)/installed  ## install, then learn scikit-learn's digits as 5 tasks of 2 classes
-	$(BIN)/pearl run digits
+demo: $(VENV)/installed  ## install, then learn scikit-learn's digits as 5 tasks of 2 classes, with both classifiers
+	$(BIN)/pearl sweep digits method.classifier.name=[heads,chain] --seeds 1
 
 test: $(VENV)/installed-test  ## install what tests need, then run them
 	$(BIN)/python -m pytest

@@ -1,4 +1,4 @@
-"""The tables of speed in README.md (a few) and docs/performance.md (all), from what `make bench` has found.
+"""Write the table of speed in docs/performance.md from the figures that `make bench` measured.
 
 python benchmarks/speed/table.py
 """
@@ -10,20 +10,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "speed"
-README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "performance.md"
+PERFORMANCE = ROOT / "docs" / "performance.md"
 START, END = "<!-- speed: written by benchmarks/speed/table.py -->\n", "<!-- end of speed -->"
 MACHINES = ("training", "training_float32")  # each may be of another one
-IN_README = (  # beginnings of what a reader asks first
-    "training, resnet18: engine / DataLoader",
-    "adapt, resnet18: engine / bare",
-    "adapt, bsc: engine / bare",
-    "adapt, deit_tiny_patch16_224: engine / bare",
-    "choosing ranks / training",
-    "2 sub-networks, resnet18, test sets of 512 in float32",
-    "5 sub-networks, resnet18, test sets of 256: ours",
-    "20 tasks by statistics in 3 sub-networks, resnet18, 1 image",
-    "`pearl --help`",
-)
 STEPS = {"probe": 5 * 38, "adapt": 12 * 38}  # of a task in the recipe cpu-cifar20-resnet18
 
 
@@ -168,21 +157,15 @@ def size() -> Iterator[tuple[str, str, str]]:
 PARTS = (training, training_float32, ranks, allocator, inference, chain, reuse, footprint, scale, size)
 
 
-def pages() -> Iterator[tuple[Path, str]]:
-    """The two pages with the tables between their marks."""
-    found = [line for part in PARTS for line in part()]
+def page() -> str:
+    """Return the page with a new table between its marks."""
+    lines = [f"| {' | '.join(line)} |" for part in PARTS for line in part()]
     torch, other = (json.loads((RESULTS / f"{name}.json").read_text())["machine"]["torch"] for name in MACHINES)
-    how = "Medians (lowest to highest) in turns, on one thread"
-    few = [line for line in found if line[0].startswith(IN_README)]
-    for file, lines, which in (
-        (README, few, f"{how}."),
-        (PERFORMANCE, found, f"{how}; torch {torch}, in rows of float32 with AVX2 {other}."),
-    ):
-        table = ["| | measured | goal |", "|---|---|---|", *(f"| {' | '.join(line)} |" for line in lines), "", which]
-        before, _, rest = file.read_text(encoding="utf-8").partition(START)
-        yield file, before + START + "\n".join(table) + "\n" + END + rest.partition(END)[2]
+    note = f"Medians (lowest to highest) in turns, on one thread; torch {torch}, in rows of float32 with AVX2 {other}."
+    table = ["| | measured | goal |", "|---|---|---|", *lines, "", note]
+    before, _, rest = PERFORMANCE.read_text(encoding="utf-8").partition(START)
+    return before + START + "\n".join(table) + "\n" + END + rest.partition(END)[2]
 
 
 if __name__ == "__main__":
-    for page, text in pages():
-        page.write_text(text, encoding="utf-8")
+    PERFORMANCE.write_text(page(), encoding="utf-8")
