@@ -30,7 +30,7 @@ class Room(NamedTuple):
 ROOMS = {
     room.name: room
     for room in (
-        Room("ground", light=True),  # errors.py, version.py, moved.py
+        Room("ground", light=True),  # errors.py, version.py
         Room("settings", light=True),
         Room("storage", light=True, but=("checkpoint",), apart=("settings",)),
         Room("data"),
@@ -47,11 +47,16 @@ ROOMS = {
         Room("front", light=True, but=("objects",)),  # __init__.py, __main__.py, objects.py
     )
 }
-GROUND, FRONT = {"errors", "version", "moved"}, {"__init__", "__main__", "objects"}
-PLAIN = {"numpy", "pydantic", "yaml"}  # all that the ground and the settings may have beside the standard library
+GROUND, FRONT = {"errors", "version"}, {"__init__", "__main__", "objects"}
+PLAIN = {
+    "numpy",
+    "pydantic",
+    "regex",
+    "yaml",
+}  # what ground and settings may import beside the standard library
 TORCH = {"torch", "torchvision", "timm", "lightning_fabric", "safetensors"}
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-BY_NAME = {"settings.registry", "moved"}  # who imports by name
+BY_NAME = {"settings.registry"}  # who imports by name
 
 Source = Mapping[str, str]
 

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pearl import moved
 from pearl.errors import PearlError, typed
 from pearl.version import __version__
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from pearl.tables.values import Filled
 
 __all__ = ["PearlError", "__version__", "learn", "load", "methods", "recipes", "run", "show", "table"]
-
-moved.install()
 
 
 @typed

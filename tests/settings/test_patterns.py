@@ -1,4 +1,4 @@
-"""Regular expressions of users: those that would take hours are refused before they are held against anything."""
+"""Regular expressions of users: a search that would take hours is stopped."""
 
 import re
 import time
@@ -27,26 +27,18 @@ NAMES = [f"blocks.{i}.{part}.weight" for i in range(12) for part in ("attn.qkv",
 )
 def test_patterns_that_people_write(text):
     pattern, plain = compiled(text, "method.targets"), re.compile(text)
-    assert [bool(pattern.search(name)) for name in NAMES] == [bool(plain.search(name)) for name in NAMES]
+    assert [pattern.search(name) for name in NAMES] == [bool(plain.search(name)) for name in NAMES]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["(a+)+$", "(.*)*x", r"(\w+\.?)+!", "((a|aa)+)+$", ".*" * 12 + "!", "(a|aa){30}", "(?:a?){40}", "(?=(b+)+)x"],
-)
-def test_patterns_without_end(text):
-    with pytest.raises(ConfigError, match=r"^method\.targets=.*may take hours; leave out repeats in repeats"):
-        compiled(text, "method.targets")
+@pytest.mark.parametrize("method", ["search", "fullmatch"])
+def test_a_pattern_that_would_take_hours_ends_soon(method):
+    pattern, started = compiled("((a|aa)+)+$", "method.targets"), time.process_time()
+    with pytest.raises(ConfigError, match=r"^method\.targets=.*takes too long on 'a+c'; leave out repeats inside"):
+        getattr(pattern, method)("a" * 64 + "c")
+    assert time.process_time() - started < 10
 
 
-def test_the_worst_that_is_let_through_is_a_blink():
-    pattern = compiled(".*.*.*!", "method.targets")
-    started = time.process_time()
-    assert not any(pattern.search("a" * 64) for _ in range(10))
-    assert time.process_time() - started < 5
-
-
-@pytest.mark.parametrize("text", ["(", "[", "*", "(?P<a", "a{5000000000}", "(" * 3000 + ")" * 3000, "(?<=.*)x"])
-def test_what_is_none(text):
+@pytest.mark.parametrize("text", ["(", "[", "*", "(?P<a", "a{5000000000}", "(" * 3000 + ")" * 3000])
+def test_an_invalid_pattern_is_refused(text):
     with pytest.raises(ConfigError, match="not a valid regular expression"):
         compiled(text, "method.stages")
