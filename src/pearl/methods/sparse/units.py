@@ -60,13 +60,15 @@ class Units:
     def _walk(self, modules: dict[str, nn.Module], nodes: Iterable[fx.Node]) -> None:
         streams: dict[object, Tensor] = {}  # by node, the unit of each channel
         for node in nodes:
-            before = streams.get(node.args[0]) if node.args else None
+            before = streams.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
             if node.op == "placeholder":
                 streams[node] = self._new(3, 0)
             elif node.op == "output":
                 self.out = streams[node.args[0]]
             elif node.target in SUMS and all(part in streams for part in node.args):
                 streams[node] = self._tied(*(streams[part] for part in node.args))
+            elif node.target is torch.cat and node.args[1:] == (1,) and all(part in streams for part in node.args[0]):
+                streams[node] = torch.cat([streams[part] for part in node.args[0]])
             elif before is None:
                 raise _not_followed(f"{node.op} {node.target}")
             elif node.op == "call_module":
