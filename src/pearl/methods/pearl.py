@@ -18,7 +18,7 @@ from torch.func import functional_call
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Network, Phase, own_loss, whole
-from pearl.methods.common.allocation import allocate
+from pearl.methods.common.allocation import allocate, allocates, probed_images, probes, updated_images
 from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.probes import TargetProbe, step_down, with_tensors
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
@@ -32,6 +32,7 @@ from pearl.nn.inner import WithInner
 from pearl.nn.lowrank import Fold, Init, Target
 from pearl.nn.rank_rules import Choice, FixedRule, PaperRule, RankRule
 from pearl.settings.born import Born
+from pearl.settings.declared import Phases, PhaseSpec
 from pearl.settings.parts import CLASSIFIERS, RANK_RULES
 
 
@@ -61,7 +62,12 @@ class Pearl(SubNetworks):
     """
 
     own_classes = True
-    phases: tuple[str, ...] = ("reference", "probe", "allocate", "adapt")
+    phases: Phases = (
+        PhaseSpec("reference", "reference"),
+        PhaseSpec("probe", "adapted", probed_images, when=probes),
+        PhaseSpec("allocate", "adapted", partial(updated_images, "allocate"), when=allocates, added_later=True),
+        PhaseSpec("adapt", "adapted", partial(updated_images, "adapt")),
+    )
 
     def __init__(
         self,
@@ -81,7 +87,6 @@ class Pearl(SubNetworks):
         probe_distance: Annotated[float, Field(gt=0, lt=1), Born(0.8)] = 0.8,
     ) -> None:
         super().__init__(backbone, classifier)
-        self.phases = tuple(name for name in self.phases if name != "allocate" or _allocates(rank))
         self.targets = lowrank.select_targets(backbone, targets)
         self.norms, self.norm_statistics = lowrank.task_norms(backbone)
         if lora_bias:
@@ -326,12 +331,6 @@ class Pearl(SubNetworks):
         """By which B A of so many ranks is multiplied."""
         return 2.0 if self.alpha == "2r" else self.alpha / max(rank, 1)
 
-    @classmethod
-    def unused(cls, options: Mapping[str, Any]) -> Collection[str]:
-        """See `Method.unused`."""
-        rank = options.get("rank")  # a class that derives from this one may choose it itself
-        return () if rank and _allocates(RANK_RULES.build(rank)) else ("allocate",)
-
     # --------------------------------------------------------------------------------------------------- records
 
     def notes(self, task: Task) -> list[str]:
@@ -365,11 +364,6 @@ class Pearl(SubNetworks):
                 for target, threshold in zip(self.low_rank, self.statistics[f"{task}.threshold"].tolist(), strict=True)
             ],
         }
-
-
-def _allocates(rule: RankRule) -> bool:
-    """Whether ranks are found in a phase of their own."""
-    return isinstance(rule, DynamicRule) and rule.then == "restart"
 
 
 def _bias_of(target: Target) -> str:
