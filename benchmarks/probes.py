@@ -43,6 +43,7 @@ PROBES = {
     "full, 2 epochs": ["train.phases.probe.epochs=2"],
     "full, half of the images": ["method.probe_images=0.5"],
     "full, a fifth of the images": ["method.probe_images=0.2"],
+    "targets": ["method.probe=targets"],
     "rank 8": ["method.probe=lora", "method.probe_rank=8"],
     "rank 32": ["method.probe=lora", "method.probe_rank=32"],
     "Adam's step, .7": ["method.probe=adam", "method.probe_distance=0.7"],

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pearl.data import Batch, Task
-from pearl.methods import Method, Phase
+from pearl.methods import Method, Phase, PhaseSpec
 
 
 class SlowBackbone(Method):
     """Cross-entropy over all classes seen; after the first task the backbone makes a share of each step."""
 
-    phases = ("first", "later")
+    phases = (PhaseSpec("first", "first"), PhaseSpec("later", "later"))  # in which tasks each of them comes
 
     def __init__(self, backbone: nn.Module, *, share: float = 0.1) -> None:
         super().__init__(backbone)

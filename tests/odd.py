@@ -10,6 +10,7 @@ from pearl.lifecycle.small import small_resnet
 from pearl.methods import ClassStatistics, Memory, Method, Phase
 from pearl.methods.bounds.finetune import Finetune
 from pearl.nn import TaskTensors
+from pearl.settings.declared import PhaseSpec
 
 
 class Ramp(Finetune):
@@ -38,7 +39,7 @@ class Ramp(Finetune):
 class Choosy(Finetune):
     """Trains until images that it held out say that it got no better: nobody knows before how many phases there are."""
 
-    phases = ("more",)
+    phases = (PhaseSpec("more", images=lambda task: task.kept(0.25), at_least=True),)
 
     def __init__(self, backbone):
         super().__init__(backbone)
@@ -66,8 +67,7 @@ class Choosy(Finetune):
 class Groups(Finetune):
     """Two groups of parameters."""
 
-    phases = ("groups",)
-    groups = {"groups": ("body", "head")}  # noqa: RUF012
+    phases = (PhaseSpec("groups", groups=("body", "head")),)
 
     def learn(self, task):
         self.heads.requires_grad_(False)
@@ -125,7 +125,10 @@ class Draws:
 class Align(Finetune):
     """Trains the network on images, then its heads on features drawn for all classes seen."""
 
-    phases = ("images", "draws")
+    phases = (
+        "images",
+        PhaseSpec("draws", images=lambda task: 10 * (task.earlier_classes + task.classes), features_only=True),
+    )
 
     def __init__(self, backbone):
         super().__init__(backbone)

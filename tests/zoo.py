@@ -124,6 +124,7 @@ ZOO = {
     "pearl, codyra": lambda: Pearl(small_vit(), rank=CodyraRule(start=4)),
     "pearl, dylora": lambda: Pearl(small_vit(), rank=DyloraRule(start=3, hold_out=0.3)),
     "pearl, probe of low rank": lambda: Pearl(small_vit(), probe="lora", probe_rank=3, probe_images=0.7),
+    "pearl, probe of the targets": lambda: Pearl(small_vit(), probe="targets"),
     "pearl, a probe's one step": lambda: Pearl(small_vit(), probe="adam"),
     "pearl, from the SVD": lambda: Pearl(small_resnet(), init="svd"),
     "pearl, chain": lambda: Pearl(small_resnet(), classifier=Chain(spaces=2)),

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from pearl.lifecycle.conformance import Watch
-from pearl.lifecycle.small import learn, make_task, small_resnet, small_vit
+from pearl.lifecycle.small import config, learn, make_task, small_resnet, small_vit
 from pearl.methods.common import probes
 from pearl.methods.common.probes import distance_to, step_down
 from pearl.methods.pearl import Pearl
 from pearl.nn.growing import Classifier
 from pearl.nn.rank_rules import PaperRule
+from pearl.training.engine import Engine
+from zoo import separable
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
@@ -74,6 +76,7 @@ class Noting(Watch):
     [
         ({}, 24, lambda net, norms: net),
         ({"probe_images": 0.5}, 12, lambda net, norms: net),
+        ({"probe": "targets"}, 24, lambda net, norms: 3 * 16 * 16),
         ({"probe": "lora", "probe_rank": 2}, 24, lambda net, norms: 2 * 3 * 32),
         ({"probe": "gradients", "probe_images": 0.25}, 6, lambda net, norms: 0),
     ],
@@ -85,6 +88,25 @@ def test_what_a_probe_trains(options, images, trained):
     assert engine.seen[0] == ("probe", images, trained(whole, 0) + 16 * 2 + 2)
     assert [name for name, *_ in engine.seen] == ["probe", "adapt"] and engine.seen[1][1] == 24
     assert not engine.wrong
+
+
+@pytest.mark.parametrize("network", [small_vit, separable])
+def test_a_probe_of_the_targets_moves_nothing_else(network, monkeypatch):
+    """With momentum and weight decay, which would move other rows of a fused weight that the optimizer held."""
+    method, probed = Pearl(network(), probe="targets", reference="given"), []
+    choose = Pearl.choose_ranks
+    monkeypatch.setattr(Pearl, "choose_ranks", lambda self, probe: probed.append(probe) or choose(self, probe))
+    settings = {"epochs": 2, "batch_size": 8, "optimizer": "adamw", "weight_decay": 0.5}
+    learn(method, range(1), Engine(config(train=settings), device="cpu"))
+    before, after = dict(method.backbone.named_parameters()), dict(probed[0].named_parameters())
+    for name, weight in before.items():
+        moved = after[name] != weight
+        for target in (t for t in method.targets if t.parameter == name):
+            assert target.read({name: moved}).any()
+            target.read({name: moved}).fill_(False)
+        assert not moved.any(), name
+    layers = {label: method.rank.choose(*pair).rank for label, pair in method._layers(probed[0]).items()}
+    assert layers == {layer["layer"]: layer["rank"] for layer in method.facts(0)["layers"]}
 
 
 def test_a_probe_of_low_rank_is_what_its_updates_make_of_the_network(monkeypatch):

@@ -214,8 +214,14 @@ def test_channels_of_a_residual_stream_are_one_unit():
         layers["conv1"].makes, layers["layer1.1.conv2"].makes
     )
     assert not set(layers["layer2.0.conv1"].makes.tolist()) & set(stream.tolist())
-    grouped = Units(bsc(SIZE, width=4)).layers["layer1.0.downsample.0"]
+    grouped = Units(torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.Conv2d(4, 8, 3, groups=4))).layers["1"]
     assert torch.equal(grouped.reads[:, 0], grouped.inputs.repeat_interleave(2)), "a group reads a channel"
+
+
+def test_channels_that_a_shortcut_repeats_are_one_unit():
+    layers = Units(bsc(SIZE, width=4)).layers
+    first, second = (layers[f"layer{stage}.1.conv2.depthwise"].makes for stage in (1, 2))
+    assert torch.equal(second, first.repeat(2))
 
 
 class Shifted(torch.nn.Module):

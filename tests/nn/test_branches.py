@@ -8,6 +8,7 @@ from torch import nn
 from torch.func import functional_call
 
 from pearl.nn.branches import SideBranches, absorb_norms, wide_convs
+from pearl.nn.fast.folding import norms_after_convs
 
 CONVS = [
     nn.Conv2d(4, 6, 3, padding=1, bias=False, dtype=torch.float64),
@@ -41,7 +42,7 @@ def test_branches_stand_beside_the_3x3_convolutions_of_the_blocks():
     blocks = [f"layer{stage}.{block}.conv{number}" for stage in range(1, 5) for block in range(2) for number in (1, 2)]
     assert list(wide_convs(net("resnet"))) == blocks
     wide = wide_convs(net("bsc"))
-    assert len(wide) == 15 and all(conv.groups > 1 for conv in wide.values()) and "conv1.depthwise" not in wide
+    assert len(wide) == 12 and all(conv.groups > 1 for conv in wide.values()) and "conv1.depthwise" not in wide
     odd = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 2, padding=1), nn.Conv2d(4, 4, 1))
     assert wide_convs(odd) == {}, "unpadded or of an even size, a centre sees other pixels"
 
@@ -55,7 +56,9 @@ def test_a_norm_keeps_a_shift_alone(name):
         expected = made(x)
         absorb_norms(made)
         torch.testing.assert_close(made(x), expected, rtol=1e-12, atol=1e-12)
-        for norm in (module for module in made.modules() if isinstance(module, nn.BatchNorm2d)):
+        followed = norms_after_convs(made)
+        assert len(followed) == {"resnet": 20, "bsc": 13}[name]
+        for norm in map(made.get_submodule, followed):
             probe = torch.randn(2, norm.num_features, 3, 3, dtype=torch.float64)
             shifted = probe - norm.running_mean[:, None, None]
             torch.testing.assert_close(norm(probe), shifted, rtol=1e-12, atol=1e-12)

@@ -48,15 +48,17 @@ def both(method: Method, x: Tensor) -> tuple[Tensor, Tensor]:
 # ------------------------------------------------------------------------------------------------------- folding
 
 
-@pytest.mark.parametrize(("name", "norms"), [("resnet", 20), ("bsc", 16), ("resnet10t", 14), ("test_vit", 0)])
+# of the BSC two norms more, which follow no convolution
+@pytest.mark.parametrize(("name", "norms"), [("resnet", 20), ("bsc", 13), ("resnet10t", 14), ("test_vit", 0)])
 @torch.no_grad()
 def test_a_folded_network_is_the_network(name: str, norms: int) -> None:
     plain, x = net(name), images(name)
     found = norms_after_convs(plain)
     assert len(found) == norms
     quick = folded(plain, {}, found)
-    assert sum(isinstance(m, nn.BatchNorm2d) for m in plain.modules()) == norms
-    assert not any(isinstance(m, nn.BatchNorm2d) for m in quick.modules())
+    left = 2 if name == "bsc" else 0
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in plain.modules()) == norms + left
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in quick.modules()) == left
     same(quick(x), plain(x))
 
 

@@ -34,6 +34,9 @@ def command(
         typer.Option("--dry-run", help="Print tasks, steps, and about how long and large it is; train nothing."),
     ] = False,
     long: Annotated[bool, typer.Option("--long", help="With --dry-run: every setting, task and target.")] = False,
+    timing: Annotated[
+        bool, typer.Option("--timing/--no-timing", help="With --dry-run: time a pass, for an estimate of the time.")
+    ] = True,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     devices: Annotated[int, typer.Option(help="Train on so many at once, a process each.")] = 1,
     store_every: StoreEvery = 10.0,
@@ -62,7 +65,8 @@ def command(
     if dry_run:
         from pearl.reports.plan import plan
 
-        typer.echo(plan(config, device=device, devices=devices, long=long))
+        for line in plan(config, device=device, devices=devices, long=long, timing=timing):
+            typer.echo(line)
         return
     if devices > 1 and here is None:
         raise typer.Exit(start(devices, sys.argv[1:]))

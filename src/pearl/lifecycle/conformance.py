@@ -16,8 +16,7 @@ and on a device that is not the CPU, see `elsewhere`.
 
 import copy
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -36,6 +35,7 @@ from pearl.evaluation.evaluate import count
 from pearl.lifecycle.elsewhere import shows_the_same_on_another_device  # noqa: F401 - one of the checks
 from pearl.lifecycle.small import (
     CLASSES,
+    PER_CLASS,
     Make,
     config,
     images,
@@ -46,11 +46,12 @@ from pearl.lifecycle.small import (
     small_resnet,
     small_vit,
 )
+from pearl.lifecycle.watched import Watch, hold
 from pearl.methods.base import Method, Phase
 from pearl.nn.layout import placed
 from pearl.nn.precision import computes_bf16
+from pearl.settings.declared import declared, upcoming
 from pearl.settings.parts import METHODS
-from pearl.training.content import digest, together
 from pearl.training.engine import Engine
 from pearl.training.replay import Replay
 
@@ -73,75 +74,12 @@ def maker(name: str, **options: Any) -> Make:
     return lambda: METHODS.build(spec, network())
 
 
-def hold(condition: object, otherwise: str) -> None:
-    """Raise AssertionError with these words unless the condition holds."""
-    if not condition:
-        raise AssertionError(otherwise)
-
-
 def same_state(one: Method, other: Method, when: str) -> None:
     """See that all tensors of two methods have the same bits."""
     state = other.state_dict()
     hold(one.state_dict().keys() == state.keys(), f"other tensors {when}")
     for name, value in one.state_dict().items():
         hold(torch.equal(state[name], value), f"{name} differs {when}")
-
-
-class Watch(Engine):
-    """An engine that sees, phase by phase, that no parameter but the phase's changes, and that it reads what it says.
-
-    While a phase with `reads` is trained, all else that the method has learnt is not a number.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(config(), device="cpu")
-        self.wrong: list[str] = []
-
-    def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
-        """Train, and compare before and after."""
-        if not phase.trained:
-            self.wrong.append(f"phase {phase.name} has nothing to train")
-        if phase.name not in method.phases:
-            self.wrong.append(f"{phase.name!r} is not among the phases of {type(method).__name__}")
-        if not phase.groups.keys() - {""} <= {*method.groups.get(phase.name, ())}:
-            self.wrong.append(f"a group of {phase.name} is not among the groups of {type(method).__name__}")
-        own = {id(p) for p in phase.trained}
-        before = {n: p.detach().clone() for n, p in method.named_parameters() if id(p) not in own}
-        with self._hidden(method, task, phase):
-            super().train(method, task, phase, position, replay)
-        for name, parameter in method.named_parameters():
-            if name in before and not torch.equal(before[name], parameter):
-                self.wrong.append(f"{name} changed in phase {phase.name}, which does not train it")
-            if name in before and parameter.grad is not None:
-                self.wrong.append(f"{name} is frozen in phase {phase.name} and has a gradient")
-
-    @contextmanager
-    def _hidden(self, method: Method, task: Task, phase: Phase) -> Iterator[None]:
-        """What the phase does not read, by its own words."""
-        if not phase.reads:
-            yield
-            return
-        if not digest(phase, task, {}):
-            self.wrong.append(f"nobody can say what phase {phase.name} depends on, though it has `reads`")
-        whole = together(phase.reads)
-        own = {id(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
-        rest = [tensor for tensor in (*method.parameters(), *method.buffers()) if id(tensor) not in own]
-        rest = [tensor for tensor in rest if tensor.is_floating_point()]
-        before = [tensor.detach().clone() for tensor in rest]
-        with torch.no_grad():
-            for tensor in rest:
-                tensor.fill_(torch.nan)
-        try:
-            yield
-        except TrainingError as error:
-            raise AssertionError(f"phase {phase.name} depends on more than its `reads`: {error}") from error
-        with torch.no_grad():
-            for tensor, value in zip(rest, before, strict=True):
-                if not tensor.isnan().all():
-                    self.wrong.append(f"phase {phase.name} changes more than its `reads`")
-                tensor.copy_(value)
-        if not all(tensor.isfinite().all() for tensor in (*whole.parameters(), *whole.buffers())):
-            self.wrong.append(f"phase {phase.name} depends on more than its `reads`")
 
 
 @dataclass(frozen=True)
@@ -151,6 +89,7 @@ class Course:
     methods: tuple[Method, ...]
     tasks: tuple[Task, ...]
     wrong: tuple[str, ...]
+    trained: tuple[tuple[int, str, int], ...]
 
 
 @lru_cache(maxsize=2)
@@ -161,7 +100,7 @@ def course(make: Make) -> Course:
     for t in range(3):
         tasks += learn(method, range(t, t + 1), engine)
         methods.append(copy.deepcopy(method))
-    return Course(tuple(methods), tuple(tasks), tuple(engine.wrong))
+    return Course(tuple(methods), tuple(tasks), tuple(engine.wrong), tuple(engine.trained))
 
 
 def after(make: Make, tasks: int) -> Method:
@@ -283,6 +222,22 @@ def shows_only_the_phase_changes(make: Make) -> None:
     """Only the parameters that a phase names change in it, no other has a gradient, and it reads what it says."""
     wrong = course(make).wrong
     hold(not wrong, "; ".join(wrong))
+
+
+def shows_the_phases_that_it_declares(make: Make) -> None:
+    """Every phase comes in the tasks, as often and on as many images as the method's `phases` declare."""
+    learnt = course(make)
+    method, counts = learnt.methods[0], [[PER_CLASS] * CLASSES] * len(learnt.methods)
+    for task, phases in upcoming(method, counts, method.options, pretrained=method.backbone.pretrained):
+        for name, spec in declared(method).items():
+            sizes = phases.get(name, [])
+            found = [images for t, phase, images in learnt.trained if (t, phase) == (task.id, name)]
+            fits = found[: len(sizes)] == sizes and (spec.at_least or len(found) == len(sizes))
+            hold(
+                fits,
+                f"phase {name} of task {task.id + 1} trains on {found} images an epoch, and is declared with {sizes}; "
+                f"declare it as PhaseSpec({name!r}, ...) in {type(method).__name__}.phases",
+            )
 
 
 class Operations(TorchDispatchMode):

@@ -189,8 +189,11 @@ def ready(
     devices: int = 1,
     show: Observer | None = None,
     world: World | None = None,
+    weights: bool = True,
 ) -> Ready | None:
     """Read and build what a run needs, and write nothing; None if nothing is left to do.
+
+    Without `weights` the network keeps its random ones: for a look at shapes.
 
     Raises:
         PearlError: anything a user can mend.
@@ -217,7 +220,7 @@ def ready(
     # before the images are decoded: mistakes in it are cheaper to find
     begun = (run.path / "reference" / MANIFEST).is_file()  # the last file of what a run starts with
     with world.first_on_each_machine():
-        method = build_method(config, structure_only=begun)
+        method = build_method(config, structure_only=begun or not weights)
         if config.stream.domains and not method.shown_again:
             raise ConfigError(
                 f"stream.domains: method={method_name} learns a class once; choose finetune, joint or er, or one with "

@@ -17,7 +17,7 @@ from pearl.settings.config import RunConfig, check_config
 from pearl.training.engine import Engine
 
 Make = Callable[[], Method]  # makes a method that has learnt nothing, each time in the same way
-CLASSES, SIZE = 2, 8  # of a task, and pixels
+CLASSES, PER_CLASS, SIZE = 2, 12, 8  # of a task, training images of each of them, and pixels
 
 
 def small_resnet() -> nn.Module:
@@ -55,7 +55,7 @@ def config(**changes: object) -> RunConfig:
 
 def make_task(
     index: int,
-    per_class: int = 12,
+    per_class: int = PER_CLASS,
     classes: int = CLASSES,
     *,
     extra: int = 0,

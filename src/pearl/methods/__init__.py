@@ -11,6 +11,7 @@ from pearl.methods.common.average import Average
 from pearl.methods.common.memory import Memory
 from pearl.methods.common.statistics import ClassStatistics
 from pearl.methods.common.teacher import distillation, frozen
+from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.settings.parts import METHODS
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "Method",
     "Network",
     "Phase",
+    "PhaseSpec",
+    "UpcomingTask",
     "distillation",
     "frozen",
     "own_loss",

@@ -1,9 +1,10 @@
 """What a method is: a generator that yields stretches of training, and a forward pass over all classes seen."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch.func import functional_call
 from pearl.data.batches import Batch, Batches, Task
 from pearl.nn.fast.folding import folded, norms_after_convs
 from pearl.nn.growing import TaskHeads
+from pearl.settings.declared import Phases, UpcomingTask
 from pearl.storage.checkpoint import in_weights
 
 Network = Callable[[Tensor], Tensor]  # images (B, 3, H, W) -> features (B, dim), or logits
@@ -148,9 +150,8 @@ class Method(nn.Module):
     domains = False  # True: made for tasks in which the same classes come again, in the same order, with another look
     own_classes = False  # True: a task's loss compares its own classes alone, so a single one is learnt from nothing
     task_identity = False  # True: made for task-IL; its class-IL puts the heads' raw logits side by side
-    phases: tuple[str, ...] = ()  # names of the phases that `learn` may yield
-    once: tuple[str, ...] = ()  # those of them that the first task alone has
-    groups: Mapping[str, tuple[str, ...]] = {}  # of these phases, the names of the groups that parameters are in
+    phases: Phases = ()  # the phases that `learn` may yield, see `declared`; names alone: each once in every task
+    _given: dict[str, Any]
     fast = True  # False: no faster form of the same function is used, in evaluation or in training
 
     def __init__(self, backbone: nn.Module) -> None:
@@ -158,13 +159,22 @@ class Method(nn.Module):
         self.backbone = backbone
         self.heads = TaskHeads(int(backbone.dim))  # type: ignore[arg-type]
 
-    @classmethod
-    def unused(cls, options: Mapping[str, Any]) -> Collection[str]:
-        """Phases, added after the method's first release, that `learn` does not yield with these options.
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Note the options that the method is made with."""
+        made = super().__new__(cls)
+        object.__setattr__(made, "_given", options)
+        return made
 
-        Their settings do not enter the name of a run without them.
-        """
-        return ()
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword options that it was made with, defaults included."""
+        parameters = inspect.signature(type(self).__init__).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | self._given
+
+    @classmethod
+    def has_phases(cls, task: UpcomingTask) -> bool:
+        """Whether anything is trained in a task; if so, its phases are those that are declared."""
+        return True
 
     @property
     def device(self) -> torch.device:

@@ -18,9 +18,9 @@ from torch.func import functional_call
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Network, Phase, own_loss, whole
-from pearl.methods.common.allocation import allocate
+from pearl.methods.common.allocation import allocate, allocates, probed_images, probes, updated_images
 from pearl.methods.common.classifiers import Classifier
-from pearl.methods.common.probes import step_down, with_tensors
+from pearl.methods.common.probes import TargetProbe, step_down, with_tensors
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.nn import lowrank
 from pearl.nn.dynamic.gated import Factors
@@ -32,6 +32,7 @@ from pearl.nn.inner import WithInner
 from pearl.nn.lowrank import Fold, Init, Target
 from pearl.nn.rank_rules import Choice, FixedRule, PaperRule, RankRule
 from pearl.settings.born import Born
+from pearl.settings.declared import Phases, PhaseSpec
 from pearl.settings.parts import CLASSIFIERS, RANK_RULES
 
 
@@ -52,15 +53,21 @@ class Pearl(SubNetworks):
         classifier: `heads` - the heads' logits side by side (the paper); `chain` - class statistics in the first
             sub-networks, see `common.chain`.
         probe: what is trained to see how far each layer moves (ours but for the first): `full` - the whole network (the
-            paper); `lora` - updates of rank `probe_rank`, norm layers and head; `adam` - the head alone, and then all
-            targets take one step, of `probe_distance`, where Adam would go; `gradients` - down the plain gradient.
+            paper); `targets` - the targets and the head; `lora` - updates of rank `probe_rank`, norm layers and head;
+            `adam` - the head alone, and then all targets take one step, of `probe_distance`, where Adam would go;
+            `gradients` - down the plain gradient.
         probe_images: the share of each class's images that the probe is trained on.
         probe_rank: of the probe `lora`.
         probe_distance: of the probes `adam` and `gradients`: the threshold that all targets taken together have.
     """
 
     own_classes = True
-    phases: tuple[str, ...] = ("reference", "probe", "allocate", "adapt")
+    phases: Phases = (
+        PhaseSpec("reference", "reference"),
+        PhaseSpec("probe", "adapted", probed_images, when=probes),
+        PhaseSpec("allocate", "adapted", partial(updated_images, "allocate"), when=allocates, added_later=True),
+        PhaseSpec("adapt", "adapted", partial(updated_images, "adapt")),
+    )
 
     def __init__(
         self,
@@ -74,13 +81,12 @@ class Pearl(SubNetworks):
         lora_bias: bool = False,
         reference: Literal["auto", "given", "first_task"] = "auto",
         classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
-        probe: Annotated[Literal["full", "lora", "adam", "gradients"], Born("full")] = "full",
+        probe: Annotated[Literal["full", "targets", "lora", "adam", "gradients"], Born("full")] = "full",
         probe_images: Annotated[float, Field(gt=0, le=1), Born(1.0)] = 1.0,
         probe_rank: Annotated[int, Field(ge=1), Born(32)] = 32,
         probe_distance: Annotated[float, Field(gt=0, lt=1), Born(0.8)] = 0.8,
     ) -> None:
         super().__init__(backbone, classifier)
-        self.phases = tuple(name for name in self.phases if name != "allocate" or _allocates(rank))
         self.targets = lowrank.select_targets(backbone, targets)
         self.norms, self.norm_statistics = lowrank.task_norms(backbone)
         if lora_bias:
@@ -141,6 +147,11 @@ class Pearl(SubNetworks):
             params = [*self.start_updates(task.id, self.backbone, fixed), *head.parameters()]
             yield Phase("probe", params, own_loss(self._in_training(task.id), head, task), data=data, steady=True)
             return with_tensors(self.backbone, self.weights(task.id))
+        if self.probe == "targets":
+            some = TargetProbe(self.backbone, self.targets)
+            params, reads = [*some.trained.parameters(), *head.parameters()], (some, head)
+            yield Phase("probe", params, own_loss(some, head, task), extra=some, data=data, steady=True, reads=reads)
+            return with_tensors(some.network, some.weights())
         probe = copy.deepcopy(self.backbone).requires_grad_(self.probe == "full")
         params = [p for p in (*probe.parameters(), *head.parameters()) if p.requires_grad]
         reads = (probe, head)
@@ -320,12 +331,6 @@ class Pearl(SubNetworks):
         """By which B A of so many ranks is multiplied."""
         return 2.0 if self.alpha == "2r" else self.alpha / max(rank, 1)
 
-    @classmethod
-    def unused(cls, options: Mapping[str, Any]) -> Collection[str]:
-        """See `Method.unused`."""
-        rank = options.get("rank")  # a class that derives from this one may choose it itself
-        return () if rank and _allocates(RANK_RULES.build(rank)) else ("allocate",)
-
     # --------------------------------------------------------------------------------------------------- records
 
     def notes(self, task: Task) -> list[str]:
@@ -359,11 +364,6 @@ class Pearl(SubNetworks):
                 for target, threshold in zip(self.low_rank, self.statistics[f"{task}.threshold"].tolist(), strict=True)
             ],
         }
-
-
-def _allocates(rule: RankRule) -> bool:
-    """Whether ranks are found in a phase of their own."""
-    return isinstance(rule, DynamicRule) and rule.then == "restart"
 
 
 def _bias_of(target: Target) -> str:

@@ -55,6 +55,12 @@ class Target:
             delta = torch.nn.functional.pad(delta, (*(0, 0) * (delta.ndim - 1), self.rows[0], below))
         return weight + delta
 
+    def replace(self, weight: Tensor, value: Tensor) -> Tensor:
+        """A whole weight with `value` (of this target's shape) in the place of the adapted rows."""
+        if self.rows is None:
+            return value
+        return torch.cat((weight[: self.rows[0]], value, weight[self.rows[1] :]))
+
 
 def select_targets(backbone: nn.Module, spec: str | Sequence[str] = "auto") -> tuple[Target, ...]:
     """The targets that a specification names, in the order of the network.

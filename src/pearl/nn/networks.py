@@ -6,6 +6,7 @@ memory. An export takes this file along.
 
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -71,8 +72,20 @@ class SeparableConv(nn.Sequential):
         self.depthwise = nn.Conv2d(outputs, outputs, 3, stride, padding=1, groups=outputs, bias=False)
 
 
+class ChannelsTwice(nn.Module):
+    """Each input channel twice, without a parameter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, 2 C, H, W)."""
+        return torch.cat((x, x), 1)
+
+
 class SeparableBlock(nn.Module):
-    """Two separable convolutions and a shortcut: the identity, or a grouped 3x3 where the shape changes."""
+    """Two separable convolutions and a shortcut.
+
+    The shortcut is the identity where `outputs == inputs`. Where the channels double, it is a 1x1 convolution with a
+    bias; with a stride as well, the pixels of that stride with each channel twice, then BatchNorm.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -80,16 +93,20 @@ class SeparableBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(outputs)
         self.conv2 = SeparableConv(outputs, outputs)
         self.bn2 = nn.BatchNorm2d(outputs)
+        self.stride = stride
         self.downsample = nn.Sequential()
-        if stride != 1 or inputs != outputs:
-            self.downsample.append(nn.Conv2d(inputs, outputs, 3, stride, padding=1, groups=inputs, bias=False))
+        if stride != 1:
+            self.downsample.append(ChannelsTwice())
             self.downsample.append(nn.BatchNorm2d(outputs))
+        elif inputs != outputs:
+            self.downsample.append(nn.Conv2d(inputs, outputs, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs, H, W) -> (B, outputs, H/stride, W/stride)."""
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        shortcut = self.downsample(x[:, :, :: self.stride, :: self.stride])
         out = self.bn2(self.conv2(out))
-        out += self.downsample(x)
+        out += shortcut
         return F.relu(out, inplace=True)
 
 

@@ -1,7 +1,10 @@
 """What a run would do, without doing it: tasks, targets, steps, about how much time and memory."""
 
 import time
+from collections.abc import Iterator
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -13,6 +16,7 @@ from pearl.nn.layout import placed
 from pearl.nn.lowrank import matrix_shape
 from pearl.reports.text import duration
 from pearl.settings.config import RunConfig
+from pearl.settings.declared import declared, upcoming
 from pearl.training.engine import Engine
 from pearl.training.optimizers import Course
 from pearl.training.world import enough, kind_of
@@ -20,35 +24,46 @@ from pearl.training.world import enough, kind_of
 _GB = 1e9
 _LINES = 7  # of tasks, targets or phases that are shown, if not all
 _TIMED = 32  # images of a pass that is timed, at most: larger batches take in proportion
-_FIRST = {
-    "reference",
-    "extractor",
-    "lwf_first",
-    "co2l_first",
-    "ssre_first",
-}  # phases of the first task; what has one has the others after it
+_PATIENCE = 5.0  # seconds that a pass which is timed may take on a CPU
 
 
-def plan(config: RunConfig, *, device: str = "auto", devices: int = 1, long: bool = False) -> str:
-    """The dry run of a configuration as text, as it would be on `device`. Data and weights are read.
+class Training(NamedTuple):
+    """One time that a phase comes: in which task, on how many images an epoch, for how many steps."""
 
-    25 lines at most; if `long` with every setting, task and target.
+    task: int
+    images: int
+    course: Course
+
+
+Trainings = dict[str, list[Training]]  # by the phase's name
+
+
+def plan(
+    config: RunConfig, *, device: str = "auto", devices: int = 1, long: bool = False, timing: bool = True
+) -> Iterator[str]:
+    """The dry run of a configuration, line by line, as it would be on `device`. Data is read, weights are not.
+
+    25 lines at most; if `long` with every setting, task and target. With `timing` a pass is timed for the last line.
 
     Raises:
-        PearlError: what the run itself would raise before its first step.
+        PearlError: what the run itself would raise before its first step, but for its weights.
     """
     enough(kind_of(device), devices)
-    made = ready(config, devices=devices)
-    lines = [*([config.to_yaml().rstrip(), ""] if long else []), f"run directory: {config.id}", ""]
+    made = ready(config, devices=devices, weights=False)
+    if long:
+        yield from (*config.to_yaml().rstrip().splitlines(), "")
+    yield from (f"run directory: {config.id}", "")
     if made is None:
-        return "\n".join([*lines, "it is done; nothing is left to do"])
+        yield "it is done; nothing is left to do"
+        return
     method, prepared = made.method, made.prepared
     engine = Engine(config, device=device, precision=made.precision)
-    lines += _shortened(_tasks(prepared), long)
+    yield from _shortened(_tasks(prepared), long)
     if isinstance(method, Pearl):
-        lines += ["", *_shortened(_targets(method), long)]
-    lines += ["", *_sizes(config, prepared, method, engine), *_steps(config, prepared, method, engine, long)]
-    return "\n".join(lines)
+        yield from ("", *_shortened(_targets(method), long))
+    phases = _trainings(config, prepared, method)
+    yield from ("", *_sizes(config, prepared, method, engine, phases), *_steps(config, method, phases, long))
+    yield _time(config, method, engine, phases) if timing else "time: not estimated (--no-timing)"
 
 
 def _shortened(lines: list[str], long: bool) -> list[str]:
@@ -78,7 +93,21 @@ def _targets(method: Pearl) -> list[str]:
     return lines
 
 
-def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine) -> list[str]:
+def _trainings(config: RunConfig, prepared: Prepared, method: Method) -> Trainings:
+    """The training that the method declares; a phase that may come without being sure to has an empty list."""
+    labels = np.asarray(prepared.source.train.labels)
+    counts = [np.unique(labels[task.train], return_counts=True)[1].tolist() for task in prepared.stream.tasks]
+    specs = declared(method)
+    found: Trainings = {name: [] for name, spec in specs.items()}
+    for task, phases in upcoming(method, counts, method.options, pretrained=method.backbone.pretrained):
+        for name, epochs in phases.items():
+            for images in epochs:
+                course = Course.of(config.train.phase(name), images, config.engine.max_steps)
+                found[name].append(Training(task.id, images, course))
+    return {name: times for name, times in found.items() if times or specs[name].at_least}
+
+
+def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine, phases: Trainings) -> list[str]:
     counts = [len(task.train) for task in prepared.stream.tasks]
     images = sum(counts) if method.oracle else max(counts)
     data = images * prepared.train.pixels[0].nbytes
@@ -86,13 +115,13 @@ def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine
     backbone = sum(p.numel() for p in method.backbone.parameters())
     per_image = activation_bytes(method.backbone, config.images.size, engine.precision)
     needs = []
-    for phase in method.phases:
+    for phase, times in phases.items():
         settings = config.train.phase(phase)
         # a copy of the backbone in training: weights, gradients, optimizer states
         training = 4 * backbone * (2 + {"adam": 2, "adamw": 2, "sgd": 1}[settings.optimizer])
-        batch = min(settings.batch_size, images)
+        batch = min(settings.batch_size, max((each.images for each in times), default=images))
         needs.append((training + per_image * batch, training, batch, phase))
-    most, training, batch, phase = max(needs)
+    most, training, batch, phase = max(needs, default=(0, 0, 0, "none"))
     total = data + weights + most
     return [
         f"backbone: {backbone:,} parameters, features of {method.heads.dim}",
@@ -103,40 +132,50 @@ def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine
     ]
 
 
-def _steps(config: RunConfig, prepared: Prepared, method: Method, engine: Engine, long: bool) -> list[str]:
-    """How many steps there are, and about how long they take: by one that is timed here and now."""
-    counts = [len(task.train) for task in prepared.stream.tasks]
-    if method.oracle:
-        counts = [sum(counts[: t + 1]) for t in range(len(counts))]
-    pretrained = getattr(method.backbone, "pretrained", False)
-    lines, total, seconds = [], 0, 0.0
-    timed: dict[int, float] = {}
-    for phase in method.phases:
-        settings = config.train.phase(phase)
-        mine = counts
-        if phase in _FIRST:
-            mine = [] if pretrained else counts[:1]
-        elif phase in method.once:
-            mine = counts[:1]
-        elif _FIRST & {*method.phases} and not pretrained:
-            mine = counts[1:]
-        steps = [Course.of(settings, count, config.engine.max_steps).steps for count in mine]
-        batch = min(settings.batch_size, max(counts), _TIMED)
-        if steps and batch not in timed:
-            timed[batch] = step_seconds(method.backbone, config.images.size, batch, engine)
-        total += sum(steps)
-        seconds += sum(steps) * timed.get(batch, 0) * min(settings.batch_size, max(counts)) / batch
-        size = f"{counted(sum(steps), 'step')} in {counted(len(steps), 'task')}"
-        lines.append(f"  {phase}: {size}, batches of {settings.batch_size}")
+def _steps(config: RunConfig, method: Method, phases: Trainings, long: bool) -> list[str]:
+    """The number of steps, in all and of each phase."""
+    lines, total, specs = [], 0, declared(method)
+    for phase, times in phases.items():
+        steps, tasks = sum(each.course.steps for each in times), len({each.task for each in times})
+        more = f", {len(times)} times" if len(times) > tasks else ""
+        more += ", or more, as learning goes" if specs[phase].at_least else ""
+        batch = config.train.phase(phase).batch_size
+        lines.append(f"  {phase}: {counted(steps, 'step')} in {counted(tasks, 'task')}{more}, batches of {batch}")
+        total += steps
+    return [f"steps: {total:,}", *_shortened(lines, long)]
+
+
+def _time(config: RunConfig, method: Method, engine: Engine, phases: Trainings) -> str:
+    """About how long these steps take, by a pass that is timed here and now."""
+    timed: dict[int, tuple[int, float]] = {}
+    specs, seconds = declared(method), 0.0
+    for phase, times in phases.items():
+        passes = sum(each.course.steps * each.images / each.course.per_epoch for each in times)
+        if specs[phase].features_only or not times:
+            continue
+        wanted = min(config.train.phase(phase).batch_size, max(each.images for each in times), _TIMED)
+        if wanted not in timed:
+            timed[wanted] = timed_pass(method.backbone, config.images.size, wanted, engine)
+        batch, took = timed[wanted]
+        seconds += passes * took / batch
     how = ", ".join(
-        f"a pass of {counted(batch, 'image')} forward and backward took {took:.3f} s" for batch, took in timed.items()
+        f"a pass of {counted(batch, 'image')} forward and backward took {took:.3f} s" for batch, took in timed.values()
     )
-    return [
-        f"steps: about {total:,}",
-        *_shortened(lines, long),
+    return (
         f"time: about {duration(seconds)} of training on {engine.fabric.device.type}, evaluation and data come on top "
-        f"(timed just now: {how or 'nothing to train'}; what a method adds to a pass is not in it)",
-    ]
+        f"(timed just now: {how or 'nothing to train'}; what a method adds to a pass is not in it)"
+    )
+
+
+def timed_pass(backbone: nn.Module, size: int, wanted: int, engine: Engine) -> tuple[int, float]:
+    """Images and seconds of a pass forward and backward: of as many as `wanted`, or as few as take seconds on a CPU."""
+    batch = wanted
+    if engine.fabric.device.type == "cpu" and wanted > 2:
+        few = step_seconds(backbone, size, 2, engine)
+        batch = min(wanted, int(_PATIENCE / few))  # a pass is made twice
+        if batch <= 2:
+            return 2, few
+    return batch, step_seconds(backbone, size, batch, engine)
 
 
 def step_seconds(backbone: nn.Module, size: int, batch: int, engine: Engine) -> float:

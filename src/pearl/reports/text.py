@@ -12,6 +12,7 @@ from pearl.evaluation.metrics import accuracy_matrix
 from pearl.reports.measured import HOW, lines_of, old_data
 from pearl.reports.settings import REGISTRIES, SECTIONS, part_page, section_page
 from pearl.settings.config import read_recipe, recipe_names
+from pearl.settings.declared import declared
 from pearl.settings.parts import METHODS
 from pearl.settings.registry import nearest
 from pearl.storage.files import MANIFEST, finished, read_json
@@ -278,7 +279,7 @@ def _needs(method: str) -> str:
     known = {"convolutional": "convnet, resnet18 or bsc", "residual": "resnet18 or bsc", "vit": "a ViT"}
     backbone = known.get(kind.backbones, "any backbone")
     test = "made for task-IL" if kind.task_identity else "class-IL and task-IL"
-    return f"{backbone}; {old_data(kind)}; {test}; phases {', '.join(kind.phases)}"
+    return f"{backbone}; {old_data(kind)}; {test}; phases {', '.join(declared(kind))}"
 
 
 def _run_state(path: Path) -> str:

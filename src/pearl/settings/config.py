@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from pearl.errors import ConfigError
 from pearl.settings.born import as_written, later, without_born
+from pearl.settings.declared import declared
 from pearl.settings.documents import DEPTH, parse_yaml
 from pearl.settings.parts import BACKBONES, METHODS, SOURCES
 from pearl.settings.registry import Spec, nearest, problems_of, readable
@@ -297,8 +298,8 @@ def phase_names(*methods: str) -> set[str]:
 def unused_phases(method: Spec) -> set[str]:
     """Phases that came later and that a method, a resolved spec, has not with its options."""
     with suppress(ConfigError):
-        kind: Any = METHODS.load(method["name"])
-        return {*kind.unused(method)}
+        phases = declared(METHODS.load(method["name"]))
+        return {name for name, spec in phases.items() if spec.added_later and not spec.used(method)}
     return set()
 
 
@@ -307,9 +308,8 @@ def _phases(methods: Iterable[str]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name in methods:
         with suppress(ConfigError):
-            kind: Any = METHODS.load(name)
-            for phase in kind.phases:
-                found.setdefault(phase, set()).update(kind.groups.get(phase, ()))
+            for phase, spec in declared(METHODS.load(name)).items():
+                found.setdefault(phase, set()).update(spec.groups)
     return found
 
 

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pearl.errors import ConfigError, Interrupted, PearlError, printable
 from pearl.settings.born import Born, as_written, without_born
 from pearl.settings.code import Code, in_words, run_file
+from pearl.settings.declared import are_phases
 from pearl.settings.follow import followed
 
 _FAMILIES = {
@@ -240,7 +241,7 @@ class Registry:
         else:
             base = _imported(self.base)
             wrong = None if inspect.isclass(part) and issubclass(part, base) else f"does not derive from {self.base}"
-            if not wrong and hasattr(base, "phases") and not _are_names(part.phases):
+            if not wrong and hasattr(base, "phases") and not are_phases(part.phases):
                 wrong = "declares no phases; list the names of those that `learn` yields"
         try:
             if not wrong:
@@ -335,10 +336,6 @@ class Registry:
             if type(part) is self.load(name):
                 return {"name": name, **dataclasses.asdict(part)}
         raise TypeError(f"{type(part).__name__} is not a registered {self.kind}")
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, tuple | list) and bool(value) and all(isinstance(name, str) for name in value)
 
 
 def _imported(target: str) -> Any:

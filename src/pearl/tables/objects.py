@@ -5,8 +5,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from pearl.settings.config import RunConfig
+from pearl.settings.declared import declared, upcoming
+from pearl.settings.follow import pretrained
 from pearl.settings.parts import METHODS, RANK_RULES
-from pearl.settings.sections import ImagesConfig, PhaseConfig
+from pearl.settings.sections import ImagesConfig
 from pearl.tables.spec import Request
 
 if TYPE_CHECKING:
@@ -102,38 +104,29 @@ def implied_rank(request: Request, total: float) -> float:
 # AVX-512 BF16 (ResNet-18 at 32 pixels: 110 images/s in training); a GPU of 2024, whose small batches wait for Python.
 CPU_CORE = (1.5e11, 0.02)
 GPU = (1e14, 0.006)
-FIRST_TASK_ONLY = ("reference", "lwf_first", "extractor", "ssre_first")
-NOT_OF_THE_REFERENCE = ("probe", "allocate", "adapt", "lwf", "fetril", "ssre")
 
 
 def seconds(config: RunConfig, machine: tuple[float, float]) -> float:
-    """About how long a run takes on a machine: training, and a tenth of it for the rest."""
+    """About how long a run takes on a machine: the training that its method declares, and a tenth of it for the rest.
+
+    A phase that comes as often as what is learnt asks for is counted as often as it comes at least.
+    """
+    from pearl.training.optimizers import Course
+
     operations, least = machine
     data = DATA_SETS.get(config.data["name"])
-    sizes = classes_per_task(config) if data else [10]
-    images = [count * (config.stream.per_class or (data.per_class if data else 100)) for count in sizes]
-    total = 0.0
+    each = config.stream.per_class or (data.per_class if data else 100)
+    counts = [[each] * classes for classes in (classes_per_task(config) if data else [10])]
     method: Any = METHODS.load(config.method["name"])
-    for phase in method.phases:
-        if phase in method.unused(config.method) or (phase == "reference" and not _trains_first(config)):
-            continue
-        settings: PhaseConfig = config.train.phase(phase)
-        for t, count in enumerate(images):
-            if (phase in (*FIRST_TASK_ONLY, *method.once) and t) or (
-                phase in NOT_OF_THE_REFERENCE and not t and _trains_first(config)
-            ):
-                continue
-            seen = sum(images[: t + 1]) if config.method["name"] == "joint" else count
-            steps = settings.epochs * -(-seen // settings.batch_size)
-            steps = min(steps, config.engine.max_steps or steps)
-            pictures = min(settings.epochs * seen, steps * settings.batch_size)
-            total += max(steps * least, pictures * 3 * _operations(config) / operations)
+    specs, total = declared(method), 0.0
+    for _, phases in upcoming(method, counts, config.method, pretrained=pretrained(config)):
+        for name, epochs in phases.items():
+            settings = config.train.phase(name)
+            for images in epochs:
+                course = Course.of(settings, images, config.engine.max_steps)
+                passes = 0 if specs[name].features_only else course.steps * images / course.per_epoch
+                total += max(course.steps * least, passes * 3 * _operations(config) / operations)
     return 1.1 * total + 10
-
-
-def _trains_first(config: RunConfig) -> bool:
-    given = any(config.backbone.get(key) for key in ("pretrained", "weights"))
-    return config.method.get("reference", "auto") == "first_task" or not given
 
 
 def _operations(config: RunConfig) -> float:

@@ -126,27 +126,35 @@ Place = tuple[str, str]  # row's name and column's id
 class Claim(_Section):
     """What the paper says of the table, in a form that can be checked where there is one.
 
-    A place has `more` than others; places have a `spread` (standard deviation) `below` some number of points; a vector
-    `rises` along its layers or tasks: the mean of its later half is above that of its earlier half.
+    A place has `more` or `less` than all others; of vectors their means are compared, or their unevenness: the standard
+    deviation over layers or tasks, divided by the mean. Places have a `spread` (standard deviation) `below` some number
+    of points. A vector `rises` if the mean of its later half is above that of its earlier half, and `peaks` if the mean
+    of its middle third is above those of the two others.
     """
 
     text: str
     more: Place | None = None
+    less: Place | None = None
     than: list[Place] = []
+    measure: Literal["mean", "unevenness"] = "mean"
     spread: list[Place] = []
     below: float = 1.0
     rises: Place | None = None
+    peaks: Place | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Claim":
-        if (self.more is None) != (not self.than):
-            raise ValueError(f"claim {self.text!r}: `more` and `than` go together; give both or neither")
+        kinds = [kind for kind in (self.more, self.less, self.spread, self.rises, self.peaks) if kind]
+        if len(kinds) != 1 or bool(self.more or self.less) != bool(self.than):
+            raise ValueError(
+                f"claim {self.text!r}: give one of `more`, `less` (each with `than`), `spread`, `rises` and `peaks`"
+            )
         return self
 
     @property
     def places(self) -> list[Place]:
         """All that it compares."""
-        return [place for place in (self.more, *self.than, *self.spread, self.rises) if place]
+        return [place for place in (self.more, self.less, *self.than, *self.spread, self.rises, self.peaks) if place]
 
 
 class Table(_Section):

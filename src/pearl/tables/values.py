@@ -90,7 +90,7 @@ class Verdict:
     """Whether a claim holds here."""
 
     claim: Claim
-    holds: str  # yes, no, within noise; open: runs are missing; not here: there are none at this size; not checked
+    holds: str  # yes, no, within noise; open: runs are missing; not here: there are none at this size
     because: str
 
 
@@ -291,40 +291,75 @@ def verdict(claim: Claim, cells: Mapping[Place, Cell], titles: Mapping[str, str]
     """Whether a claim holds: `yes`, `no`, or `within noise` where other seeds might say otherwise.
 
     Means are compared by Welch's t-test. A claim of several comparisons holds if each of them does, and is refuted by
-    any, at a level divided by their number. `titles` are the columns' by their ids.
+    any, at a level divided by their number; so it may be refuted while runs of others are missing. Rows that there are
+    not at this size are left out. `titles` are the columns' by their ids.
     """
-    if not claim.places:
-        return Verdict(claim, "not checked", "it compares nothing that a machine could")
-    for place in claim.places:
-        if cells[place].missing:
-            return Verdict(claim, "open", f"runs of {place[0]}, {titles[place[1]]} are missing")
-    for place in claim.places:
-        if not cells[place].values:
-            return Verdict(claim, "not here", f"no run of {place[0]}, {titles[place[1]]} at this size")
+    missing = [place for place in claim.places if cells[place].missing]
+    absent = [place for place in claim.places if not cells[place].missing and not cells[place].values]
+    rivals = [place for place in claim.than if place not in (*missing, *absent)]
+    needed = [place for place in claim.places if place not in claim.than]
+    if place := next((place for place in needed if place in missing), None):
+        return Verdict(claim, "open", f"runs of {place[0]}, {titles[place[1]]} are missing")
+    if place := next((place for place in needed if place in absent), None):
+        return Verdict(claim, "not here", f"no run of {place[0]}, {titles[place[1]]} at this size")
+    if claim.than and not rivals:
+        row, column = (missing or absent)[0]
+        told = f"runs of {row}, {titles[column]} are missing" if missing else f"no run of {row} at this size"
+        return Verdict(claim, "open" if missing else "not here", told)
     if claim.spread:
         return _spread(claim, [cells[place] for place in claim.spread])
-    compared: list[tuple[str, Sample, Sample]] = []
-    if claim.rises:
-        halves = [np.array_split(vector, 2) for vector in cells[claim.rises].values]
-        rise = Cell(values=tuple(float(later.mean() - earlier.mean()) for earlier, later in halves))
-        compared.append(("the earlier half", rise.sample, (0.0, 0.0, 1)))
-    elif claim.more:
-        for row, column in claim.than:
-            name = titles[column] if row == claim.more[0] else row
-            compared.append((name, cells[claim.more].sample, cells[row, column].sample))
+    sign = -1 if claim.less else 1
+    because, holds = _compared(_comparisons(claim, rivals, cells, titles), len(rivals) + len(missing), sign)
+    for places, what in ((missing, "runs are missing"), (absent, "no run at this size")):
+        if places:
+            because.append(f"{what}: {', '.join(dict.fromkeys(row for row, _ in places))}")
+    return Verdict(claim, "open" if missing and holds != "no" else holds, "; ".join(because))
+
+
+def _comparisons(
+    claim: Claim, rivals: Sequence[Place], cells: Mapping[Place, Cell], titles: Mapping[str, str]
+) -> list[tuple[str, Sample, Sample]]:
+    """What a claim compares, each with its name and two samples."""
+    if claim.rises or claim.peaks:
+        place, parts = (claim.rises, 2) if claim.rises else (claim.peaks, 3)
+        means = np.array([[part.mean() for part in np.array_split(vector, parts)] for vector in cells[place].values])
+        names = ["the earlier half"] if claim.rises else ["the first third", "the last third"]
+        others = means[:, [0]] if claim.rises else means[:, [0, 2]]
+        apart = means[:, [1]] - others
+        return [(name, Cell(values=tuple(apart[:, i])).sample, (0.0, 0.0, 1)) for i, name in enumerate(names)]
+    place = claim.more or claim.less
+
+    def sample(at: Place) -> Sample:
+        return _measured(cells[at], claim.measure).sample
+
+    return [(titles[other[1]] if other[0] == place[0] else other[0], sample(place), sample(other)) for other in rivals]
+
+
+def _measured(cell: Cell, measure: str) -> Cell:
+    """A cell of numbers; of vectors, one of their means or of their unevenness."""
+    if not cell.labels:
+        return cell
+    vectors = [np.asarray(vector, float) for vector in cell.values]
+    uneven = measure == "unevenness"
+    return Cell(values=tuple(float(vector.std() / vector.mean() if uneven else vector.mean()) for vector in vectors))
+
+
+def _compared(comparisons: Sequence[tuple[str, Sample, Sample]], of: int, sign: int) -> tuple[list[str], str]:
+    """What comparisons, out of so many that a claim makes, come to: the differences in words, and whether it holds.
+
+    It holds if all differences have this sign.
+    """
     because = []
     parts: list[tuple[float, float | None]] = []
-    for name, a, b in compared:
+    for name, a, b in comparisons:
         apart, p = a[0] - b[0], chance(a, b)
-        parts.append((apart, p))
+        parts.append((sign * apart, p))
         reason = ", and one seed does not tell how much seeds differ" if p is None else f" (p = {p:.2g})" if p else ""
         because.append(f"{apart:+.2f} against {name}{reason}")
-    holds = "within noise"
     if all(apart > 0 and p is not None and p < LEVEL for apart, p in parts):
-        holds = "yes"
-    elif any(apart <= 0 and p is not None and p < LEVEL / len(parts) for apart, p in parts):
-        holds = "no"
-    return Verdict(claim, holds, "; ".join(because))
+        return because, "yes"
+    refuted = any(apart <= 0 and p is not None and p < LEVEL / max(of, len(parts)) for apart, p in parts)
+    return because, "no" if refuted else "within noise"
 
 
 def chance(a: Sample, b: Sample) -> float | None:

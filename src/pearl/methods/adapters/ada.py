@@ -19,6 +19,7 @@ from pearl.methods.common.frozen_vit import FrozenVit
 from pearl.methods.common.teacher import frozen
 from pearl.nn import vit
 from pearl.nn.growing import TaskTensors
+from pearl.settings.declared import PhaseSpec
 
 DISTORTION = 1e-4  # epsilon of TransRate, as in its authors' code
 
@@ -44,7 +45,7 @@ class Ada(FrozenVit):
     """
 
     own_classes = True
-    phases = ("ada", "ada_consolidate")
+    phases = ("ada", PhaseSpec("ada_consolidate", lambda task: task.id >= task.options["pool"]))
 
     def __init__(
         self,

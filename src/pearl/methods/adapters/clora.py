@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Batch, Task
 from pearl.methods.adapters.seqlora import SeqLora
 from pearl.nn.lowrank import Fold, Target
+from pearl.settings.declared import PhaseSpec
 
 
 class CLora(SeqLora):
@@ -36,7 +37,7 @@ class CLora(SeqLora):
             first if it was pretrained.
     """
 
-    phases = ("reference", "clora")
+    phases = (PhaseSpec("reference", "reference"), PhaseSpec("clora", "adapted"))
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from pearl.methods.common.statistics import ClassStatistics
 from pearl.nn import vit
 from pearl.nn.growing import Grown
 from pearl.nn.precision import full, outside_autocast
+from pearl.settings.declared import PhaseSpec
 
 TINY = 1e-6
 
@@ -84,7 +85,7 @@ class Dia(FrozenVit):
     """
 
     couples = True
-    phases = ("dia", "dia_align")
+    phases = ("dia", PhaseSpec("dia_align", "later"))
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ from pearl.nn import lowrank, vit
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
 from pearl.nn.precision import outside_autocast
+from pearl.settings.declared import PhaseSpec
 
 Count = Annotated[int, Field(ge=1)]
 Blocks = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
@@ -103,7 +104,12 @@ class Lae(Method):
     """
 
     own_classes = True
-    phases = ("reference", "lae_first", "lae_head", "lae")
+    phases = (
+        PhaseSpec("reference", "reference"),
+        PhaseSpec("lae_first", lambda task: task.id == task.first_adapted),
+        PhaseSpec("lae_head", lambda task: task.id > task.first_adapted),
+        PhaseSpec("lae", lambda task: task.id > task.first_adapted),
+    )
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ from pearl.methods.prompts.prefixes import check_blocks
 from pearl.nn import vit
 from pearl.nn.growing import Grown
 from pearl.nn.precision import full, outside_autocast
+from pearl.settings.declared import PhaseSpec
 
 FEW = 3  # errors of which no deviation can be told
 
@@ -111,7 +112,11 @@ class Sema(FrozenVit):
     """
 
     own_classes = True
-    phases = ("sema_func", "sema_rd", "sema_head")
+    phases = (  # of later tasks, for each block that grows
+        PhaseSpec("sema_func", images=lambda task: [] if task.id else task.images, at_least=True),
+        PhaseSpec("sema_rd", images=lambda task: [] if task.id else task.images, at_least=True),
+        PhaseSpec("sema_head", "later", lambda task: [], at_least=True),
+    )
 
     def __init__(
         self,

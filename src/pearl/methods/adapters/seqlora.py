@@ -13,6 +13,7 @@ from pearl.methods.base import Method, Phase, own_loss, whole
 from pearl.nn import lowrank
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Fold, Target
+from pearl.settings.declared import Phases, PhaseSpec, declared
 
 
 class SeqLora(Method):
@@ -32,7 +33,7 @@ class SeqLora(Method):
     """
 
     own_classes = True
-    phases: tuple[str, ...] = ("reference", "seqlora")
+    phases: Phases = (PhaseSpec("reference", "reference"), PhaseSpec("seqlora", "adapted"))
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class SeqLora(Method):
         params = [*self.start(task), *map(self.backbone.get_parameter, self.further), *head.parameters()]
         for parameter in params:
             parameter.requires_grad_(True)
-        yield Phase(self.phases[-1], params, self.loss(head, task), steady=True)
+        yield Phase(list(declared(self))[-1], params, self.loss(head, task), steady=True)
         self.requires_grad_(False)
 
     def start(self, task: Task) -> list[nn.Parameter]:

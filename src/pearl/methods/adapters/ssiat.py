@@ -21,8 +21,13 @@ from pearl.methods.common.scatter import pack, unpack
 from pearl.methods.common.statistics import ClassStatistics, class_covariances
 from pearl.nn import vit
 from pearl.nn.growing import CosineHeads, TaskTensors
+from pearl.settings.declared import PhaseSpec, UpcomingTask
 
 FLOOR = 1e-3  # added to variances
+
+
+def _draws(task: UpcomingTask) -> int:
+    return (task.earlier_classes + task.classes) * task.options["draws"]
 
 
 class Ssiat(FrozenVit):
@@ -43,8 +48,11 @@ class Ssiat(FrozenVit):
         draws: features that an epoch of the alignment draws for each class.
     """
 
-    once = ("ssiat_first",)
-    phases = ("ssiat_first", "ssiat", "ssiat_align")
+    phases = (
+        PhaseSpec("ssiat_first", "first"),
+        PhaseSpec("ssiat", "later"),
+        PhaseSpec("ssiat_align", "later", _draws, features_only=True),
+    )
     heads: CosineHeads
 
     def __init__(

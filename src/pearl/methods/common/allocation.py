@@ -1,6 +1,6 @@
 """Ranks found by training: a phase whose low-rank updates lose components by a rule."""
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -11,8 +11,47 @@ from pearl.methods.base import Method, Phase, own_loss
 from pearl.nn.dynamic.gated import Factors, Scale
 from pearl.nn.dynamic.rule import DynamicRule, Layers
 from pearl.nn.precision import outside_autocast
+from pearl.nn.rank_rules import PaperRule, RankRule
+from pearl.settings.declared import Options, UpcomingTask
+from pearl.settings.parts import RANK_RULES
 
 IMAGES = 256  # that pass at once where a rule asks for a loss
+
+
+def rule_of(options: Options) -> RankRule:
+    """The rank rule among a method's options; the paper's if it has no such option."""
+    rule = options.get("rank") or PaperRule()
+    return RANK_RULES.build(dict(rule)) if isinstance(rule, Mapping) else rule
+
+
+def probes(options: Options) -> bool:
+    """Whether there is a probe: whether the rank rule or the start of the updates needs one."""
+    return rule_of(options).needs_probe or options.get("init", "kaiming") != "kaiming"
+
+
+def allocates(options: Options) -> bool:
+    """Whether ranks are found in a phase of their own."""
+    rule = rule_of(options)
+    return isinstance(rule, DynamicRule) and rule.then == "restart"
+
+
+def probed_images(task: UpcomingTask) -> int:
+    """Images that the probe is trained on."""
+    share = task.options.get("probe_images", 1)
+    return task.images if share == 1 else task.kept(1 - share)
+
+
+def updated_images(phase: str, task: UpcomingTask) -> int:
+    """Images that updates are trained on in the phase `allocate` or `adapt`."""
+    rule = rule_of(task.options)
+    if isinstance(rule, DynamicRule) and rule.holds_out and phase == phase_of(rule):
+        return task.kept(rule.holds_out)
+    return task.images
+
+
+def phase_of(rule: DynamicRule) -> str:
+    """The phase in which a rule finds ranks."""
+    return "adapt" if rule.then == "continue" else "allocate"
 
 
 def allocate(
@@ -40,7 +79,7 @@ def allocate(
 
     trained = [parameter for parameter in updates.parameters() if parameter.requires_grad]
     phase = Phase(
-        "adapt" if rule.then == "continue" else "allocate",
+        phase_of(rule),
         [*trained, *params],
         loss,
         extra=updates,

@@ -6,9 +6,11 @@ from math import sqrt
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from pearl.data.batches import Task
 from pearl.methods.base import own_loss
+from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
 
 IMAGES = 64  # that pass at once
@@ -21,6 +23,35 @@ def with_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module
     for name, tensor in tensors.items():
         own[name].copy_(tensor.detach())
     return made
+
+
+class TargetProbe(nn.Module):
+    """A copy of a network of which only the targets train, each as a parameter of its own.
+
+    Of a fused projection these are the target's rows alone: the optimizer has no state of the other rows, so that
+    neither momentum nor weight decay moves them.
+    """
+
+    def __init__(self, network: nn.Module, targets: Sequence[Target]) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(network).requires_grad_(False)
+        self.targets = targets
+        self.trained = TaskTensors()  # by the target's label
+        own = dict(network.named_parameters())
+        for target in targets:
+            self.trained.add(target.label, target.read(own))
+
+    def weights(self) -> dict[str, Tensor]:
+        """The weights that have targets, by the network's own names."""
+        changed: dict[str, Tensor] = {}
+        for target in self.targets:
+            weight = changed.get(target.parameter, self.network.get_parameter(target.parameter))
+            changed[target.parameter] = target.replace(weight, self.trained[target.label])
+        return changed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, dim)."""
+        return functional_call(self.network, self.weights(), (x,))
 
 
 def step_down(

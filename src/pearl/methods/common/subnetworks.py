@@ -17,6 +17,8 @@ from pearl.nn.fast.fusing import Part, fuse, fusible
 from pearl.nn.growing import CosineHeads
 from pearl.nn.inner import WithInner, inner_layers
 from pearl.nn.precision import outside_autocast
+from pearl.settings.declared import UpcomingTask
+from pearl.settings.parts import CLASSIFIERS
 from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
 
 Spaces = Callable[[Tensor], Sequence[Tensor]]  # images -> the raw features of every space's sub-network
@@ -67,6 +69,16 @@ class SubNetworks(Method):
         return made if isinstance(made, nn.Module) and made is not network else with_weights(network, weights)
 
     # --------------------------------------------------------------------------------------------------- learning
+
+    @classmethod
+    def has_phases(cls, task: UpcomingTask) -> bool:
+        """See `Method.has_phases` and `trains_on`."""
+        chain = task.options.get("classifier")
+        chain = CLASSIFIERS.build(dict(chain)) if isinstance(chain, Mapping) else chain
+        if not isinstance(chain, Chain) or not task.id:
+            return True
+        spaces = 1 + sum(len(classes) > 1 for classes in task.counts[1:-1])
+        return task.classes > 1 and (chain.train != "spaces" or chain.spaces == "all" or spaces < chain.spaces)
 
     def learn(self, task: Task) -> Iterator[Phase]:
         """Train the task's sub-network, if it will be asked; then note its classes in all spaces."""

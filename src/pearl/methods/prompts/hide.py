@@ -5,7 +5,7 @@ the query names a class and by it a task; that task's prefixes make the features
 Both are aligned on features drawn from clusters, which stand for the images that are gone.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 import torch
@@ -23,10 +23,15 @@ from pearl.methods.prompts.prefixes import TaskPrefixes, by_block, check_blocks
 from pearl.nn import vit
 from pearl.nn.growing import TaskHeads
 from pearl.nn.precision import full, outside_autocast
+from pearl.settings.declared import PhaseSpec, UpcomingTask
 
 TEMPERATURE = 0.8  # of the contrastive regularisation
 
 Count = Annotated[int, Field(ge=1)]
+
+
+def _draws(option: str) -> Callable[[UpcomingTask], int]:
+    return lambda task: task.earlier_classes * task.options[option]
 
 
 class HidePrompt(PromptMethod):
@@ -51,8 +56,12 @@ class HidePrompt(PromptMethod):
     """
 
     couples = True
-    phases = ("hide_identity", "hide_identity_align", "hide_prompt", "hide_align")
-    groups: Mapping[str, tuple[str, ...]] = {"hide_prompt": ("prompt", "head")}
+    phases = (
+        "hide_identity",
+        PhaseSpec("hide_identity_align", "later", _draws("identity_draws"), features_only=True),
+        PhaseSpec("hide_prompt", groups=("prompt", "head")),
+        PhaseSpec("hide_align", "later", _draws("draws"), features_only=True),
+    )
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from pearl.data.batches import Task
 from pearl.methods.adapters.bottleneck import Count
 from pearl.methods.base import Phase
 from pearl.methods.common.statistics import ClassStatistics, cosines
-from pearl.methods.prototypes.first_session import FORMS, FirstSession, Form
+from pearl.methods.prototypes.first_session import FORMS, FirstSession, Form, of_forms
 from pearl.nn import vit
 from pearl.nn.growing import CosineHeads
 from pearl.settings.follow import AUTO, Follows, convolutional
@@ -41,7 +41,7 @@ class Aper(FirstSession):
         prompt_token_num: prompts, of each block if deep.
     """
 
-    once = phases = tuple(f"aper_{form}" for form in FORMS)
+    phases = of_forms("aper", FORMS)
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from pearl.data.batches import Task
 from pearl.methods.base import Phase, whole
 from pearl.methods.prototypes.prototype import PrototypeMethod
 from pearl.nn.precision import full
+from pearl.settings.declared import Phases, PhaseSpec
 
 
 class FrozenExtractor(PrototypeMethod):
@@ -20,7 +21,7 @@ class FrozenExtractor(PrototypeMethod):
             head; `auto` - the first if it was pretrained.
     """
 
-    phases: tuple[str, ...] = ("extractor",)
+    phases: Phases = (PhaseSpec("extractor", "reference"),)
 
     def __init__(self, backbone: nn.Module, *, extractor: Literal["auto", "given", "first_task"] = "auto") -> None:
         super().__init__(backbone.requires_grad_(False))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Phase
 from pearl.methods.prototypes.extractor import FrozenExtractor
+from pearl.settings.declared import PhaseSpec
 
 
 class FeTril(FrozenExtractor):
@@ -27,7 +28,7 @@ class FeTril(FrozenExtractor):
             head; `auto` - the first if it was pretrained.
     """
 
-    phases = ("extractor", "fetril")
+    phases = (PhaseSpec("extractor", "reference"), PhaseSpec("fetril", "adapted", features_only=True))
 
     def __init__(self, backbone: nn.Module, *, extractor: Literal["auto", "given", "first_task"] = "auto") -> None:
         super().__init__(backbone, extractor=extractor)

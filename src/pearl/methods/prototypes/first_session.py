@@ -4,7 +4,7 @@ Each form is asked with the network it is put into, which stays as it came.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ from pearl.methods.base import Network, Phase, own_loss
 from pearl.methods.prototypes.extractor import FrozenExtractor
 from pearl.nn import vit
 from pearl.nn.growing import TaskTensors
+from pearl.settings.declared import PhaseSpec, declared
 
 Form = Literal["ssf", "adapter", "vpt_deep", "vpt_shallow", "finetune"]
 FORMS: tuple[Form, ...] = ("ssf", "adapter", "vpt_deep", "vpt_shallow", "finetune")
@@ -92,6 +93,16 @@ class FineTuned(nn.Module):
         return self.copy(x)
 
 
+def of_forms(method: str, forms: Sequence[Form]) -> tuple[PhaseSpec, ...]:
+    """The phases of a method whose first task adds one of these forms; `tuning: auto` is the first of them on a ViT."""
+    auto = ("auto", None)
+
+    def chosen(form: Form) -> Callable[[Mapping[str, Any]], bool]:
+        return lambda options: options.get("tuning") in ((form, *auto) if form == forms[0] else (form,))
+
+    return tuple(PhaseSpec(f"{method}_{form}", "first", when=chosen(form)) for form in forms)
+
+
 class FirstSession(FrozenExtractor):
     """A network to which the first task adds one of the `FORMS`; it and what was added are frozen afterwards."""
 
@@ -108,7 +119,8 @@ class FirstSession(FrozenExtractor):
         super().__init__(backbone, extractor=extractor)
         self.tuned: nn.Module | None = None
         self.phase = f"{phase}_{form}"
-        self.phases = tuple(name for name in self.phases if name == self.phase or name not in self.once)
+        others = (spec for name, spec in declared(self).items() if not name.startswith(f"{phase}_"))
+        self.phases = (*others, *([PhaseSpec(self.phase, "first")] if form else []))
         match form:
             case "ssf":
                 self.tuned = ScaleShift(backbone)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.methods.adapters.bottleneck import Count
 from pearl.methods.common.random_features import TruncatedSvd
-from pearl.methods.prototypes.first_session import FORMS
+from pearl.methods.prototypes.first_session import FORMS, of_forms
 from pearl.methods.prototypes.lifted import Lifted
+from pearl.settings.declared import PhaseSpec
 
 
 class LoRanPac(Lifted):
@@ -39,8 +40,7 @@ class LoRanPac(Lifted):
         prompt_token_num: prompts, of each block if deep.
     """
 
-    once = tuple(f"loranpac_{form}" for form in FORMS[:-1])
-    phases = ("extractor", *once)
+    phases = (PhaseSpec("extractor", "reference"), *of_forms("loranpac", FORMS[:-1]))
     lifted_head = True
 
     def __init__(

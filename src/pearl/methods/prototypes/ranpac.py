@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.methods.adapters.bottleneck import Count
 from pearl.methods.prototypes.closed_form import ridge
-from pearl.methods.prototypes.first_session import FORMS
+from pearl.methods.prototypes.first_session import FORMS, of_forms
 from pearl.methods.prototypes.lifted import Lifted
 from pearl.nn import vit
+from pearl.settings.declared import PhaseSpec
 
 RIDGES = tuple(10.0**power for power in range(-8, 9))
 
@@ -40,8 +41,7 @@ class RanPac(Lifted):
         prompt_token_num: prompts, of each block if deep.
     """
 
-    once = tuple(f"ranpac_{form}" for form in FORMS[:-1])
-    phases = ("extractor", *once)
+    phases = (PhaseSpec("extractor", "reference"), *of_forms("ranpac", FORMS[:-1]))
 
     def __init__(
         self,

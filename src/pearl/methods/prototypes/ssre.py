@@ -21,6 +21,7 @@ from pearl.methods.base import Phase
 from pearl.methods.prototypes.non_exemplar import NonExemplar, old_classes
 from pearl.nn.branches import SideBranches, absorb_norms, wide_convs
 from pearl.nn.precision import full
+from pearl.settings.declared import PhaseSpec
 
 
 class SSRE(NonExemplar):
@@ -42,7 +43,7 @@ class SSRE(NonExemplar):
         kd_weight: of the distances to the features of the network before the task.
     """
 
-    phases = ("ssre_first", "ssre")
+    phases = (PhaseSpec("ssre_first", "first"), PhaseSpec("ssre", "later"))
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase
 from pearl.methods.regularization.penalty import Anchor
+from pearl.settings.declared import Phases
 from pearl.settings.follow import Follows, data_of, pretrained
 
 
@@ -47,7 +48,7 @@ class OnlineEwc(Method):
         gamma: what is left of the earlier tasks' Fisher matrix when a task's is added.
     """
 
-    phases = ("ewc",)
+    phases: Phases = ("ewc",)
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase
 from pearl.methods.common.teacher import distillation, frozen
+from pearl.settings.declared import PhaseSpec
 
 
 class Lwf(Method):
@@ -26,7 +27,7 @@ class Lwf(Method):
     """
 
     own_classes = True
-    phases = ("lwf_first", "lwf")
+    phases = (PhaseSpec("lwf_first", "first"), PhaseSpec("lwf", "later"))
 
     def __init__(
         self,

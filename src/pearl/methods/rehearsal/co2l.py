@@ -21,6 +21,7 @@ from pearl.methods.common.teacher import frozen
 from pearl.methods.rehearsal.contrast import relation_distillation, supervised_contrast
 from pearl.methods.rehearsal.er import Images
 from pearl.nn.precision import full
+from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.settings.follow import Follows, data_of
 
 Positive = Annotated[float, Field(gt=0)]
@@ -30,6 +31,10 @@ DIM = 128  # of the embeddings
 
 def _area(config: Any) -> float:
     return 0.1 if data_of(config) == "tinyimagenet" else 0.2
+
+
+def _with_memory(task: UpcomingTask) -> int:
+    return task.images + min(task.options["buffer_size"], task.earlier_images)
 
 
 class Co2L(Method):
@@ -53,7 +58,11 @@ class Co2L(Method):
 
     rehearsal = True
     couples = True
-    phases = ("co2l_first", "co2l", "co2l_classifier")
+    phases = (
+        PhaseSpec("co2l_first", "first"),
+        PhaseSpec("co2l", "later", images=_with_memory),
+        PhaseSpec("co2l_classifier", images=_with_memory),
+    )
 
     def __init__(
         self,

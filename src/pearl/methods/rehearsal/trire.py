@@ -26,6 +26,7 @@ from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Reh
 from pearl.methods.rehearsal.tamil import Count
 from pearl.methods.rehearsal.winners import blocks_of, chosen, compete, counting
 from pearl.nn.growing import TaskTensors
+from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.settings.follow import Follows, stream_length
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -33,6 +34,10 @@ BATCH = 256  # images that pass at once between two phases
 LATE = 0.9  # of Retain, when the weights are noted that Rewind goes back to
 
 Masks = dict[str, Tensor]
+
+
+def _is_last(task: UpcomingTask) -> bool:
+    return task.id + 1 == task.options["tasks"]
 
 
 class TriRe(Rehearsing):
@@ -64,7 +69,12 @@ class TriRe(Rehearsing):
     """
 
     backbones = "residual"
-    phases = ("trire_retain", "trire_revise", "trire_revise_last", "trire_rewind")
+    phases = (
+        "trire_retain",
+        PhaseSpec("trire_revise", lambda task: not _is_last(task)),
+        PhaseSpec("trire_revise_last", _is_last),
+        PhaseSpec("trire_rewind", lambda task: not _is_last(task)),
+    )
 
     def __init__(
         self,

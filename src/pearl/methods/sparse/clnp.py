@@ -15,6 +15,7 @@ from pearl.data.batches import Task
 from pearl.methods.base import Phase
 from pearl.methods.sparse.held_out import held_out
 from pearl.methods.sparse.stable_units import HoldOut, StableUnits
+from pearl.settings.declared import PhaseSpec
 
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -34,7 +35,7 @@ class Clnp(StableUnits):
         hold_out: share of a task's training images that the best epoch and the threshold are chosen by.
     """
 
-    phases = ("clnp",)
+    phases = (PhaseSpec("clnp", images=lambda task: task.kept(task.options["hold_out"])),)
 
     def __init__(
         self,

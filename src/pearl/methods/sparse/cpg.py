@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.methods.base import Phase
 from pearl.methods.sparse.held_out import Best
-from pearl.methods.sparse.pae import Goal, Multiplier, Pae, Percent, Tasks
+from pearl.methods.sparse.pae import Goal, Multiplier, Pae, Percent, Tasks, compacting
 from pearl.methods.sparse.stable_units import HoldOut
 from pearl.nn.growing import TaskTensors
 
@@ -37,8 +37,8 @@ class Cpg(Pae):
         hold_out: share of a task's training images that decides.
     """
 
-    phases = ("cpg_goal", "cpg", "cpg_prune", "cpg_retrain")
-    groups = dict.fromkeys(phases, ("weights", "picks"))
+    names = ("cpg_goal", "cpg", "cpg_prune", "cpg_retrain")
+    phases = compacting(names, "weights", "picks")
 
     def __init__(
         self,
@@ -73,13 +73,13 @@ class Cpg(Pae):
 
     def trained(self, name: str, t: int, head: nn.Linear) -> dict[str, list[nn.Parameter]]:
         """See `Pae.trained`: the masks, too, unless weights are being freed."""
-        picks = [mask for masks in self.live for mask in masks.parameters() if name != self.phases[2]]
+        picks = [mask for masks in self.live for mask in masks.parameters() if name != self.names[2]]
         return super().trained(name, t, head) | ({"picks": picks} if picks else {})
 
     def phase(self, name: str, kept: Task, head: nn.Linear, extra: nn.Module | None = None) -> Phase:
         """See `Pae.phase`."""
         for masks in self.live:
-            masks.requires_grad_(name != self.phases[2])
+            masks.requires_grad_(name != self.names[2])
             extra = extra or masks
         return super().phase(name, kept, head, extra)
 
@@ -91,7 +91,7 @@ class Cpg(Pae):
             with torch.no_grad():
                 for mask in masks.parameters():
                     mask.fill_(START)
-            phase = self.phase(self.phases[3], kept, head, nn.ModuleList([masks, best]))
+            phase = self.phase(self.names[3], kept, head, nn.ModuleList([masks, best]))
             phase.then(best.after_step)
             yield phase
             best.restore()

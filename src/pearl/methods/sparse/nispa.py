@@ -20,6 +20,7 @@ from pearl.methods.sparse.held_out import held_out
 from pearl.methods.sparse.stable_units import HoldOut, Masks, StableUnits
 from pearl.methods.sparse.units import wide
 from pearl.nn.growing import TaskTensors
+from pearl.settings.declared import PhaseSpec
 
 LEAST = 5  # percent of activation below which there is no further phase
 
@@ -41,7 +42,7 @@ class Nispa(StableUnits):
         hold_out: share of a task's training images that epochs and the end of a task are chosen by.
     """
 
-    phases = ("nispa",)
+    phases = (PhaseSpec("nispa", images=lambda task: [task.kept(task.options["hold_out"])] * 2, at_least=True),)
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ allows are freed, bit by bit. If what is free is too little for a task, the netw
 
 import copy
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from typing import Annotated, Any, Literal
 
 import torch
@@ -22,6 +22,7 @@ from pearl.methods.sparse.masks import FREE, HIDDEN, Owners, cubic, held, weight
 from pearl.methods.sparse.stable_units import HoldOut
 from pearl.methods.sparse.units import Units
 from pearl.nn.growing import TaskTensors
+from pearl.settings.declared import Phases, PhaseSpec
 from pearl.settings.follow import Follows, stream_length
 
 Multiplier = Annotated[float, Field(ge=1)]
@@ -32,6 +33,17 @@ Goal = Literal["scratch", "finetuned"]
 TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # shares of a layer that are freed, one after the other
 RAMP, EVERY = 0.2, 10  # the first part of a phase, and the steps, in which more and more is freed
 GROWTH = 0.5  # that a network gets at a time, as a multiple of its first size
+
+
+def compacting(names: tuple[str, ...], *groups: str) -> tuple[PhaseSpec, ...]:
+    """The phases of a method that grows and frees weights: how often, the accuracy decides."""
+    kept = lambda task: task.kept(task.options["hold_out"])  # noqa: E731
+    return (
+        PhaseSpec(names[0], "later", kept, groups=groups),
+        PhaseSpec(names[1], "all", kept, at_least=True, groups=groups),
+        PhaseSpec(names[2], "all", lambda task: [], at_least=True, groups=groups),
+        *(PhaseSpec(name, "later", kept, groups=groups) for name in names[3:]),
+    )
 
 
 class Pae(SubNetworks):
@@ -55,8 +67,8 @@ class Pae(SubNetworks):
 
     task_identity = True
     backbones = "convolutional"
-    phases: tuple[str, ...] = ("pae_goal", "pae", "pae_prune")
-    groups: Mapping[str, tuple[str, ...]] = dict.fromkeys(phases, ("weights",))
+    names: tuple[str, ...] = ("pae_goal", "pae", "pae_prune")
+    phases: Phases = compacting(names, "weights")
 
     def __init__(
         self,
@@ -106,7 +118,7 @@ class Pae(SubNetworks):
         head = self.begin(task)
         while True:
             self.owners.claim(task.id)
-            yield self.phase(self.phases[1], kept, head)
+            yield self.phase(self.names[1], kept, head)
             reached = self.right(held_back)
             goal = reached if goal is None else goal
             met = reached >= goal and self.right(kept) > self.train_accuracy
@@ -134,7 +146,7 @@ class Pae(SubNetworks):
         weights = [named[name] for name in self.owners.names]
         groups = {"weights": weights, "": [*(named[name] for name in self.personal), *head.parameters()]}
         both = nn.Sequential(network, head)
-        yield Phase(self.phases[0], groups, own_loss(network, head, kept), both, kept, **held(named, hidden))
+        yield Phase(self.names[0], groups, own_loss(network, head, kept), both, kept, **held(named, hidden))
         return accuracy(both.eval(), held_back)
 
     @torch.no_grad()
@@ -202,7 +214,7 @@ class Pae(SubNetworks):
 
     def pruning(self, kept: Task, head: nn.Linear, before: float, target: float) -> Phase:
         """A phase that frees weights from a share `before` to the `target`, and trains those that are left."""
-        phase, weights = self.phase(self.phases[2], kept, head), self.weights
+        phase, weights = self.phase(self.names[2], kept, head), self.weights
 
         def free(_: Batch) -> None:
             ramp = max(1, round(RAMP * phase.planned))

@@ -20,10 +20,18 @@ from pearl.methods.common.entries import within
 from pearl.methods.regularization.ewc import ELambda, Gamma, OnlineEwc, weight_in
 from pearl.methods.sparse.masks import inner_weights, nonzero
 from pearl.nn.growing import TaskTensors
+from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.settings.follow import Follows
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 BATCH = 256  # images whose gradient tells how much a weight matters
+
+
+def _rounds(task: UpcomingTask) -> list[int]:
+    """Images of each round: after some of them, a part of those that were forgotten most seldom is left out."""
+    remove, removals, rounds = (task.options[name] for name in ("remove", "removals", "rounds"))
+    portion = int(remove * task.images / removals + 1e-6)
+    return [task.images - portion * min(at, removals) for at in range(rounds)]
 
 
 class SparClEwc(OnlineEwc):
@@ -51,7 +59,7 @@ class SparClEwc(OnlineEwc):
 
     own_classes = True
     couples = True  # each process would see a part of the images being forgotten
-    phases = ("sparcl_ewc",)
+    phases = (PhaseSpec("sparcl_ewc", images=_rounds),)
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Units: the channels and neurons of a network, and which of them each weight reads and makes."""
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -60,13 +60,15 @@ class Units:
     def _walk(self, modules: dict[str, nn.Module], nodes: Iterable[fx.Node]) -> None:
         streams: dict[object, Tensor] = {}  # by node, the unit of each channel
         for node in nodes:
-            before = streams.get(node.args[0]) if node.args else None
+            before = streams.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
             if node.op == "placeholder":
                 streams[node] = self._new(3, 0)
             elif node.op == "output":
                 self.out = streams[node.args[0]]
             elif node.target in SUMS and all(part in streams for part in node.args):
                 streams[node] = self._tied(*(streams[part] for part in node.args))
+            elif node.target is torch.cat and (parts := _joined(node)) and all(part in streams for part in parts):
+                streams[node] = torch.cat([streams[part] for part in parts])
             elif before is None:
                 raise _not_followed(f"{node.op} {node.target}")
             elif node.op == "call_module":
@@ -174,6 +176,12 @@ class Units:
 def wide(mask: Tensor, weight: Tensor) -> Tensor:
     """A mask (out, in) of connections, in the shape of a layer's weight."""
     return mask.view(*mask.shape, *(1,) * (weight.ndim - 2)).expand(weight.shape)
+
+
+def _joined(node: fx.Node) -> Sequence[object]:
+    """What `torch.cat` puts one behind the other along the channels; nothing if it is along something else."""
+    parts = node.args[0]
+    return parts if isinstance(parts, Sequence) and node.args[1:] == (1,) else ()
 
 
 class HeldNorm(nn.BatchNorm2d):
