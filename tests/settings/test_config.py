@@ -721,6 +721,9 @@ THEN: dict[str, dict[str, Any]] = {
     "coda_prompt": {"per_task": 10},
     "derpp": {"beta": 0.5},
     "ewc": {"e_lambda": 10.0},
+    "dia": {"align_among": "all"},
+    "lae": {"head_std": None},
+    "loranpac": {"tuning": "none"},
     "fecam": {"alpha1": 1.0, "alpha2": 1.0, "shrinkages": 2, "unit": False},
 }
 
