@@ -285,6 +285,17 @@ def test_er_is_one_cross_entropy_over_new_and_shown_images(monkeypatch):
     assert loss == pytest.approx(cross_entropy(scores, [*batch.y.tolist(), *shown.y.tolist()]), rel=1e-5)
 
 
+def test_separate_passes_of_er_differ_in_batch_statistics_alone(monkeypatch):
+    shown, batch = some(), random_batch(6, first=2)
+    found = {}
+    for passes in ("together", "separate"):
+        method = with_shown(Er(net(), passes=passes), shown, shown, monkeypatch=monkeypatch)
+        losses = method.loss(make_task(1), batch), method.train().loss(make_task(1), batch)
+        found[passes] = [loss.item() for loss in losses]
+    assert found["separate"][0] == pytest.approx(found["together"][0], rel=1e-5), "with the same statistics"
+    assert abs(found["separate"][1] - found["together"][1]) > 0.01, "each batch by its own"
+
+
 @pytest.mark.parametrize(("alpha", "beta"), [(0.1, 0.5), (0.3, 1.0), (0.0, 0.5), (0.1, 0.0)])
 def test_derpp_is_the_papers_formula_over_the_classes_seen(alpha, beta, monkeypatch):
     """Only there: the paper's head has the classes to come as well, and their logits are remembered."""

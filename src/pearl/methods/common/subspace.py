@@ -53,8 +53,11 @@ class Subspaces(nn.Module):
         kept[:, :real] = self.outside(layer, u[:, :real])
         return kept
 
-    def remember(self, layer: str, matrix: Tensor, share: float) -> None:
-        """Add the fewest directions with which `share` of the energy of `matrix` (inputs, n) is inside."""
+    def remember(self, layer: str, matrix: Tensor, share: float, *, most: int | None = None, fewer: int = 0) -> None:
+        """Add the fewest directions with which `share` of the energy of `matrix` (inputs, n) is inside.
+
+        At most `most` of them, and `fewer` than that share asks.
+        """
         matrix = matrix.double()
         new = self.outside(layer, matrix)
         u, s, _ = torch.linalg.svd(new, full_matrices=False)
@@ -62,6 +65,7 @@ class Subspaces(nn.Module):
         inside = torch.cat([s.new_zeros(1), s.square().cumsum(0)]) + (total - left)  # by number of directions added
         room = len(matrix) - self.dimension(layer)
         count = min(int((inside < (share - ROUNDING) * total).sum()), room)
+        count = max(count - fewer, 0) if most is None else min(max(count - fewer, 0), most)
         if not count:
             return
         basis, rest = u[:, :count], False
