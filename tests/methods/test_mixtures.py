@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
 
 from pearl.data.augment import View
 from pearl.data.batches import Task
+from pearl.data.domains import seen_as
 from pearl.errors import ConfigError
 from pearl.lifecycle.small import config, images, make_task
 from pearl.methods.adapters.ada import Ada, consolidation, leep, transrate
@@ -17,6 +19,7 @@ from pearl.methods.adapters.bottleneck import Bottleneck, mixed
 from pearl.methods.adapters.dia import Dia, calibrated, foreign
 from pearl.methods.adapters.sema import Descriptor, Sema
 from pearl.methods.base import own_loss
+from pearl.training.engine import Engine
 from vits import WIDTH, close, drawn, naive, run, small
 
 
@@ -139,6 +142,39 @@ def test_sema_grows_where_no_descriptor_knows_the_images():
     _, knows = method.mixture(2).grow(torch.device("cpu"))
     knows.remember(torch.cat([own[2] for own in batches]))
     assert method.unfamiliar(task, [1, 2]) is None, "one descriptor that knows is enough"
+
+
+def test_errors_are_recorded_on_images_that_a_descriptor_was_not_trained_on():
+    method, task, trained = make_sema(hold_out=0.25), make_task(0), {}
+    for phase in method.learn(task):
+        trained[phase.name] = (phase.data or task).images.flatten(1)
+    assert (len(trained["sema_func"]), len(trained["sema_rd"])) == (24, 18)
+    held = [image for image in task.images if not (image.flatten() == trained["sema_rd"]).all(1).any()]
+    part = Task(0, "held", task.classes, 0, torch.stack(held).numpy(), np.zeros(6, dtype=int), task.view, task.device)
+    for block in (1, 2):
+        (descriptor,) = method.mixture(block).descriptors
+        errors = descriptor(torch.cat([means[block] for means in method.seen(part)])).double()
+        close(descriptor.record.double(), torch.stack([errors.new_tensor(6), errors.mean(), errors.std(correction=0)]))
+
+
+def digits_task(t, domain, start):
+    """100 of scikit-learn's digits 0 to 3, in the look of a domain."""
+    pixels, labels = load_digits(return_X_y=True)
+    rows = np.flatnonzero(labels < 4)[start : start + 100]
+    raw = (pixels[rows].reshape(-1, 8, 8, 1).repeat(3, 3) * 255 / 16).astype(np.uint8)
+    view, names = View(config().images, channels_last=False), tuple(f"{t} {c}" for c in range(4))
+    return Task(t, domain, names, 4 * t, seen_as(domain, raw, rows), labels[rows] + 4 * t, view, torch.device("cpu"))
+
+
+def test_sema_grows_for_a_new_domain_and_not_for_new_images_of_a_known_one():
+    """At the authors' threshold, 2 deviations."""
+    train = {"epochs": 2, "batch_size": 16, "phases": {"sema_rd": {"epochs": 20, "lr": 0.01}}}
+    engine, method = Engine(config(train=train), device="cpu"), make_sema(hold_out=0.3)
+    grown = []
+    for t, (domain, start) in enumerate([("plain", 0), ("plain", 100), ("inverted", 200), ("inverted", 300)]):
+        engine.learn(method, digits_task(t, domain, start))
+        grown.append(counts(method))
+    assert grown == [[1, 1], [1, 1], [2, 2], [2, 2]]
 
 
 def test_a_batch_that_no_descriptor_knows_is_enough_with_detect_batch_size():

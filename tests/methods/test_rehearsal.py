@@ -286,14 +286,14 @@ def test_er_is_one_cross_entropy_over_new_and_shown_images(monkeypatch):
 
 
 def test_separate_passes_of_er_differ_in_batch_statistics_alone(monkeypatch):
-    shown, batch = some(), random_batch(6, first=2)
-    found = {}
-    for passes in ("together", "separate"):
-        method = with_shown(Er(net(), passes=passes), shown, shown, monkeypatch=monkeypatch)
-        losses = method.loss(make_task(1), batch), method.train().loss(make_task(1), batch)
-        found[passes] = [loss.item() for loss in losses]
-    assert found["separate"][0] == pytest.approx(found["together"][0], rel=1e-5), "with the same statistics"
-    assert abs(found["separate"][1] - found["together"][1]) > 0.01, "each batch by its own"
+    shown, batch, found = some(), random_batch(6, first=2), {}
+    method = with_shown(Er(net()), *[shown] * 4, monkeypatch=monkeypatch)
+    for training in (False, True):
+        for method.passes in ("together", "separate"):
+            found[training, method.passes] = method.train(training).loss(make_task(1), batch).item()
+    assert found[False, "separate"] == pytest.approx(found[False, "together"], rel=1e-5)
+    assert abs(found[True, "separate"] - found[True, "together"]) > 0.01
+    assert Er(net(), passes="separate").passes == "separate"
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.1, 0.5), (0.3, 1.0), (0.0, 0.5), (0.1, 0.0)])

@@ -137,10 +137,10 @@ def test_phases_have_their_own_settings():
 def test_a_phase_has_its_own_augmentation():
     """As if the whole recipe had it; a task's view for all else stays the recipe's."""
 
-    def learnt(images, **train):
-        method, task = Finetune(net()), make_task(0, view=View(images, channels_last=False))
-        task.close = lambda: None
-        Engine(config(images=images.model_dump(), train={"epochs": 1, "batch_size": 8} | train)).learn(method, task)
+    def learnt(view, **train):
+        method, task = Finetune(net()), make_task(0, view=View(view, channels_last=False))
+        settings = config(images=view.model_dump(), train={"epochs": 1, "batch_size": 8} | train)
+        Engine(settings, device="cpu").learn(method, task)
         return logits(method), task.view.images
 
     usual = ImagesConfig(size=8, augment="crop", pad=1)
