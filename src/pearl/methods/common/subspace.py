@@ -64,9 +64,9 @@ class Subspaces(nn.Module):
         left, total = new.square().sum(), matrix.square().sum()
         inside = torch.cat([s.new_zeros(1), s.square().cumsum(0)]) + (total - left)  # by number of directions added
         room = len(matrix) - self.dimension(layer)
-        count = min(int((inside < (share - ROUNDING) * total).sum()), room)
-        count = max(count - fewer, 0) if most is None else min(max(count - fewer, 0), most)
-        if not count:
+        count = int((inside < (share - ROUNDING) * total).sum()) - fewer
+        count = min(count, room if most is None else min(room, most))
+        if count < 1:
             return
         basis, rest = u[:, :count], False
         if f"basis.{layer}" in self.stored:

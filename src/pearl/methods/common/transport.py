@@ -4,28 +4,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NEAR = 16  # routes per point that the first linear program has, and that each further one gets at most
-ROUNDING = 1e-9  # of the largest cost: a route that saves less is not added
+NEAR = 16  # routes per point in the first linear program, and most that are added per point to each further one
+ROUNDING = 1e-9  # of the largest cost: a route with a smaller reduced cost is not added
 
 
 def transport(cost: Tensor, source: Tensor, target: Tensor) -> Tensor:
     """The plan (n, m) >= 0 of least total cost (n, m), with row sums `source` (n,) and column sums `target` (m,).
 
-    Exact to rounding, in float64; source and target have to have the same sum. A linear program of a few routes per
-    point is solved again with those added that its prices call too dear not to take, until there are none (column
-    generation). Tens of points are one small program, thousands take a minute.
+    Exact to rounding, in float64; source and target have to have the same sum. A linear program with a few routes per
+    point is solved, routes with a negative reduced cost are added, and so on until there are none (column generation).
+    Tens of points are one small program; thousands take seconds to minutes.
     """
     n, m = cost.shape
     costs, supply, demand = (values.double().cpu().numpy() for values in (cost, source, target))
     routes = _first(costs, supply, demand)
     while True:
         rows, columns = routes.nonzero()
-        amounts, dear = _solved(costs, rows, columns, supply, demand)
-        dear[routes] = 0
+        amounts, reduced = _solved(costs, rows, columns, supply, demand)
+        reduced[routes] = 0
         new = np.zeros_like(routes)
-        best = np.argpartition(dear, min(NEAR, m) - 1, axis=1)[:, : min(NEAR, m)]
+        best = np.argpartition(reduced, min(NEAR, m) - 1, axis=1)[:, : min(NEAR, m)]
         np.put_along_axis(new, best, values=True, axis=1)
-        new &= dear < -ROUNDING * costs.max()
+        new &= reduced < -ROUNDING * costs.max()
         if not new.any():
             break
         routes |= new
@@ -35,7 +35,7 @@ def transport(cost: Tensor, source: Tensor, target: Tensor) -> Tensor:
 
 
 def _first(costs: np.ndarray, supply: np.ndarray, demand: np.ndarray) -> np.ndarray:
-    """The nearest routes of each point, and as many more as make some plan feasible (the north-west corner rule)."""
+    """The nearest routes of each point, and those of a feasible plan (by the north-west corner rule)."""
     n, m = costs.shape
     routes = np.zeros((n, m), dtype=bool)
     for axis in (0, 1):
@@ -57,7 +57,7 @@ def _first(costs: np.ndarray, supply: np.ndarray, demand: np.ndarray) -> np.ndar
 def _solved(
     costs: np.ndarray, rows: np.ndarray, columns: np.ndarray, supply: np.ndarray, demand: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The best amounts on these routes, and what all routes (n, m) cost above the prices of their ends."""
+    """The best amounts on these routes, and the reduced cost of all routes (n, m)."""
     from scipy.optimize import linprog  # slow to import
     from scipy.sparse import csr_array
 
