@@ -70,7 +70,22 @@ def test_averaged_teachers_have_the_authors_rates_on_published_streams(
     assert MeanTeacher(chance, 0.999, tasks, "own").pace(3900)[0] == pytest.approx(1 / (tasks * 3.9))
 
 
-def test_agile_freezes_and_tells_apart_as_its_authors() -> None:
-    """utils of the authors' code: weights of old heads are frozen, biases train; tasks are of new images alone."""
-    method = load_config("cifar100-5t-resnet18", ["method=agile"]).method
-    assert (method["old_biases"], method["task_of_memory"]) == (True, False)
+@pytest.mark.parametrize(
+    ("method", "option", "value"),
+    [
+        ("agile", "old_biases", True),  # the authors freeze weights of old heads alone
+        ("agile", "task_of_memory", False),  # their classifier of tasks sees new images
+        ("convprompt", "similarity_over", "earlier"),
+        ("cpg", "on_growth", "restart"),
+        ("pae", "on_growth", "restart"),
+        ("lae", "head_std", 0.001),
+        ("sparcl_ewc", "forgotten_among", "all"),
+        ("sema", "hold_out", 0.0),
+        # ours: the reasons are in the methods' docstrings
+        ("dia", "align_among", "own"),
+        ("evoprompt", "align", "hidden"),
+        ("er", "passes", "together"),
+    ],
+)
+def test_defaults(method: str, option: str, value: object) -> None:
+    assert load_config("digits", [f"method={method}"]).method[option] == value
