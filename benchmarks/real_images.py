@@ -45,7 +45,11 @@ METHODS = {
     "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # somebody's, in $PEARL_DATA
     # Its 60 prompts outnumber the 49 patches of the CPU recipes; on images held out, one is better by 18 points.
     "evoprompt": ["method=evoprompt", "method.length=1"],
-    "sema, low threshold": ["method=sema", "method.exp_threshold=0.9"],  # at the authors' 2 nothing grows here
+    "er, separate passes": [
+        "method=er",
+        "method.passes=separate",
+    ],  # as AGILE, TAMiL, OCDNet, TriRE and DER++ pass them
+    "aper, adapter": ["method=aper", "method.tuning=adapter"],
 }
 SHORT = ["engine.max_steps=3", "engine.precision=fp32", "engine.reuse=false", "stream.test_per_class=3"]
 COLUMNS = {

@@ -147,7 +147,14 @@ ZOO = {
     "lae on a ResNet": lambda: Lae(small_resnet(), size=2, ema_decay=0.5),
     "sema": lambda: Sema(small_vit(), ffn_num=4, rd_dim=6, adapt_start_layer=1, adapt_end_layer=2, exp_threshold=0.9),
     "sema, batches": lambda: Sema(
-        small_vit(), ffn_num=4, rd_dim=6, adapt_start_layer=1, adapt_end_layer=2, exp_threshold=-1, detect_batch_size=8
+        small_vit(),
+        ffn_num=4,
+        rd_dim=6,
+        adapt_start_layer=1,
+        adapt_end_layer=2,
+        exp_threshold=-1,
+        detect_batch_size=8,
+        hold_out=0.25,
     ),
     "dia": lambda: Dia(small_vit(), width=3, prototypes=5),
     "ada": lambda: Ada(small_vit(), width=3, pool=2),
@@ -164,8 +171,8 @@ ZOO = {
         small_vit(), e_prompt_layer_idx=(0, 2), length=3, n_centroids=2, identity_draws=8, draws=8
     ),
     "dualprompt, pgp": lambda: DualPromptPgp(small_vit(), epsilon=0.9, **DUAL),
-    "l2p, pgp": lambda: L2PPgp(small_vit(), pool=4, length=2, top_k=2),
-    "evoprompt": lambda: EvoPrompt(small_vit(), hidden_dim=4, length=2, num_heads=4),
+    "l2p, pgp": lambda: L2PPgp(small_vit(), pool=4, length=2, top_k=2, criterion="squared"),
+    "evoprompt": lambda: EvoPrompt(small_vit(), hidden_dim=4, length=2, num_heads=4, align="both"),
     "cprompt": lambda: CPrompt(small_vit(), length=3, blocks=(0, 2)),
     "convprompt": lambda: ConvPrompt(small_vit(), num_prompts_per_task=2, kernel_size=3, length=4, blocks=2),
     "convprompt, fewer kernels": lambda: ConvPrompt(

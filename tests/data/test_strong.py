@@ -76,6 +76,8 @@ def test_as_many_images_are_changed_as_asked():
     assert len({tuple(row) for row in order.tolist()}) == 24
     small = StrongView(View(ImagesConfig(size=32)), (0.2, 1.0)).draw(100, (32, 32), generator())
     assert not small[-1].any(), "images of 32 pixels are not blurred"
+    digits = StrongView(View(ImagesConfig(size=32, flip=False)), (0.2, 1.0)).draw(100, (32, 32), generator())
+    assert not digits[1].any()
 
 
 def test_two_views_of_each_image_differ_and_depend_on_it_alone():

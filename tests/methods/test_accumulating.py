@@ -211,6 +211,17 @@ def test_lae_trains_a_new_head_alone_before_the_module_goes_on():
     assert names == ["lae_head", "lae"]
 
 
+def test_heads_of_lae_start_small():
+    """N(0, 0.001^2) and biases of 0, the authors' code's; PyTorch's own start is as large as the features allow."""
+    method = make_lae()
+    head = method.heads.grow(500)
+    assert 0.0009 < float(head.weight.detach().std()) < 0.0011
+    assert head.weight.abs().max() < 0.006
+    assert not head.bias.any()
+    own = make_lae(head_std=None).heads.grow(500)
+    close(own.weight.abs().max().detach(), torch.tensor(0.25), atol=0.01)  # uniform up to 1 / sqrt(16)
+
+
 def test_lae_on_a_resnet_leaves_norm_layers_as_the_reference_task_left_them():
     method = run(Lae(small_resnet(), size=2), range(1))
     before = copy.deepcopy(method.backbone.state_dict())

@@ -3,16 +3,23 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import load_digits
 
+from pearl.data.augment import View
+from pearl.data.batches import Task
+from pearl.data.domains import seen_as
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import images, make_task
+from pearl.lifecycle.small import config, images, make_task
 from pearl.methods.adapters.ada import Ada, consolidation, leep, transrate
 from pearl.methods.adapters.bottleneck import Bottleneck, mixed
 from pearl.methods.adapters.dia import Dia, calibrated, foreign
 from pearl.methods.adapters.sema import Descriptor, Sema
+from pearl.methods.base import own_loss
+from pearl.training.engine import Engine
 from vits import WIDTH, close, drawn, naive, run, small
 
 
@@ -137,6 +144,39 @@ def test_sema_grows_where_no_descriptor_knows_the_images():
     assert method.unfamiliar(task, [1, 2]) is None, "one descriptor that knows is enough"
 
 
+def test_errors_are_recorded_on_images_that_a_descriptor_was_not_trained_on():
+    method, task, trained = make_sema(hold_out=0.25), make_task(0), {}
+    for phase in method.learn(task):
+        trained[phase.name] = (phase.data or task).images.flatten(1)
+    assert (len(trained["sema_func"]), len(trained["sema_rd"])) == (24, 18)
+    held = [image for image in task.images if not (image.flatten() == trained["sema_rd"]).all(1).any()]
+    part = Task(0, "held", task.classes, 0, torch.stack(held).numpy(), np.zeros(6, dtype=int), task.view, task.device)
+    for block in (1, 2):
+        (descriptor,) = method.mixture(block).descriptors
+        errors = descriptor(torch.cat([means[block] for means in method.seen(part)])).double()
+        close(descriptor.record.double(), torch.stack([errors.new_tensor(6), errors.mean(), errors.std(correction=0)]))
+
+
+def digits_task(t, domain, start):
+    """100 of scikit-learn's digits 0 to 3, in the look of a domain."""
+    pixels, labels = load_digits(return_X_y=True)
+    rows = np.flatnonzero(labels < 4)[start : start + 100]
+    raw = (pixels[rows].reshape(-1, 8, 8, 1).repeat(3, 3) * 255 / 16).astype(np.uint8)
+    view, names = View(config().images, channels_last=False), tuple(f"{t} {c}" for c in range(4))
+    return Task(t, domain, names, 4 * t, seen_as(domain, raw, rows), labels[rows] + 4 * t, view, torch.device("cpu"))
+
+
+def test_sema_grows_for_a_new_domain_and_not_for_new_images_of_a_known_one():
+    """At the authors' threshold, 2 deviations."""
+    train = {"epochs": 2, "batch_size": 16, "phases": {"sema_rd": {"epochs": 20, "lr": 0.01}}}
+    engine, method = Engine(config(train=train), device="cpu"), make_sema(hold_out=0.3)
+    grown = []
+    for t, (domain, start) in enumerate([("plain", 0), ("plain", 100), ("inverted", 200), ("inverted", 300)]):
+        engine.learn(method, digits_task(t, domain, start))
+        grown.append(counts(method))
+    assert grown == [[1, 1], [1, 1], [2, 2], [2, 2]]
+
+
 def test_a_batch_that_no_descriptor_knows_is_enough_with_detect_batch_size():
     method, task = run(make_sema(detect_batch_size=4), range(1)), make_task(1)
     batches = method.seen(task)
@@ -256,8 +296,9 @@ def test_dia_moves_prototypes_by_patches_that_are_nearer_to_them_than_to_their_i
         close(found[k], 0.7 * means[k] + 0.3 * (weights[:, None] * patches.flatten(0, 1)).sum(0), atol=1e-4)
 
 
-def test_dia_aligns_heads_on_images_and_prototypes_of_all_classes():
-    method, task = run(Dia(small(), width=3, prototypes=50), range(2)), make_task(2)
+@pytest.mark.parametrize("among", ["own", "all"])
+def test_dia_aligns_heads_on_images_and_prototypes_of_all_classes(among):
+    method, task = run(Dia(small(), width=3, prototypes=50, align_among=among), range(2)), make_task(2)
     _, align = method.learn(task)
     assert {id(p) for p in align.trained} == {id(p) for p in method.heads.parameters()}
     method.eval()
@@ -271,9 +312,46 @@ def test_dia_aligns_heads_on_images_and_prototypes_of_all_classes():
     prototypes = torch.stack(
         [calibrated(means[k][None], *seen, 0.7)[0] if k < 4 else means[k] for k in labels.tolist()]
     )
-    own = F.cross_entropy(method.heads(seen[0]), batch.y)
+    logits = method.heads(seen[0])
+    own = {"own": F.cross_entropy(logits[:, 4:], batch.y - 4), "all": F.cross_entropy(logits, batch.y)}[among]
     close(found, own + F.cross_entropy(method.heads(prototypes), labels))
     close(means[4:], torch.stack([method.of_images(task, method.features)[task.labels == c].mean(0) for c in (4, 5)]))
+
+
+def coloured_task(t):
+    """24 images of two classes, each a pattern of its own under noise."""
+    rng, labels = np.random.default_rng(t), np.repeat([0, 1], 12)
+    pixels = rng.uniform(60, 195, (2, 8, 8, 3))[labels] + rng.normal(0, 20, (24, 8, 8, 3))
+    view = View(config().images, channels_last=False)
+    shape = t, f"task{t + 1}", (f"class {2 * t}", f"class {2 * t + 1}"), 2 * t, pixels.clip(0, 255).astype(np.uint8)
+    return Task(*shape, labels + 2 * t, view, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("among", "newest"), [("own", (0.15, 0.35)), ("all", (0.4, 1.0))])
+def test_aligned_heads_of_dia_favour_no_task(among, newest):
+    """On features that tell eight classes apart. Images of the newest task alone, compared with all, pull to it."""
+    method = Dia(small(), width=3, align_among=among)
+
+    def seen(x, tasks):
+        features = 3 * F.normalize(x.flatten(1) @ drawn(192, WIDTH), dim=1)
+        patches = (x.mean((2, 3)) @ drawn(3, 4 * WIDTH, seed=2)).unflatten(1, (4, WIDTH))
+        return features, features[:, None] + 0.5 * patches
+
+    method.seen = seen
+    for t in range(4):
+        own = coloured_task(t)
+        for i, phase in enumerate(method.learn(own)):
+            first = own_loss(method.features, method.heads[t], own)
+            optimizer = torch.optim.Adam(method.heads.parameters(), lr=0.05)
+            torch.manual_seed(10 * t + i)
+            for epoch in range(10):
+                for batch in own.batches(8, epoch):
+                    optimizer.zero_grad()
+                    (phase.loss if i else first)(batch).backward()
+                    optimizer.step()
+    with torch.no_grad():
+        chosen = torch.cat([method(next(coloured_task(t).in_order(24)).x).argmax(1) // 2 for t in range(4)])
+    assert newest[0] < (chosen == 3).float().mean() < newest[1]
 
 
 # ----------------------------------------------------------------------------------------------------------------- ADA

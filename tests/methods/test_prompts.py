@@ -19,7 +19,7 @@ from pearl.methods.prompts.hide import HidePrompt, contrast
 from pearl.methods.prompts.identity import TaskCentroids, TaskKeys, tasks_of_classes
 from pearl.methods.prompts.l2p import L2P
 from pearl.methods.prompts.lgcl import Lgcl
-from pearl.methods.prompts.pgp import DualPromptPgp, L2PPgp, root, stay_outside
+from pearl.methods.prompts.pgp import DualPromptPgp, L2PPgp, remember, root, stay_outside
 from pearl.methods.prompts.sprompts import SiPrompts, others_below
 from pearl.nn import vit
 from vits import HEADS, WIDTH, close, drawn, naive, run, small
@@ -455,6 +455,41 @@ def test_pgp_remembers_the_queries_of_each_head():
                 close(method.memory.outside(f"{block}.{head}", basis.T), torch.zeros(WIDTH // HEADS, count).double())
 
 
+def test_pgp_counts_directions_as_the_authors_code():
+    """Of R R^T, whose singular values are squared once more; `r` as their loop finds it, written out."""
+    rows, later = drawn(40, 8), drawn(40, 8, seed=1) * torch.linspace(3, 0.1, 8)
+    memory = Subspaces()
+    remember(memory, "layer", rows.T, 0.5, "squared", make_task(0), most=50)
+    moment = (rows.T @ rows).double()
+    u, s, _ = torch.linalg.svd(moment)
+    first = int(((s**2).cumsum(0) / (s**2).sum() < 0.5).sum())
+    assert 0 < first == memory.dimension("layer")
+    close(memory.outside("layer", u[:, :first]), torch.zeros(8, first).double(), atol=1e-6)
+    moment = (later.T @ later).double()
+    total, left = (moment**2).sum(), memory.outside("layer", moment)
+    inside, more = float((total - (left**2).sum()) / total), 0
+    for value in torch.linalg.svdvals(left):
+        if inside >= 0.9:
+            break
+        inside, more = inside + float(value**2 / total), more + 1
+    remember(memory, "layer", later.T, 0.9, "squared", make_task(1), most=50)
+    assert more and memory.dimension("layer") == first + more
+    remember(few := Subspaces(), "layer", later.T, 1.0, "squared", make_task(1), most=5)
+    remember(all_ := Subspaces(), "layer", later.T, 1.0, "energy", make_task(1), most=5)
+    assert (few.dimension("layer"), all_.dimension("layer")) == (5, 8)
+
+
+@pytest.mark.parametrize("kind", [DualPromptPgp, L2PPgp])
+def test_both_criteria_of_pgp_can_be_asked_for(kind):
+    shape = {"pool": 4} if kind is L2PPgp else {"g_prompt_layer_idx": (0,), "e_prompt_layer_idx": (1, 2)}
+    sizes = {}
+    for criterion in ("energy", "squared"):
+        method = run(kind(small(), length=3, epsilon=0.9, criterion=criterion, **shape), range(2))
+        layers = {name.partition("/")[2].replace("/", ".") for name in dict(method.memory.stored.named_buffers())}
+        sizes[criterion] = sum(method.memory.dimension(layer) for layer in layers)
+    assert 0 < sizes["squared"] < sizes["energy"]
+
+
 def test_pgp_keeps_what_old_queries_make_of_keys_head_by_head():
     method, task = run(make_pgp(epsilon=0.9), range(1)), make_task(0)
     before = {name: value.clone() for name, value in method.state_dict().items()}
@@ -534,6 +569,22 @@ def test_transport_of_equal_weights_is_the_best_assignment():
     assert (uneven >= 0).all()
 
 
+def test_transport_of_many_points_costs_as_little_as_a_single_program(monkeypatch):
+    """A single program has all routes; here they are added one by one to the nearest of each point."""
+    from scipy.optimize import linprog
+
+    monkeypatch.setattr("pearl.methods.common.transport.NEAR", 1)
+    cost = torch.cdist(drawn(50, 3), drawn(60, 3, seed=1)).double()
+    source, target = (drawn(n, seed=n).abs().double() for n in (50, 60))
+    source, target = source / source.sum(), target / target.sum()
+    plan = transport(cost, source, target)
+    close(plan.sum(1), source, atol=1e-9)
+    close(plan.sum(0), target, atol=1e-9)
+    sums = np.concatenate([np.kron(np.eye(50), np.ones(60)), np.kron(np.ones(50), np.eye(60))])
+    whole = linprog(cost.numpy().ravel(), A_eq=sums, b_eq=torch.cat([source, target]).numpy(), method="highs")
+    assert float((plan * cost).sum()) == pytest.approx(whole.fun, abs=1e-10)
+
+
 def test_a_memory_whose_units_were_shuffled_is_put_in_order():
     before, order = drawn(5, WIDTH), torch.tensor([3, 0, 4, 1, 2])
     before = before / before.abs().sum(1, keepdim=True)
@@ -580,8 +631,9 @@ def test_a_head_is_composed_of_old_ones_part_by_part():
     close(single.composed(1), single.heads[0].weight.detach())
 
 
-def test_memories_are_fused_by_how_much_each_unit_is_used():
-    method = run(make_evoprompt(alpha=0.4), range(1))
+@pytest.mark.parametrize("align", ["hidden", "both"])
+def test_memories_are_fused_by_how_much_each_unit_is_used(align):
+    method = run(make_evoprompt(alpha=0.4, align=align), range(1))
     task, first = make_task(1), {name: value.clone() for name, value in method.state_dict().items()}
     for _ in method.learn(task):
         for parameter in (method.reader, method.writer):
@@ -601,6 +653,13 @@ def test_memories_are_fused_by_how_much_each_unit_is_used():
             hidden = (query @ now.T).relu()
             used = plan.T @ hidden.mean(0), (hidden @ trained["writer"][block].T).relu().mean(0)
             aligned = plan.T @ now, trained["writer"][block] @ plan
+            if align == "both":  # rows weigh as they did before their columns were brought into order
+                rows = [aligned[1], first["writer"][block]]
+                cost = torch.cdist(*(F.normalize(r.double(), dim=1) for r in rows)).square()
+                sums = [r.double().abs().sum(1) for r in (trained["writer"][block], rows[1])]
+                plan = transport(cost, *(s / s.sum() for s in sums)).float()
+                plan = plan / plan.sum(0)
+                aligned, used = (aligned[0], plan.T @ aligned[1]), (used[0], plan.T @ used[1])
             for name, use, what in zip(("reader", "writer"), used, aligned, strict=True):
                 old = first["hidden_use" if name == "reader" else "output_use"][block]
                 unit = [(u - u.min()) / (u.max() - u.min()).clamp(min=1e-9) for u in (use, old)]
@@ -777,7 +836,17 @@ def test_fewer_kernels_for_what_resembles_earlier_tasks(tmp_path):
     assert [kernels_for(alike, 5) for alike in (-1, 0, 0.2, 0.21, 0.99, 1, 1 + 1e-7)] == [5, 5, 4, 4, 1, 0, 0]
     rows = torch.eye(WIDTH)[[0, 1, 0, 2, 0, 1]]  # of the second task one as before, of the third both
     file = texts(tmp_path / "texts.npz", [f"class {c}" for c in range(6)], rows)
-    method = run(make_convprompt(num_prompts_per_task=4, similarity=file), range(3))
-    assert [len(method.kernels[f"{t}.key"]) for t in range(3)] == [4, 2, 0]
+    for over, counts in (("new", [4, 2, 0]), ("earlier", [4, 2, 2])):  # one of three earlier ones is not met again
+        method = run(make_convprompt(num_prompts_per_task=4, similarity=file, similarity_over=over), range(3))
+        assert [len(method.kernels[f"{t}.key"]) for t in range(3)] == counts
     with torch.no_grad():
         assert method.eval()(images()).shape == (6, 6)
+
+
+def test_an_attribute_of_several_classes_counts_once(tmp_path):
+    """As in the authors' code: of two earlier attributes one comes again, though three of four rows have it."""
+    e = torch.eye(WIDTH)
+    names = [f"class {c}" for c in (0, 0, 1, 1, 2, 3)]
+    file = texts(tmp_path / "texts.npz", names, e[[0, 1, 0, 0, 0, 2]])
+    method = run(make_convprompt(num_prompts_per_task=4, similarity=file), range(1))
+    assert method.count(make_task(1)) == 2

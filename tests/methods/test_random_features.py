@@ -9,6 +9,7 @@ from pearl.lifecycle.small import images, logits, make_task, small_resnet
 from pearl.methods.common.random_features import RandomFeatures, TruncatedSvd
 from pearl.methods.prototypes.loranpac import LoRanPac
 from pearl.methods.prototypes.ranpac import RIDGES, RanPac, errors
+from pearl.settings.config import load_config
 from pearl.settings.declared import declared
 from pearl.storage.checkpoint import RUNNING, WEIGHTS
 from vits import close, drawn, run, small
@@ -144,6 +145,22 @@ def test_ranpac_chooses_a_ridge_with_every_task():
     strength = max(asked[-1], torch.finfo(torch.float32).eps * float((z.T @ z).trace()))
     expected = torch.linalg.solve(z.T @ z + strength * torch.eye(60), z.T @ y)
     close((z @ method.kept["head"].double()), z @ expected, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tuning"),
+    [
+        ("imagenet_r-10t-vit", "loranpac_adapter"),  # the authors' configuration for increments of 20
+        ("imagenet_r-20t-vit", "loranpac_ssf"),
+        ("cpu-cifar100-deit_tiny", "loranpac_ssf"),
+    ],
+)
+def test_loranpac_is_tuned_as_ranpac_or_as_its_authors_have_it(recipe, tuning):
+    options = {key: value for key, value in load_config(recipe, ["method=loranpac"]).method.items() if key != "name"}
+    method = LoRanPac(small(), **options | {"E": 30})
+    assert [phase.name for phase in method.learn(make_task(0))] == [tuning]
+    assert [phase.name for phase in RanPac(small(), M=30).learn(make_task(0))] == ["ranpac_ssf"]
+    assert [phase.name for phase in LoRanPac(small_resnet(), E=30).learn(make_task(0))] == ["extractor"]
 
 
 @pytest.mark.parametrize("make", [lambda: RanPac(small(), M=30), lambda: LoRanPac(small(), E=30, tuning="ssf")])

@@ -285,6 +285,17 @@ def test_er_is_one_cross_entropy_over_new_and_shown_images(monkeypatch):
     assert loss == pytest.approx(cross_entropy(scores, [*batch.y.tolist(), *shown.y.tolist()]), rel=1e-5)
 
 
+def test_separate_passes_of_er_differ_in_batch_statistics_alone(monkeypatch):
+    shown, batch, found = some(), random_batch(6, first=2), {}
+    method = with_shown(Er(net()), *[shown] * 4, monkeypatch=monkeypatch)
+    for training in (False, True):
+        for method.passes in ("together", "separate"):
+            found[training, method.passes] = method.train(training).loss(make_task(1), batch).item()
+    assert found[False, "separate"] == pytest.approx(found[False, "together"], rel=1e-5)
+    assert abs(found[True, "separate"] - found[True, "together"]) > 0.01
+    assert Er(net(), passes="separate").passes == "separate"
+
+
 @pytest.mark.parametrize(("alpha", "beta"), [(0.1, 0.5), (0.3, 1.0), (0.0, 0.5), (0.1, 0.0)])
 def test_derpp_is_the_papers_formula_over_the_classes_seen(alpha, beta, monkeypatch):
     """Only there: the paper's head has the classes to come as well, and their logits are remembered."""

@@ -144,6 +144,21 @@ def test_images_that_are_forgotten_most_seldom_go_first():
     assert seen.by_forgetting().tolist() == [1, 3, 0, 2]
 
 
+@pytest.mark.parametrize("among", ["all", "own"])
+def test_an_image_of_sparcl_is_learnt_among_the_classes_that_count(among):
+    method = SparClEwc(small_resnet(), forgotten_among=among)
+    for _ in range(2):
+        method.heads.grow(2)
+    with torch.no_grad():
+        for head, bias in zip(method.heads, ((9.0, 0.0), (5.0, 1.0)), strict=True):
+            head.weight.zero_()
+            head.bias.copy_(torch.tensor(bias))
+    seen = Forgetting(4, torch.device("cpu"))
+    batch = Batch(images(4), torch.tensor([2, 3, 2, 2]), torch.arange(4))
+    method.cross_entropy(batch, seen)
+    assert seen.right.tolist() == [among == "own", False, among == "own", among == "own"]
+
+
 def test_the_largest_entries_are_as_many_as_asked():
     values = torch.tensor([[1.0, 3.0], [3.0, 2.0]])
     assert largest(values, 1).tolist() == [[False, True], [False, False]]
@@ -433,6 +448,32 @@ def test_old_tasks_of_a_growing_network_keep_their_bits(method, network):
     assert float(made.multiplier) == made.max_multiplier and not any((owner == HIDDEN).any() for owner in owners)
     if method == "cpg":
         assert not any(made.picks[f"2.{name}"].logical_not().all() for name in made.owners.names)
+
+
+@pytest.mark.parametrize(("make", "on_growth"), [(Pae, "restart"), (Pae, "continue"), (Cpg, "restart")])
+def test_a_task_whose_network_has_grown_begins_again_or_goes_on(make, on_growth):
+    begun = []
+
+    class Begun(Engine):
+        def train(self, method, task, phase, position, replay):
+            if phase.name == method.phases[1] and task.id:
+                weights = {name: weight.detach().clone() for name, weight in method.weights.items()}
+                owned = {name: method.owners[name] == task.id for name in weights}
+                others = [p.detach().clone() for p in (*method.own_of(task.id), *method.heads[-1].parameters())]
+                begun.append((weights, owned, others))
+            super().train(method, task, phase, position, replay)
+
+    engine = Begun(config(train={"epochs": 1, "batch_size": 8}), device="cpu")
+    method = make(small_resnet(), on_growth=on_growth, max_multiplier=1.5, train_accuracy=0.0, tasks=3)
+    learn(method, range(1), engine)
+    method.train_accuracy = 100.0  # which nobody reaches: it grows
+    learn(method, range(1, 2), engine)
+    (before, owned, others), (after, more, again) = begun
+    assert all(torch.equal(mask & more[name], mask) for name, mask in owned.items())
+    assert sum(map(torch.sum, more.values())) > sum(map(torch.sum, owned.values())) > 0
+    same = [torch.equal(before[name][mask], after[name][mask]) for name, mask in owned.items() if mask.any()]
+    same += [torch.equal(one, other) for one, other in zip(others, again, strict=True)]
+    assert all(same) == (on_growth == "restart")
 
 
 def test_a_network_begins_with_the_first_channels_of_each_layer():

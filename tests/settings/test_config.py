@@ -566,6 +566,7 @@ CHANGES = [
     "images.pad=2",
     "images.scale=[0.5, 1]",
     "images.flip=true",
+    "images.brightness=0.1",
     "images.mean=[0, 0, 0]",
     "images.std=[1, 1, 1]",
     "train.epochs=3",
@@ -585,6 +586,7 @@ CHANGES = [
     "train.warmup=0.1",
     "train.warmup_lr=0.0001",
     "train.groups={body: {lr: 0.1}}",
+    "train.images={pad: 2}",
     "train.phases={probe: {epochs: 6}}",
     "train.phases={adapt: {epochs: 6}}",
     "engine.precision=fp32",
@@ -717,10 +719,20 @@ def _as_overrides(key: str) -> list[str]:
 
 THEN: dict[str, dict[str, Any]] = {
     "inflora": {"tasks": 10},
-    "agile": {"tasks": 1},
+    "agile": {"tasks": 1, "task_of_memory": True, "old_biases": False, "ema_tasks": 1.3},
+    "ocdnet": {"ema_tasks": 0.65},
+    "tamil": {"ema_tasks": 1.3},
+    "trire": {"ema_tasks": 0.65},
     "coda_prompt": {"per_task": 10},
     "derpp": {"beta": 0.5},
     "ewc": {"e_lambda": 10.0},
+    "dia": {"align_among": "all"},
+    "lae": {"head_std": None},
+    "loranpac": {"tuning": "none"},
+    "pae": {"on_growth": "continue"},
+    "cpg": {"on_growth": "continue"},
+    "sparcl_ewc": {"forgotten_among": "own"},
+    "convprompt": {"similarity_over": "new"},
     "fecam": {"alpha1": 1.0, "alpha2": 1.0, "shrinkages": 2, "unit": False},
 }
 
@@ -733,10 +745,29 @@ def _of_then(raw: dict[str, Any]) -> dict[str, Any]:
         later["sparcl_ewc"] = "clip"
     for name in later.keys() & phases.keys():
         phases[name] = {key: value for key, value in phases[name].items() if key != later[name]}
+    for name in phases.keys() & {
+        "dualprompt",
+        "lgcl",
+        "dualprompt_pgp",
+        "l2p_pgp",
+        "convprompt",
+        "pass",
+        "il2a",
+        "ssre",
+        "ssre_first",
+    }:
+        phases[name] = {key: value for key, value in phases[name].items() if key != "images"}
+    for name in phases.keys() & {"hide_identity", "hide_identity_align", "hide_prompt", "hide_align"}:
+        own = {key: value for key, value in phases[name].items() if key not in ("images", "end_lr")}
+        if name == "hide_prompt":
+            own.pop("schedule", None)  # the recipe's, a cosine
+        phases[name] = own | {"weight_decay": 0.0005}
     if raw["recipe"].startswith("tinyimagenet"):
         phases["ewc"] = {**phases["ewc"], "lr": 0.1}
-    then = THEN | ({"sparcl_ewc": {"e_lambda": 1e5}} if raw["recipe"].endswith(("vit", "deit_tiny")) else {})
-    return merge(raw, {"method": then.get(raw["method"]["name"], {})})
+    then = dict(THEN.get(raw["method"]["name"], {}))
+    if raw["method"]["name"] == "sparcl_ewc" and raw["recipe"].endswith(("vit", "deit_tiny")):
+        then["e_lambda"] = 1e5
+    return merge(raw, {"method": then})
 
 
 class Part:

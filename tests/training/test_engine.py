@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from pearl.data.augment import View
 from pearl.data.batches import fold
 from pearl.errors import ConfigError, Interrupted, TrainingError
 from pearl.lifecycle.conformance import Cut, Watch
@@ -17,7 +18,7 @@ from pearl.methods.bounds.joint import Joint
 from pearl.methods.pearl import Pearl
 from pearl.nn.rank_rules import FixedRule, RankRule
 from pearl.nn.resnet import resnet18
-from pearl.settings.sections import PhaseConfig
+from pearl.settings.sections import ImagesConfig, PhaseConfig
 from pearl.storage.checkpoint import read_part, write_part
 from pearl.training import engine as engine_of
 from pearl.training.engine import Engine, Observer
@@ -131,6 +132,25 @@ def test_phases_have_their_own_settings():
     epochs = [facts["phase"] for kind, facts in record.events if kind == "epoch"]
     assert epochs == ["reference", "probe", "probe", "probe", "adapt"]
     assert record.steps == 12
+
+
+def test_a_phase_has_its_own_augmentation():
+    """As if the whole recipe had it; a task's view for all else stays the recipe's."""
+
+    def learnt(view, **train):
+        method, task = Finetune(net()), make_task(0, view=View(view, channels_last=False))
+        settings = config(images=view.model_dump(), train={"epochs": 1, "batch_size": 8} | train)
+        Engine(settings, device="cpu").learn(method, task)
+        return logits(method), task.view.images
+
+    usual = ImagesConfig(size=8, augment="crop", pad=1)
+    changes = {"pad": 3, "flip": False, "brightness": 0.5}
+    expected, _ = learnt(usual.model_copy(update=changes))
+    found, images = learnt(usual, phases={"finetune": {"images": changes}})
+    assert torch.equal(found, expected) and images == usual
+    halves = {"images": {"pad": 3, "flip": False}, "phases": {"finetune": {"images": {"brightness": 0.5}}}}
+    assert torch.equal(learnt(usual, **halves)[0], expected)
+    assert not torch.equal(learnt(usual)[0], expected)
 
 
 def test_max_steps_ends_a_phase():

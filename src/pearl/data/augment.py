@@ -4,9 +4,11 @@ The draws of an epoch are made together, on the CPU, before it starts. The pixel
 depend on nothing but the seed, and no step waits for the host.
 """
 
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +26,21 @@ class View:
         self.images = images
         self.channels_last = channels_last
 
+    def with_changes(self, changes: Mapping[str, Any]) -> "View":
+        """Return a view that augments with other settings of `images`."""
+        view = copy.copy(self)
+        view.images = self.images.model_copy(update=dict(changes))
+        return view
+
     def draw(self, count: int, shape: tuple[int, int], generator: torch.Generator) -> Draws:
         """The random numbers of one epoch: `count` rows for images of `shape` (H, W)."""
+        images = self.images
+        placed = self._draw_places(count, shape, generator)
+        if not images.brightness:
+            return placed
+        return *placed, 1 + images.brightness * (2 * torch.rand(count, generator=generator) - 1)
+
+    def _draw_places(self, count: int, shape: tuple[int, int], generator: torch.Generator) -> Draws:
         images = self.images
         if images.augment == "none":
             return ()
@@ -37,18 +52,21 @@ class View:
 
     def train(self, raw: Tensor, draws: Draws) -> Tensor:
         """Augmented: `draws` are the rows that belong to these images."""
+        factor = None
+        if self.images.brightness:
+            *draws, factor = draws  # type: ignore[assignment]
         if self.images.augment == "crop":
-            return self._finish(shift_and_flip(raw, *draws))
+            return self._finish(shift_and_flip(raw, *draws), factor)
         if self.images.augment == "resized_crop":
             boxes, flip = draws
-            return self._normalise(resized_crop(raw, boxes, flip, self.images.size))
-        return self.test(raw)
+            return self._normalise(resized_crop(raw, boxes, flip, self.images.size), factor)
+        return self._finish(raw, factor)
 
     def test(self, raw: Tensor) -> Tensor:
         """Shorter side to `resize`, centre crop of `size`."""
         return self._finish(raw)
 
-    def _finish(self, raw: Tensor) -> Tensor:
+    def _finish(self, raw: Tensor, factor: Tensor | None = None) -> Tensor:
         """Resize and centre-crop where the stored size is another one, then normalise."""
         size, resize = self.images.size, self.images.stored
         x = raw.permute(0, 3, 1, 2).float()
@@ -57,9 +75,11 @@ class View:
             shape = [resize * side // shorter for side in x.shape[2:]]
             x = F.interpolate(x, shape, mode="bilinear", antialias=True)
         top, left = (round((side - size) / 2) for side in x.shape[2:])
-        return self._normalise(x[:, :, top : top + size, left : left + size])
+        return self._normalise(x[:, :, top : top + size, left : left + size], factor)
 
-    def _normalise(self, x: Tensor) -> Tensor:
+    def _normalise(self, x: Tensor, factor: Tensor | None = None) -> Tensor:
+        if factor is not None:
+            x = (factor[:, None, None, None] * x).clamp(0, 255)
         scale, shift = _scale_and_shift(self.images.mean, self.images.std, x.device, torch.get_default_dtype())
         x = torch.addcmul(shift, x, scale)
         return x.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)

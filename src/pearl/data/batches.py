@@ -1,5 +1,6 @@
 """A task's training data on its device, and the batches of an epoch."""
 
+import copy
 import hashlib
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
@@ -110,6 +111,13 @@ class Task:
         part = Task(*place, images.numpy(), labels.numpy(), view or self.view, self.device, train=self.train)
         self._parts.append(part)
         return part
+
+    def viewed(self, view: View) -> "Task":
+        """Return the same images, in the same memory, with another view; they end with this task."""
+        made = copy.copy(self)
+        made.view, made._parts = view, []
+        self._parts.append(made)
+        return made
 
     def joined(self, images: Tensor, labels: Tensor, view: View | None = None) -> "Task":
         """Its images and behind them others (n, H, W, 3) with their logit indices (n,), such as those of a memory.

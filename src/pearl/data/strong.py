@@ -14,7 +14,9 @@ SIGMA = (0.1, 2.0)  # of the blur, in pixels
 
 
 class StrongView(View):
-    """Random resized crops, mirrored, with other colours, some of them grey; above 32 pixels half of them blurred.
+    """Random resized crops with other colours, some of them grey; above 32 pixels half of them blurred.
+
+    Half are mirrored, unless `images.flip` is false: digits and letters have a direction.
 
     What SupCon (Khosla et al., NeurIPS 2020) and Co2L train on; each image has its own draws, and its own order of the
     four changes of colour. With `views` 2, a batch of B images is (2B, 3, size, size): a view of each, then another.
@@ -31,7 +33,8 @@ class StrongView(View):
 
     def _draw_one(self, count: int, shape: tuple[int, int], generator: torch.Generator) -> Draws:
         uniform: Callable[..., Tensor] = lambda *size: torch.rand(*size, generator=generator)  # noqa: E731
-        boxes, flip = draw_boxes(count, shape, self.area, generator), uniform(count) < 0.5
+        boxes = draw_boxes(count, shape, self.area, generator)
+        flip = uniform(count) < (0.5 if self.images.flip else 0.0)
         most = torch.tensor(JITTER)
         middle = torch.tensor([1.0, 1.0, 1.0, 0.0])
         changes = torch.where(uniform(count, 1) < JITTERED, middle + most * (2 * uniform(count, 4) - 1), middle)

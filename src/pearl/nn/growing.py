@@ -93,11 +93,14 @@ class Classifier(nn.Linear):
 
 
 class TaskHeads(nn.Module):
-    """One linear classifier with bias per task; logits of all tasks in order of arrival, float32."""
+    """One linear classifier with bias per task; logits of all tasks in order of arrival, float32.
 
-    def __init__(self, dim: int) -> None:
+    A new classifier starts as `nn.Linear` does, or, given `std`, with weights from N(0, std^2) and biases of 0.
+    """
+
+    def __init__(self, dim: int, std: float | None = None) -> None:
         super().__init__()
-        self.dim = dim
+        self.dim, self.std = dim, std
         self.blocks = nn.ModuleList()
 
     def grow(self, classes: int) -> nn.Linear:
@@ -112,7 +115,11 @@ class TaskHeads(nn.Module):
 
     def block(self, classes: int) -> nn.Linear:
         """A classifier of one task."""
-        return Classifier(self.dim, classes)
+        block = Classifier(self.dim, classes)
+        if self.std is not None:
+            nn.init.normal_(block.weight, std=self.std)
+            nn.init.zeros_(block.bias)
+        return block
 
     def __len__(self) -> int:
         return len(self.blocks)

@@ -50,6 +50,13 @@ def data_of(config: Any) -> str | None:
     return getattr(config, "data", {}).get("name")
 
 
+def whole_benchmark(config: Any) -> bool:
+    """Whether the stream is a published benchmark with all of its training images, so that published rates fit."""
+    known = {"cifar100", "tinyimagenet", "imagenet_r"}
+    stream = getattr(config, "stream", None)
+    return stream is not None and stream.per_class is None and data_of(config) in known
+
+
 def convolutional(config: Any) -> bool:
     """Whether the backbone is one of pearl's own, which are convolutional; of others, only the network knows."""
     return config.backbone["name"] in {"resnet18", "bsc", "convnet"}

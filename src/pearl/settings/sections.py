@@ -56,7 +56,26 @@ class StreamConfig(Section):
         return self
 
 
-class ImagesConfig(Section):
+class AugmentConfig(Section):
+    """The parameters of augmentation; in `train.phases.NAME.images` those that one phase has different."""
+
+    pad: Annotated[int, Field(ge=0, le=4096)] = 4
+    """Pixels of zeros around the image before a random `crop`."""
+    scale: tuple[Positive, Positive] = (0.08, 1.0)
+    """Least and largest share of the area that a random `resized_crop` shows."""
+    flip: bool = True
+    """Whether half of the training images are mirrored, with `crop` and `resized_crop`."""
+    brightness: Annotated[Share, Born(0.0)] = 0.0
+    """Half the range around 1 of the random factor that multiplies all pixels of a training image."""
+
+    @model_validator(mode="after")
+    def _scale_rises(self) -> "AugmentConfig":
+        if not self.scale[0] <= self.scale[1] <= 1:
+            raise ValueError(f"scale {list(self.scale)} must rise and end at 1 or below")
+        return self
+
+
+class ImagesConfig(AugmentConfig):
     """What the network sees. Sizes are in pixels; mean and std belong to pixel values in [0, 1]."""
 
     size: Pixels
@@ -65,12 +84,6 @@ class ImagesConfig(Section):
     """Shorter side to which an image is scaled before the centre is cut out, in pixels; `size` if null."""
     augment: Literal["none", "crop", "resized_crop"] = "none"
     """What training makes of an image: nothing, a random crop after padding, or a random part of it, resized."""
-    pad: Annotated[int, Field(ge=0, le=4096)] = 4
-    """Pixels of zeros around the image before a random `crop`."""
-    scale: tuple[Positive, Positive] = (0.08, 1.0)
-    """Least and largest share of the area that a random `resized_crop` shows."""
-    flip: bool = True
-    """Whether half of the training images are mirrored, with `crop` and `resized_crop`."""
     mean: Triple = (0.0, 0.0, 0.0)
     """Subtracted from red, green and blue, which lie in [0, 1]."""
     std: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
@@ -85,8 +98,6 @@ class ImagesConfig(Section):
     def _consistent(self) -> "ImagesConfig":
         if self.resize is not None and self.resize < self.size:
             raise ValueError(f"resize {self.resize} is below size {self.size}: make it at least as large")
-        if not self.scale[0] <= self.scale[1] <= 1:
-            raise ValueError(f"scale {list(self.scale)} must rise and end at 1 or below")
         return self
 
 
@@ -132,6 +143,12 @@ class PhaseConfig(OptimizerConfig):
     """Largest norm of the gradient; longer ones are shortened to it."""
     groups: Annotated[dict[str, OptimizerConfig], Born({})] = {}
     """What single groups of a phase's parameters have different, by the names that a method gives them."""
+    images: Annotated[AugmentConfig, Born({})] = AugmentConfig()
+    """What the augmentation of `images` has different, for images of the task (not of a memory)."""
+
+    @field_serializer("images")
+    def _only_what_was_set_of_images(self, images: AugmentConfig) -> dict[str, Any]:
+        return images.model_dump(mode="json", exclude_unset=True)
 
     @field_serializer("groups")
     def _only_what_was_set_of_groups(self, groups: dict[str, OptimizerConfig]) -> dict[str, Any]:
@@ -167,7 +184,9 @@ class TrainConfig(PhaseConfig):
     def phase(self, name: str) -> PhaseConfig:
         """The settings of one phase."""
         changes = self.phases[name].model_dump(exclude_unset=True) if name in self.phases else {}
-        return PhaseConfig(**{**self.model_dump(exclude={"phases"}), **changes})
+        usual = self.model_dump(exclude={"phases"})
+        images = {**usual["images"], **changes.get("images", {})}
+        return PhaseConfig(**{**usual, **changes, "images": images})
 
 
 class EngineConfig(Section):

@@ -123,6 +123,9 @@ class Engine:
     def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
         """Train one phase. Randomness depends on seed, task, position of the phase, and epoch alone."""
         settings, data = self.config.train.phase(phase.name), phase.data or task
+        changes = settings.images.model_dump(exclude_unset=True)
+        if changes and isinstance(data, Task):
+            data = data.viewed(data.view.with_changes(changes))
         course = Course.of(settings, len(data), self.config.engine.max_steps)
         recorder = self.recorder if phase.steady else None
         optimizers = make_optimizers(settings, phase.groups, self.fabric.device, graphed=recorder is not None)

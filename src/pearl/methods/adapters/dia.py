@@ -23,6 +23,7 @@ from pearl.methods.common.statistics import ClassStatistics
 from pearl.nn import vit
 from pearl.nn.growing import Grown
 from pearl.nn.precision import full, outside_autocast
+from pearl.settings.born import Born
 from pearl.settings.declared import PhaseSpec
 
 TINY = 1e-6
@@ -75,6 +76,11 @@ class Dia(FrozenVit):
     difference to their sum is bounded only so. Alignment compares the patches of a whole batch with each prototype, so
     one process learns.
 
+    The alignment sees images of the newest task only. Their cross-entropy among all classes (`align_among=all`, the
+    printed equation) therefore pushes every old class down on real features, which prototypes do not undo: about half
+    of all predictions fall into the newest task. The default compares an image with the classes of its own task and
+    leaves the comparison of tasks to the prototypes, of which all classes have some.
+
     Options:
         width: of an adapter.
         single: what the adapter of a single task counts by: `cosine`, of token and signature, as in the paper, where it
@@ -82,6 +88,8 @@ class Dia(FrozenVit):
         pdl: weight of keeping patches where they were (patch-level distillation), from the second task on.
         prototypes: classes drawn for each batch of the alignment.
         beta: share of an old class's prototype that is not moved.
+        align_among: classes that the alignment's cross-entropy of images is among: `own`, those of their task, or
+            `all` classes seen. That of prototypes is among all.
     """
 
     couples = True
@@ -96,11 +104,12 @@ class Dia(FrozenVit):
         pdl: Annotated[float, Field(ge=0)] = 0.1,
         prototypes: Count = 32,
         beta: Share = 0.7,
+        align_among: Annotated[Literal["own", "all"], Born("all")] = "own",
     ) -> None:
         super().__init__(backbone)
         depth = len(backbone.blocks)  # type: ignore[arg-type]
         self.adapters = Adapters(range(depth), lambda: Integration(self.dim, width, single))
-        self.pdl, self.prototypes, self.beta = pdl, prototypes, beta
+        self.pdl, self.prototypes, self.beta, self.align_among = pdl, prototypes, beta, align_among
         self.statistics = ClassStatistics(self.dim)
 
     def learn(self, task: Task) -> Iterator[Phase]:
@@ -133,7 +142,7 @@ class Dia(FrozenVit):
             return (foreign(features, patches).detach() * (patches - before).norm(dim=2)).mean()
 
     def aligned(self, batch: Batch, means: Tensor, known: int) -> Tensor:
-        """Cross-entropy among all classes, of a batch's images and of prototypes drawn from `means`."""
+        """Cross-entropy of a batch's images, and among all classes that of prototypes drawn from `means`."""
         with torch.no_grad():
             features, patches = map(full, self.seen(batch.x, len(self.heads)))
             labels = torch.randint(len(means), (self.prototypes,)).to(means.device)
@@ -141,7 +150,8 @@ class Dia(FrozenVit):
             with outside_autocast(batch.x):
                 moved = calibrated(drawn, features, patches, self.beta)
             prototypes = torch.where((labels < known)[:, None], moved, drawn)
-        return F.cross_entropy(self.heads(features), batch.y) + F.cross_entropy(self.heads(prototypes), labels)
+        logits, first = (self.heads[-1](features), known) if self.align_among == "own" else (self.heads(features), 0)
+        return F.cross_entropy(logits, batch.y - first) + F.cross_entropy(self.heads(prototypes), labels)
 
     def seen(self, x: Tensor, tasks: int) -> tuple[Tensor, Tensor]:
         """Features (B, dim) and patches (B, n, dim) of the network as it was after so many tasks."""

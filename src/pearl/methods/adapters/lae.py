@@ -20,9 +20,10 @@ from pearl.methods.base import Method, Phase, own_loss
 from pearl.methods.common.average import Average
 from pearl.methods.prompts.prefixes import check_blocks
 from pearl.nn import lowrank, vit
-from pearl.nn.growing import TaskTensors
+from pearl.nn.growing import TaskHeads, TaskTensors
 from pearl.nn.lowrank import Target
 from pearl.nn.precision import outside_autocast
+from pearl.settings.born import Born
 from pearl.settings.declared import PhaseSpec
 
 Count = Annotated[int, Field(ge=1)]
@@ -87,7 +88,8 @@ class Lae(Method):
     Defaults are the authors': batches of 24, Adam at a constant rate, 4.69e-4 on ImageNet-R and 2.81e-3 on CIFAR-100.
     The first task has 50 epochs (5); of a later one, the head alone is trained in 30 (3), head and module in 20 (2),
     with one optimizer. The average starts at the second task as what the first has made of the module. Logits are
-    logarithms of the larger of two probabilities.
+    logarithms of the larger of two probabilities. Heads start small, as in the authors' code: they are never trained
+    against each other, so what a head starts with stays in its logits of other tasks' images.
 
     On networks that are no plain ViT the module is LoRA, of all that `lowrank.select_targets` adapts but depthwise
     filters; the authors have adapters of their own for Swin and ConvNeXt. There, norm layers stay as the reference task
@@ -99,6 +101,7 @@ class Lae(Method):
         size: width of an adapter, rank of LoRA, or length of a prefix; `auto` is 5, 5 and 10.
         adapt_blocks: blocks of the ViT that have the module, from 0.
         ema_decay: share of the average that stays at each step.
+        head_std: standard deviation of a new head's weights, whose biases are 0; null starts it as PyTorch does.
         reference: as PEARL's: `given` - the backbone comes with weights; `first_task` - task 1 trains it; `auto` - the
             first if it was pretrained.
     """
@@ -119,6 +122,7 @@ class Lae(Method):
         size: Count | Literal["auto"] = "auto",
         adapt_blocks: Blocks = (0, 1, 2, 3, 4),
         ema_decay: Annotated[float, Field(ge=0, le=1)] = 0.9999,
+        head_std: Annotated[Annotated[float, Field(ge=0)] | None, Born(None)] = 0.001,
         reference: Literal["auto", "given", "first_task"] = "auto",
     ) -> None:
         super().__init__(backbone.requires_grad_(False))
@@ -130,6 +134,7 @@ class Lae(Method):
             reference = "given" if backbone.pretrained else "first_task"
         self.first_adapted = 0 if reference == "given" else 1
         self.decay = ema_decay
+        self.heads = TaskHeads(self.heads.dim, head_std)
         self.pet: nn.Module
         if pet == "lora":
             self.pet = ScaledLoRA(backbone, targets_in(backbone, adapt_blocks), size)

@@ -21,6 +21,7 @@ from pearl.methods.prompts.prefixes import check_blocks
 from pearl.nn import vit
 from pearl.nn.growing import Grown
 from pearl.nn.precision import full, outside_autocast
+from pearl.settings.born import Born
 from pearl.settings.declared import PhaseSpec
 
 FEW = 3  # errors of which no deviation can be told
@@ -97,10 +98,12 @@ class Sema(FrozenVit):
     A block grows once a task at most, beginning with the first block that does not know the images. As in the authors'
     code, errors deviate upwards or downwards, and descriptors are linear. Unlike there, errors are recorded once a
     descriptor is trained, and are in the state: the authors' are those of its last 500 images in training, and lost
-    when a model is saved. The decision is by the mean over all of a task's images, so that it hangs neither on their
-    order nor on a batch; `detect_batch_size` gives the authors'. Both look at images as they are trained on, by a fixed
-    seed. Heads of earlier tasks do not decay. What earlier tasks' images give changes as the router is shared: a new
-    adapter takes its share of each image.
+    when a model is saved. Both are of images that the descriptor was trained on. Other images of the same classes
+    then deviate as much as those of new ones, by overfitting; `hold_out` records errors on images that it has not seen,
+    so that a block grows for what is new. The decision is by the mean over all of a task's images, so that it hangs
+    neither on their order nor on a batch; `detect_batch_size` gives the authors'. Both look at images as they are
+    trained on, by a fixed seed. Heads of earlier tasks do not decay. What earlier tasks' images give changes as the
+    router is shared: a new adapter takes its share of each image.
 
     Options:
         ffn_num: width of an adapter.
@@ -109,6 +112,8 @@ class Sema(FrozenVit):
         adapt_end_layer: last block that may grow.
         exp_threshold: deviations above which a block grows; -1 is always, and a large number never.
         detect_batch_size: decide by the first batch of so many images that is above it; null decides by the whole task.
+        hold_out: share of a task's images that a new descriptor is not trained on and whose errors are recorded; with 0
+            the errors of those that it is trained on, as in the authors' code.
     """
 
     own_classes = True
@@ -128,6 +133,7 @@ class Sema(FrozenVit):
         adapt_end_layer: Block = 11,
         exp_threshold: float = 2.0,
         detect_batch_size: Count | None = None,
+        hold_out: Annotated[float, Field(ge=0, lt=1), Born(0.0)] = 0.0,
     ) -> None:
         super().__init__(backbone)
         check_blocks(backbone, [adapt_end_layer], "adapt_end_layer")
@@ -140,7 +146,7 @@ class Sema(FrozenVit):
         others = [block for block in range(len(backbone.blocks)) if block not in growing]  # type: ignore[arg-type]
         self.adapters = Adapters(others, lambda: Bottleneck(self.dim, ffn_num))
         self.mixtures = Adapters(growing, lambda: Mixture(self.dim, ffn_num, rd_dim))
-        self.exp_threshold, self.detect_batch_size = exp_threshold, detect_batch_size
+        self.exp_threshold, self.detect_batch_size, self.hold_out = exp_threshold, detect_batch_size, hold_out
 
     def learn(self, task: Task) -> Iterator[Phase]:
         """Grow what does not know the images, block by block; if nothing does, train the head alone."""
@@ -172,9 +178,10 @@ class Sema(FrozenVit):
             return torch.stack([descriptor(means[block]).mean() for block, descriptor in descriptors.items()]).sum()
 
         params = self.only(parameter for own in descriptors.values() for parameter in own.parameters())
-        yield Phase("sema_rd", params, rebuilt, steady=True)
+        trained, recorded = task.hold_out(self.hold_out) if self.hold_out else (None, task)
+        yield Phase("sema_rd", params, rebuilt, data=trained, steady=True)
         self.requires_grad_(False)
-        batches = self.seen(task)
+        batches = self.seen(recorded if len(recorded) else task)  # with a single image a class, there is none
         for block, descriptor in descriptors.items():
             descriptor.remember(torch.cat([means[block] for means in batches]))
 

@@ -53,16 +53,20 @@ class Subspaces(nn.Module):
         kept[:, :real] = self.outside(layer, u[:, :real])
         return kept
 
-    def remember(self, layer: str, matrix: Tensor, share: float) -> None:
-        """Add the fewest directions with which `share` of the energy of `matrix` (inputs, n) is inside."""
+    def remember(self, layer: str, matrix: Tensor, share: float, *, most: int | None = None, fewer: int = 0) -> None:
+        """Add the fewest directions with which `share` of the energy of `matrix` (inputs, n) is inside.
+
+        At most `most` of them, and `fewer` than that share asks.
+        """
         matrix = matrix.double()
         new = self.outside(layer, matrix)
         u, s, _ = torch.linalg.svd(new, full_matrices=False)
         left, total = new.square().sum(), matrix.square().sum()
         inside = torch.cat([s.new_zeros(1), s.square().cumsum(0)]) + (total - left)  # by number of directions added
         room = len(matrix) - self.dimension(layer)
-        count = min(int((inside < (share - ROUNDING) * total).sum()), room)
-        if not count:
+        count = int((inside < (share - ROUNDING) * total).sum()) - fewer
+        count = min(count, room if most is None else min(room, most))
+        if count < 1:
             return
         basis, rest = u[:, :count], False
         if f"basis.{layer}" in self.stored:

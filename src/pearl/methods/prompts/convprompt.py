@@ -7,8 +7,9 @@ fewer it adds. One pass, and nobody chooses a task.
 
 import math
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -24,6 +25,7 @@ from pearl.methods.prompts.text import TextFeatures
 from pearl.nn import vit
 from pearl.nn.growing import Classifier, TaskHeads, TaskTensors
 from pearl.nn.precision import full
+from pearl.settings.born import Born
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -56,8 +58,9 @@ class ConvPrompt(PromptMethod):
     Defaults are the authors': Adam at 2.5e-3 with a cosine, 10 epochs, batches of 128. As with them, the ViT's norm
     layers are trained, at the full rate in the first task, so that features of earlier tasks drift; and keys are not
     trained, since their optimizer holds keys that were replaced. How many kernels a task adds, they ask of attributes
-    that a language model wrote of its classes: with `similarity`, ceil((1 - s) * num_prompts_per_task), s being the
-    mean over the new task's rows of the best cosine with earlier ones (theirs: over the earlier ones, with new ones).
+    that a language model wrote of its classes: with `similarity`, ceil((1 - s) * num_prompts_per_task). As in their
+    code, s is the mean over the set of earlier attributes of the best cosine with a new one, so that an attribute that
+    several classes have counts once.
 
     Options:
         num_prompts_per_task: kernels that a task adds, at most.
@@ -70,6 +73,8 @@ class ConvPrompt(PromptMethod):
         train_norms: train the ViT's norm layers.
         norm_share: of a step that these take after the first task.
         stay: weight of the sum of absolute changes of the shared prompt and of what matches tokens and keys.
+        similarity_over: rows over which s is a mean: `earlier` ones (theirs), each once; or the `new` task's, as often
+            as the file has them, each with the nearest earlier one: how much of the new task is known.
     """
 
     own_classes = True
@@ -88,6 +93,7 @@ class ConvPrompt(PromptMethod):
         train_norms: bool = True,
         norm_share: Annotated[float, Field(ge=0, le=1)] = 0.005,
         stay: NotNegative = 0.01,
+        similarity_over: Annotated[Literal["earlier", "new"], Born("new")] = "earlier",
     ) -> None:
         super().__init__(backbone)
         depth, self.parts = len(backbone.blocks), backbone.blocks[0].attn.num_heads  # type: ignore[arg-type, index, union-attr]
@@ -95,7 +101,7 @@ class ConvPrompt(PromptMethod):
             raise ConfigError(f"method.blocks={blocks}: this backbone has {depth} blocks; use at most so many")
         self.most, self.similarity, self.kernel = num_prompts_per_task, similarity, kernel_size
         self.blocks, self.train_keys, self.train_norms = blocks, train_keys, train_norms
-        self.norm_share, self.stay = norm_share, stay
+        self.norm_share, self.stay, self.similarity_over = norm_share, stay, similarity_over
         self.heads = NormedHeads(self.dim)
         more = kernel_size - 1
         shape = blocks, 2 * self.parts, length + more, self.dim // self.parts + more
@@ -153,7 +159,8 @@ class ConvPrompt(PromptMethod):
                     f"{self.similarity}: features of width {own.shape[1]}; those of earlier tasks had "
                     f"{earlier.shape[1]}, use the same encoder"
                 )
-            alike = float((own @ earlier.T).amax(1).mean())
+            old, new = (distinct(earlier), distinct(own)) if self.similarity_over == "earlier" else (own, earlier)
+            alike = float((old @ new.T).amax(1).mean())
         self.texts.add(f"{task.id}", own.to(self.device))
         return kernels_for(alike, self.most)
 
@@ -193,6 +200,12 @@ class ConvPrompt(PromptMethod):
             by_head = out[0].unflatten(0, (2, self.parts, -1))  # (2, heads, kernels, length, h)
             made.append(by_head.permute(2, 0, 3, 1, 4).flatten(3))
         return made
+
+
+def distinct(rows: Tensor) -> Tensor:
+    """Rows (n, width) of length 1 without those that are there already, in their order."""
+    _, first = np.unique(rows.numpy().round(5), axis=0, return_index=True)
+    return rows[np.sort(first)]
 
 
 def kernels_for(alike: float, most: int) -> int:

@@ -20,6 +20,7 @@ from pearl.methods.common.statistics import ClassStatistics
 from pearl.methods.common.transport import transport
 from pearl.methods.prompts.pool import PromptMethod
 from pearl.nn import vit
+from pearl.settings.born import Born
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -29,9 +30,9 @@ class EvoPrompt(PromptMethod):
 
     Defaults are the authors': Adam at 5e-3, 50 epochs on ImageNet-R and 20 on CIFAR-100, batches of 64, gradients
     clipped at norm 1. Their colour jitter and grey images are not among the augmentations here. They align the rows of
-    prompts as well as hidden units; coordinates of a prompt have a meaning that a permutation would change, and the
-    transport of 3840 x 3840 is slow, so here hidden units alone are aligned. Units count as used by images that are
-    right among all classes seen; without any, all weigh the same.
+    prompts as well as hidden units (`align=both`). Coordinates of a prompt have a fixed meaning that a permutation
+    changes, so here hidden units alone are aligned by default. Units count as used by images that are right among all
+    classes seen; without any, all weigh the same.
 
     Options:
         hidden_dim: hidden units of a block's memory.
@@ -40,6 +41,8 @@ class EvoPrompt(PromptMethod):
         num_heads: parts of a feature in which the head of a new class is composed of old ones; `auto` has four numbers
             in each, which are the authors' 192 parts of a ViT-B; null starts a head anew.
         temp: temperature of that composition.
+        align: what is brought into the order of the memory before the task: `hidden` units, or `both` these and the
+            numbers that prompts consist of, 3,840 of each block of a ViT-B.
     """
 
     own_classes = True
@@ -56,6 +59,7 @@ class EvoPrompt(PromptMethod):
         alpha: Annotated[float, Field(ge=0, le=1)] = 0.5,
         num_heads: Count | Literal["auto"] | None = "auto",
         temp: Annotated[float, Field(gt=0)] = 0.05,
+        align: Annotated[Literal["hidden", "both"], Born("hidden")] = "hidden",
     ) -> None:
         super().__init__(backbone)
         if num_heads == "auto":
@@ -66,7 +70,7 @@ class EvoPrompt(PromptMethod):
                 f"take a divisor"
             )
         depth = len(backbone.blocks)  # type: ignore[arg-type]
-        self.length, self.alpha, self.parts, self.temp = length, alpha, num_heads, temp
+        self.length, self.alpha, self.parts, self.temp, self.align = length, alpha, num_heads, temp, align
         self.reader = nn.Parameter(torch.empty(depth, hidden_dim, self.dim).uniform_(-1, 1) / self.dim**0.5)
         self.writer = nn.Parameter(torch.empty(depth, length * self.dim, hidden_dim).uniform_(-1, 1) / hidden_dim**0.5)
         self.register_buffer("hidden_use", torch.zeros(depth, hidden_dim))
@@ -121,8 +125,13 @@ class EvoPrompt(PromptMethod):
             for block in range(len(reader)):
                 plan = alignment(self.reader[block], reader[block])
                 self.reader[block] = plan.T @ self.reader[block]
+                weights = self.writer[block].abs().sum(1)  # before alignment, as in the authors' code
                 self.writer[block] = self.writer[block] @ plan
                 hidden[block] = plan.T @ hidden[block]
+                if self.align == "both":
+                    plan = alignment(self.writer[block], writer[block], weights)
+                    self.writer[block] = plan.T @ self.writer[block]
+                    output[block] = plan.T @ output[block]
             for now, was, own, old in (
                 (self.reader, reader, hidden, self.hidden_use),
                 (self.writer, writer, output, self.output_use),
@@ -147,14 +156,16 @@ class EvoPrompt(PromptMethod):
         return hidden_sum / max(right, 1), output_sum / max(right, 1)
 
 
-def alignment(now: Tensor, before: Tensor) -> Tensor:
-    """From hidden units as they are to what they were: a transport (now, before) whose columns sum to 1.
+def alignment(now: Tensor, before: Tensor, weights: Tensor | None = None) -> Tensor:
+    """From units as they are to what they were: a transport (now, before) whose columns sum to 1.
 
-    Units are rows (hidden, dim), near each other by direction, and weigh as much as their absolute values sum to.
+    Units are rows (units, dim), near each other by direction, and weigh as much as their absolute values sum to;
+    `weights` (units,) are others for the rows of `now`.
     """
     cost = torch.cdist(F.normalize(now.double(), dim=1), F.normalize(before.double(), dim=1)).square()
-    weights = [rows.double().abs().sum(1) for rows in (now, before)]
-    plan = transport(cost, *(weight / weight.sum() for weight in weights))
+    own = now.abs().sum(1) if weights is None else weights
+    sums = [weight.double() / weight.double().sum() for weight in (own, before.abs().sum(1))]
+    plan = transport(cost, *sums)
     return (plan / plan.sum(0).clamp(min=1e-12)).to(now)
 
 

@@ -38,8 +38,9 @@ class HidePrompt(PromptMethod):
     """A frozen ViT asked twice: by its plain features for the task, with that task's prefixes for the class.
 
     Defaults are the authors' for ImageNet-R, in batches of 24: identity 20 epochs, Adam at 4.69e-5; prefixes 150
-    epochs, Adam at 2.81e-3 with a cosine, their head at a tenth of it (CIFAR-100: 50 epochs, a tenth of the rate after
-    30); weight decay 5e-4, gradients clipped at norm 1; each alignment 30 epochs, SGD with a cosine, at 4.69e-4 and, in
+    epochs, Adam at 2.81e-3 with a cosine to 1e-5, their head at a tenth (to 1e-6; theirs ends at 1e-5 too; CIFAR-100:
+    50 epochs, a tenth of the rate after 30); gradients clipped at norm 1, no weight decay: their code defines the
+    option twice, and the first default, 0, holds. Each alignment has 30 epochs, SGD with a cosine, at 4.69e-4 and, in
     batches of 120, at 5e-3. Keys and values come from an image's own prefix; the authors' code mixes their halves, and
     their numbers were made so. Both classifiers are learnt task by task, where they learn all tasks' identity first: it
     is the same, as neither reads the other. Clusters of a single image take part in alignment, which leaves them out

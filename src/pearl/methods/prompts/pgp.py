@@ -19,22 +19,27 @@ from pearl.methods.prompts.l2p import L2P
 from pearl.methods.prompts.l2p import Count as OneOrMore
 from pearl.methods.prompts.prefixes import by_block
 from pearl.nn.vit import heads
+from pearl.settings.born import Born
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Criterion = Annotated[Literal["energy", "squared"], Born("energy")]
 
 
 class DualPromptPgp(DualPrompt):
     """DualPrompt whose prefixes keep, for the queries of earlier tasks, the keys that they had.
 
     The queries of a block are remembered head by head: orthogonality of whole tokens would not keep a head's logits.
-    Of each, the fewest directions that hold a share `epsilon` of the energy of a task's images as they are tested. The
-    optimizer's step is projected, not the gradient, which Adam would turn back. So attention to a prefix stays as it
-    was along these directions; values, heads, and with them the output, are not held. The authors' code projects with
-    a matrix of images instead of channels, which fits in size alone (768 of both), and before Adam; their published
-    numbers were made so, and with DualPrompt's port. Settings are DualPrompt's, but 20 epochs on CIFAR-100.
+    How many of each, `criterion` says, of a task's images as they are tested. The optimizer's step is projected, not
+    the gradient, which Adam would turn back. So attention to a prefix stays as it was along these directions; values,
+    heads, and with them the output, are not held. The authors' code projects with a matrix of images instead of
+    channels, which fits in size alone (768 of both), and before Adam; their published numbers were made so, and with
+    DualPrompt's port. Settings are DualPrompt's, but 20 epochs on CIFAR-100.
 
     Options:
         epsilon: share of the queries' energy that is remembered; 0 is DualPrompt.
+        criterion: `energy` - the fewest directions that hold the share of the energy, as in GPM and the paper.
+            `squared` - as in the authors' code, which decomposes R R^T and squares its singular values again: the share
+            of squared energies, so that few directions do, one fewer in the first task, 50 at most.
         others: see dualprompt.
     """
 
@@ -45,6 +50,7 @@ class DualPromptPgp(DualPrompt):
         backbone: nn.Module,
         *,
         epsilon: Share = 0.5,
+        criterion: Criterion = "energy",
         g_prompt_layer_idx: Blocks = (0, 1),
         g_prompt_length: Length = 5,
         e_prompt_layer_idx: Blocks = (2, 3, 4),
@@ -59,7 +65,7 @@ class DualPromptPgp(DualPrompt):
             length=length,
             pull=pull,
         )
-        self.epsilon = epsilon
+        self.epsilon, self.criterion = epsilon, criterion
         self.memory = Subspaces()  # "block.head"
 
     def learn(self, task: Task) -> Iterator[Phase]:
@@ -69,7 +75,7 @@ class DualPromptPgp(DualPrompt):
             yield phase
         for block, moments in self.queries(task).items():
             for head, moment in enumerate(moments):
-                self.memory.remember(f"{block}.{head}", root(moment), self.epsilon)
+                remember(self.memory, f"{block}.{head}", root(moment), self.epsilon, self.criterion, task, most=50)
 
     def project(self, general: Tensor, expert: Tensor, t: int) -> None:
         """Take out of the last step of key halves what is remembered; values before it, as their parameters."""
@@ -110,6 +116,8 @@ class L2PPgp(L2P):
     Options:
         epsilon: share of the tokens' energy that is remembered; with both shares 0 it is L2P.
         key_epsilon: of the queries'.
+        criterion: see `dualprompt_pgp`; `squared` remembers 9 directions of tokens and 5 of queries a task at most,
+            where `energy` with these shares fills most of the space of keys in a few tasks.
         others: see l2p.
     """
 
@@ -121,6 +129,7 @@ class L2PPgp(L2P):
         *,
         epsilon: Share = 0.5,
         key_epsilon: Share = 0.97,
+        criterion: Criterion = "energy",
         pool: OneOrMore = 10,
         length: OneOrMore = 30,
         top_k: OneOrMore = 1,
@@ -128,7 +137,7 @@ class L2PPgp(L2P):
         prompt_readout: bool = True,
     ) -> None:
         super().__init__(backbone, pool=pool, length=length, top_k=top_k, pull=pull, prompt_readout=prompt_readout)
-        self.epsilon, self.key_epsilon = epsilon, key_epsilon
+        self.epsilon, self.key_epsilon, self.criterion = epsilon, key_epsilon, criterion
         self.memory = Subspaces()  # "prompts", "keys"
 
     def learn(self, task: Task) -> Iterator[Phase]:
@@ -138,8 +147,10 @@ class L2PPgp(L2P):
             yield phase
         seen: dict[str, Seen] = {"blocks.0": lambda tokens, _: tokens.flatten(0, -2)}
         moments = second_moments(self.backbone, self.features, seen, task)
-        self.memory.remember("prompts", root(moments["blocks.0"]), self.epsilon)
-        self.memory.remember("keys", self.of_images(task, self.query).T, self.key_epsilon)
+        remember(self.memory, "prompts", root(moments["blocks.0"]), self.epsilon, self.criterion, task, most=9)
+        remember(
+            self.memory, "keys", self.of_images(task, self.query).T, self.key_epsilon, self.criterion, task, most=5
+        )
 
     def project(self, before: list[Tensor]) -> None:
         """Take out of the last step of prompts and keys what is remembered; values before it, as in the phase."""
@@ -151,6 +162,20 @@ def stay_outside(memory: Subspaces, layer: str, now: Tensor, before: Tensor) -> 
     """Take out of a step what is remembered; vectors (..., dim) after and before it, the first of which is changed."""
     step = (now - before).flatten(0, -2).T
     now.sub_((step - memory.outside(layer, step)).T.reshape(now.shape))
+
+
+def remember(
+    memory: Subspaces, layer: str, matrix: Tensor, share: float, criterion: Criterion, task: Task, *, most: int
+) -> None:
+    """Add the leading directions of columns (dim, n), as many as a `criterion` asks, see `DualPromptPgp`.
+
+    The energies of R R^T are the squares of those of R.
+    """
+    if criterion == "energy":
+        memory.remember(layer, matrix, share)
+    else:
+        matrix = matrix.double()
+        memory.remember(layer, matrix @ matrix.T, share, most=most, fewer=int(not task.id))
 
 
 def root(moment: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ class SiPrompts(PromptMethod):
     """A frozen ViT, and prompts, head and centroids of each task, which no other task touches.
 
     Defaults are the authors': SGD at 0.01 with momentum 0.9 and a cosine, weight decay 2e-4, batches of 128, 30 epochs.
+    Their first task has a decay of 5e-4, here that of the others.
     They learn domains, in each of which all classes come again, and count an answer as right if its class is, in
     whatever domain: here that is `place.final`, an extra metric beside class-IL and task-IL, which says something only
     where class i of every task is the same thing. In class-IL the logits of tasks that were not chosen are moved below

@@ -29,6 +29,7 @@ class IL2A(NonExemplar):
     The last is one norm over all features of a batch, mixed images too, as in the authors' code, so that a batch is
     learnt as a whole, by one process. Prototypes and covariances are of all images of a class as they are, where the
     code takes one augmented pass without its last batch; its attention modules, which no layer calls, are left out.
+    The recipes change images in brightness, as the code does.
     For logits that are divided by `temp` the bound would need ratio / temp; the code divides it with the logits, and
     ratio's default goes with that.
 

@@ -5,7 +5,7 @@ be inverted to noise: of the matrix of all images so far the largest ones alone 
 batch, so that memory is bounded by them, not by images or by the square of the features.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from torch import Tensor, nn
@@ -15,15 +15,23 @@ from pearl.methods.adapters.bottleneck import Count
 from pearl.methods.common.random_features import TruncatedSvd
 from pearl.methods.prototypes.first_session import FORMS, of_forms
 from pearl.methods.prototypes.lifted import Lifted
+from pearl.nn import vit
 from pearl.settings.declared import PhaseSpec
+from pearl.settings.follow import AUTO, Follows, data_of, tasks_of
+
+
+def _tuning(config: Any) -> str:
+    return "adapter" if data_of(config) == "imagenet_r" and tasks_of(config) == 10 else AUTO
 
 
 class LoRanPac(Lifted):
     """Least squares of least norm on what a truncated singular value decomposition keeps of random features.
 
-    Nothing is trained; with `tuning` the first task adapts the network first, as in the authors' `adapter_*`
-    configurations (SGD 0.01 with a cosine, 20 epochs, batches of 48, decay 5e-4), by a classifier of the random
-    features' cosines that is then thrown away. Without truncation it is RanPAC with this ridge. Kept are
+    With `tuning` the first task adapts the network (SGD 0.01 with a cosine, 20 epochs, batches of 48, decay 5e-4), by a
+    classifier of the random features' cosines that is then thrown away. The authors tune where a task has many classes
+    (their `adapter_*` configurations: ImageNet-R in tasks of 20, CIFAR-100 in tasks of 10) and leave the network as it
+    came in tasks of 5. The default is RanPAC's, so that the two differ in their heads alone; on ImageNet-R in 10 tasks
+    it is the authors' adapter. Without truncation it is RanPAC with this ridge. Kept are
     E * min(rank, share of n and of E) numbers; at the authors' E = 100,000 that is up to 4 GB, and as much with each
     task's folder, hence 10,000 here. Singular values below a millionth of the largest are dropped.
 
@@ -32,7 +40,8 @@ class LoRanPac(Lifted):
         rank: singular values that are kept, at most.
         truncate_percent: of as many as there are images so far, or features, this share is cut off.
         ridge: added to their squares; 0 is the solution of least norm.
-        tuning: how the first task adapts a plain ViT (see aper), or `none`.
+        tuning: how the first task adapts a plain ViT (see aper), or `none`; `auto` is `adapter` on ImageNet-R in 10
+            tasks and else ssf on a plain ViT, as RanPAC's.
         extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
             head; `auto` - the first if it was pretrained.
         rows: images whose features are added at once.
@@ -51,12 +60,16 @@ class LoRanPac(Lifted):
         rank: Count = 10_000,
         truncate_percent: Annotated[float, Field(ge=0, lt=100)] = 25.0,
         ridge: Annotated[float, Field(ge=0)] = 0.0,
-        tuning: Literal["none", "ssf", "adapter", "vpt_deep", "vpt_shallow"] = "none",
+        tuning: Annotated[
+            Literal["auto", "none", "ssf", "adapter", "vpt_deep", "vpt_shallow"], Follows(_tuning)
+        ] = "auto",
         extractor: Literal["auto", "given", "first_task"] = "auto",
         rows: Count = 10_000,
         ffn_num: Count = 64,
         prompt_token_num: Count = 5,
     ) -> None:
+        if tuning == "auto":
+            tuning = "ssf" if vit.is_plain(backbone) else "none"
         form = None if tuning == "none" else tuning
         put_in = {"width": ffn_num, "length": prompt_token_num}
         super().__init__(backbone, form, "loranpac", lifted=E, extractor=extractor, **put_in)

@@ -27,7 +27,8 @@ class PASS(NonExemplar):
 
     The last is one norm over all features of a batch, as in the authors' code, so that a batch is learnt as a whole, by
     one process. Prototypes are means over all images of a class as they are, where the code takes one augmented pass
-    without its last batch; its attention modules, which no layer calls, are left out.
+    without its last batch; its attention modules, which no layer calls, are left out. The recipes change images in
+    brightness, as the code does (`train.phases.pass.images.brightness`).
 
     Options:
         temp: by which all logits are divided.

@@ -30,7 +30,7 @@ class SSRE(NonExemplar):
     s is the largest cosine of an image's features and an old prototype. It weighs and is not learnt by: the authors'
     code lets the loss lower it. The distances are summed over a batch, as in their code, so that a batch is learnt as a
     whole, by one process. Prototypes are means over all images of a class as they are, where the code takes one
-    augmented pass without its last batch.
+    augmented pass without its last batch. The recipes change images in brightness, as the code does.
 
     After the first task BatchNorms are frozen and their scales part of the convolutions, as in the authors' code, which
     drops them; here they stay in the network with the shift alone. How the first task is trained was not published: it

@@ -44,7 +44,8 @@ class Co2L(Method):
     was before the task, in evaluation mode; in the authors' code it is in training mode, so that its running statistics
     drift. A task's end is the last epoch of the classifier, not the one that the test images like best.
 
-    The memory changes between tasks alone, and has equally many images of each class.
+    The memory changes between tasks alone, and has equally many images of each class. Views are mirrored where
+    `images.flip` says so; in the authors' code always.
 
     Options:
         temp: temperature of the contrast.

@@ -5,7 +5,7 @@ Every batch is joined by images of a memory, drawn and augmented anew.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase
 from pearl.methods.common.memory import Memory, Policy
+from pearl.settings.born import Born
 
 Images = Annotated[int, Field(ge=0, strict=True)]
 
 
 class Er(Method):
-    """Cross-entropy over all classes seen, on new and remembered images in one pass.
+    """Cross-entropy over all classes seen, on new and remembered images.
 
     Mammoth's, but for the head: there it has all classes of the stream from the start, and those still to come are
     pushed down before they are seen; here it grows.
@@ -29,6 +30,9 @@ class Er(Method):
         buffer_size: images kept; 200 and 500 are usual.
         minibatch_size: images shown again in each step.
         policy: which images are kept, see `Memory`.
+        passes: `together` - new and remembered images pass the network in one batch; `separate` - in two, as in DER++,
+            TAMiL, AGILE, OCDNet and TriRE. The loss is the same mean over all images, so the two differ in batch
+            statistics alone: separate batches of different classes are each normalised by their own.
     """
 
     shown_again = True
@@ -42,9 +46,10 @@ class Er(Method):
         buffer_size: Images = 200,
         minibatch_size: Annotated[int, Field(ge=1, strict=True)] = 32,
         policy: Policy = "reservoir",
+        passes: Annotated[Literal["together", "separate"], Born("together")] = "together",
     ) -> None:
         super().__init__(backbone)
-        self.minibatch_size = minibatch_size
+        self.minibatch_size, self.passes = minibatch_size, passes
         self.memory = Memory(buffer_size, policy)
 
     def learn(self, task: Task) -> Iterator[Phase]:
@@ -55,11 +60,14 @@ class Er(Method):
         yield Phase(self.phases[0], self.parameters(), partial(self.loss, task), after_step=remember)
 
     def loss(self, task: Task, batch: Batch) -> Tensor:
-        """One cross-entropy over both kinds of images."""
-        x, y = batch.x, batch.y
+        """The mean cross-entropy of both kinds of images."""
+        parts = [(batch.x, batch.y)]
         if (old := self.memory.draw(self.minibatch_size, task.view)) is not None:
-            x, y = torch.cat([x, old.x]), torch.cat([y, old.y])
-        return F.cross_entropy(self(x), y)
+            parts.append((old.x, old.y))
+        if self.passes == "together":
+            parts = [(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]))]
+        logits = torch.cat([self(x) for x, _ in parts])
+        return F.cross_entropy(logits, torch.cat([y for _, y in parts]))
 
     def facts(self, task: int) -> dict[str, Any]:
         """What the memory holds."""

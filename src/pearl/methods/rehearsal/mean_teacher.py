@@ -4,7 +4,7 @@ After CLS-ER (Arani, Sarfraz & Zonooz, ICLR 2022), which has two.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,11 +15,17 @@ from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Network, Phase
 from pearl.methods.common.average import Average, Statistics
 from pearl.methods.common.memory import Memory, Policy, Shown
+from pearl.settings.follow import Follows, whole_benchmark
 
 Weight = Annotated[float, Field(ge=0)]
 Chance = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
-Tasks = Annotated[float, Field(gt=0)]
+Tasks = Annotated[float, Field(gt=0)] | Literal["auto"] | None
+
+
+def on_short_tasks(tasks: float) -> Follows:
+    """The limit of an average's length in tasks; none on published benchmarks, whose rates are the authors'."""
+    return Follows(lambda config: None if whole_benchmark(config) else tasks)
 
 
 class MeanTeacher(Average):
@@ -27,16 +33,19 @@ class MeanTeacher(Average):
 
     At a step it is updated with probability `chance`, with the decay min(1 - 1 / (step + 1), `decay`). So it is about
     1 / (chance * (1 - decay)) steps long, 10,000 to 20,000 with the authors' settings, whose tasks have 4,000 to
-    16,000. In a short task it would still be what the network was born as: it is no longer than `tasks` tasks.
+    16,000. In tasks of a few hundred steps it would still be the initial network: given `tasks`, it is no longer than
+    so many tasks. Without, the rates are as given.
     """
 
-    def __init__(self, chance: float, decay: float, tasks: float, statistics: Statistics) -> None:
+    def __init__(self, chance: float, decay: float, tasks: float | None, statistics: Statistics) -> None:
         super().__init__(statistics)
         self.chance, self.decay, self.tasks = chance, decay, tasks
         self.steps = 0
 
     def pace(self, planned: float) -> tuple[float, float]:
         """Chance and decay in tasks of so many steps: more often first, then faster."""
+        if self.tasks is None:
+            return self.chance, self.decay
         longest = self.tasks * planned
         chance = min(1.0, max(self.chance, 1 / (longest * (1 - self.decay))))
         return chance, min(self.decay, max(0.0, 1 - 1 / (longest * chance)))

@@ -26,7 +26,8 @@ class Clnp(StableUnits):
     There is no code of the authors'; of what others have made of it (beside NISPA's), a task's logits are compared
     among its own classes alone, instead of with zeros in the place of all others, and activations are means over
     places in convolutions as well, so that one threshold means the same in all layers. If no threshold is good enough,
-    all units serve the task. The penalty is of what the task trains.
+    all units serve the task. The penalty is of what the task trains. A threshold above which the task would need no new
+    unit counts only if it costs no accuracy, as any other; NISPA's code accepts it whatever it costs.
 
     Options:
         l1: weight of the sum of sizes of all parameters.

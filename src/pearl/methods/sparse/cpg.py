@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.methods.base import Phase
 from pearl.methods.sparse.held_out import Best
-from pearl.methods.sparse.pae import Goal, Multiplier, Pae, Percent, Tasks, compacting
+from pearl.methods.sparse.pae import Goal, Multiplier, OnGrowth, Pae, Percent, Tasks, compacting
 from pearl.methods.sparse.stable_units import HoldOut
 from pearl.nn.growing import TaskTensors
 
@@ -35,6 +35,7 @@ class Cpg(Pae):
         train_accuracy: see `Pae`.
         tasks: see `Pae`.
         hold_out: share of a task's training images that decides.
+        on_growth: see `Pae`.
     """
 
     names = ("cpg_goal", "cpg", "cpg_prune", "cpg_retrain")
@@ -50,6 +51,7 @@ class Cpg(Pae):
         train_accuracy: Percent = 95.0,
         tasks: Tasks = "auto",
         hold_out: HoldOut = 0.1,
+        on_growth: OnGrowth = "restart",
     ) -> None:
         super().__init__(
             backbone,
@@ -58,6 +60,7 @@ class Cpg(Pae):
             train_accuracy=train_accuracy,
             tasks=tasks,
             hold_out=hold_out,
+            on_growth=on_growth,
         )
         self.above = threshold
         self.picks = TaskTensors(buffers=True)  # "t.weight": which of the older tasks' weights it picks

@@ -22,6 +22,7 @@ from pearl.methods.sparse.masks import FREE, HIDDEN, Owners, cubic, held, weight
 from pearl.methods.sparse.stable_units import HoldOut
 from pearl.methods.sparse.units import Units
 from pearl.nn.growing import TaskTensors
+from pearl.settings.born import Born
 from pearl.settings.declared import Phases, PhaseSpec
 from pearl.settings.follow import Follows, stream_length
 
@@ -29,6 +30,7 @@ Multiplier = Annotated[float, Field(ge=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 Tasks = Annotated[Annotated[int, Field(ge=1, strict=True)] | Literal["auto"], Follows(stream_length)]
 Goal = Literal["scratch", "finetuned"]
+OnGrowth = Annotated[Literal["restart", "continue"], Born("continue")]
 
 TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # shares of a layer that are freed, one after the other
 RAMP, EVERY = 0.2, 10  # the first part of a phase, and the steps, in which more and more is freed
@@ -63,6 +65,8 @@ class Pae(SubNetworks):
         tasks: how many there are, so that at its largest the network leaves each its share, whatever the goal. `auto`
             is the stream's length; a model expects one more.
         hold_out: share of a task's training images that decides.
+        on_growth: what a task does when the network has grown: `restart` from what the task before has left, as the
+            authors do, or `continue` from what it has trained.
     """
 
     task_identity = True
@@ -79,8 +83,10 @@ class Pae(SubNetworks):
         train_accuracy: Percent = 95.0,
         tasks: Tasks = "auto",
         hold_out: HoldOut = 0.1,
+        on_growth: OnGrowth = "restart",
     ) -> None:
         super().__init__(backbone)
+        self.on_growth = on_growth
         whole = bool(backbone.pretrained)
         self.max_multiplier, self.goal = max_multiplier, "finetuned" if whole else goal
         self.train_accuracy, self.tasks, self.hold_out = train_accuracy, tasks, hold_out
@@ -116,6 +122,7 @@ class Pae(SubNetworks):
         kept, held_back = held_out(task, self.hold_out)
         goal = (yield from self.rival(kept, held_back)) if task.id else None
         head = self.begin(task)
+        start = copy.deepcopy(self.parts(head).state_dict())
         while True:
             self.owners.claim(task.id)
             yield self.phase(self.names[1], kept, head)
@@ -125,6 +132,8 @@ class Pae(SubNetworks):
             full = float(self.multiplier) >= self.max_multiplier
             if met or full or not task.id:
                 break
+            if self.on_growth == "restart":
+                self.parts(head).load_state_dict(start)
             self.grow()
         yield from self.compact(kept, held_back, head, goal, met=met, short=full and reached < goal)
         yield from self.finish(kept, held_back, head)

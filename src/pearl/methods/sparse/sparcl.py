@@ -7,7 +7,7 @@ EWC's penalty takes the place of their memory.
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,7 @@ from pearl.methods.common.entries import within
 from pearl.methods.regularization.ewc import ELambda, Gamma, OnlineEwc, weight_in
 from pearl.methods.sparse.masks import inner_weights, nonzero
 from pearl.nn.growing import TaskTensors
+from pearl.settings.born import Born
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.settings.follow import Follows
 
@@ -55,6 +56,8 @@ class SparClEwc(OnlineEwc):
         sample_frequency: steps of an epoch for which one mask of gradients serves.
         remove: share of a task's images that is removed as the task goes on, those that are forgotten most seldom.
         removals: in how many portions, from the second round on.
+        forgotten_among: classes among which a prediction of a training image must be right to count as learnt: `all`
+            seen, as in the authors' code, whose loss knows the task's own alone; or its `own` task's.
     """
 
     own_classes = True
@@ -75,11 +78,12 @@ class SparClEwc(OnlineEwc):
         sample_frequency: Annotated[int, Field(ge=1, strict=True)] = 30,
         remove: Share = 0.3,
         removals: Annotated[int, Field(ge=1, strict=True)] = 4,
+        forgotten_among: Annotated[Literal["all", "own"], Born("own")] = "all",
     ) -> None:
         super().__init__(backbone, e_lambda=e_lambda, gamma=gamma)
         self.rounds, self.sparsity, self.regrow = rounds, sparsity, regrow
         self.grad_weight, self.gradient_sparse, self.sample_frequency = grad_weight, gradient_sparse, sample_frequency
-        self.remove, self.removals = remove, removals
+        self.remove, self.removals, self.forgotten_among = remove, removals, forgotten_among
         named = dict(backbone.named_parameters())
         self.open = TaskTensors(buffers=True)  # by a weight's name, which of its entries may be other than 0
         self.names = inner_weights(backbone)
@@ -142,10 +146,13 @@ class SparClEwc(OnlineEwc):
 
     def cross_entropy(self, batch: Batch, seen: "Forgetting | None" = None) -> Tensor:
         """Of labels among the newest task's classes."""
-        logits = self.heads[-1](self.features(batch.x))
-        own = batch.y - sum(self.heads.sizes()[:-1])
+        features = self.features(batch.x)
+        logits, own = self.heads[-1](features), batch.y - sum(self.heads.sizes()[:-1])
         if seen is not None:
-            seen.note(batch.rows, logits.argmax(1) == own)
+            right = logits.argmax(1) == own
+            if self.forgotten_among == "all":
+                right = self.heads(features.detach()).argmax(1) == batch.y
+            seen.note(batch.rows, right)
         return F.cross_entropy(logits, own)
 
     @torch.no_grad()

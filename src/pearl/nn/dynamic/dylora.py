@@ -18,6 +18,9 @@ class DyloraRule(DynamicRule):
     Afterwards every b works, and the method chooses none: here it is the smallest whose loss of images held out is
     within a tolerance of the best, or the largest that fits the budget.
 
+    The authors scale the update of the first b components by alpha / b. So does this rule given a number,
+    `method.alpha=16`; with PEARL's own alpha = 2r, the default, alpha grows with b and the scale is 2 for every b.
+
     Options:
         start: R, the largest b.
         r: the fixed rank whose parameters are the budget `r`.
