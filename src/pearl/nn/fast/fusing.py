@@ -156,7 +156,7 @@ def _parts(network: nn.Module, name: str) -> Iterator[Part]:
         return
     graph = graph_of(network, _Tracer) if _followed(network) else None
     inside = dict(network.named_children())
-    if graph is not None:
+    if graph is not None and all(node.op != "get_attr" for node in graph.nodes):  # or a copy's tensors would stay in it
         inside = {str(node.target): modules[str(node.target)] for node in graph.nodes if node.op == "call_module"}
         if convs := _Rewriting(graph, modules).convs():
             yield Part(name, type(fx.GraphModule(network, graph)).forward, convs)
