@@ -1,5 +1,6 @@
 """Threads use one model at once, beside training and beside foreign networks: each answer is what one thread gets."""
 
+import copy
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,24 +11,29 @@ import torch
 from torch import nn
 
 import pearl
-from pearl.lifecycle.small import images, on_threads, small_resnet
+from pearl.evaluation.evaluate import Ensemble
+from pearl.lifecycle.small import images, learn, on_threads, small_resnet
 from pearl.methods.base import Method
+from pearl.methods.common.classifiers import Chain
+from pearl.methods.common.subnetworks import HEADS
+from pearl.methods.pearl import Pearl
 from pearl.nn.fast.folding import norms_after_convs
 from pearl.nn.functional import functional_call, shallow_copy
 from pearl.nn.once import once
 from photos import SETTINGS, digit, folders, weights_of, write_photos
 
-PIXELS = np.stack([np.stack([image] * 3, -1) for label in range(4) for image in digit(label)[:2]])
+PIXELS = np.stack([np.stack([image] * 3, -1) for label in range(4) for image in digit(label)[:1]])
+SMALL = SETTINGS | {"backbone": {"name": "resnet18", "width": 2}, "engine": {"max_steps": 6}}
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
     """A model with class statistics after one task, the next task's photos, and the model after that one."""
     root = tmp_path_factory.mktemp("shop")
-    write_photos(root / "first", {"zero": 0, "one": 1})
-    write_photos(root / "second", {"two": 2, "three": 3})
+    write_photos(root / "first", {"zero": 0, "one": 1}, 6)
+    write_photos(root / "second", {"two": 2, "three": 3}, 6)
     with folders(root):
-        pearl.learn(root / "one", root / "first", quiet=True, **SETTINGS)
+        pearl.learn(root / "one", root / "first", quiet=True, **SMALL)
         shutil.copytree(root / "one", root / "two")
         pearl.learn(root / "two", root / "second", quiet=True)
     return root
@@ -44,34 +50,53 @@ class Foreign(nn.Module):
         return self.layers(x)
 
 
-@torch.no_grad()
-def test_first_requests_on_threads(shop):
-    """As of a web server that has just started, 50 times; half of the requests ask what is unknown."""
-    alone, foreign, x = pearl.load(shop / "two"), Foreign().eval(), images()
-    expected, of_foreign = (alone.logits(PIXELS), alone.judge(PIXELS)[1]), foreign(x)
-    ask = [lambda model: model.logits(PIXELS), lambda model: model.judge(PIXELS)[1]]
-    turn = threading.local()
+def all_answer(questions, *, rounds):
+    """Each round asks something new from eight threads, beside a foreign network: what they say is what it says alone.
 
-    for _ in range(50):
-        model, numbers, done = pearl.load(shop / "two"), iter(range(8)), threading.Event()
+    `questions` gives pairs of a question and its answer.
+    """
+    foreign, x = Foreign().eval(), images()
+    with torch.no_grad(), ThreadPoolExecutor(1) as pool:
+        of_foreign = foreign(x)
 
-        def request(model=model, numbers=numbers):
-            turn.number = next(numbers) % 2
-            return turn.number, ask[turn.number](model)
-
-        def others(done=done):
+        def others():
             with torch.no_grad():
-                while not done.is_set():
-                    assert torch.equal(foreign(x), of_foreign)
+                return all(torch.equal(foreign(x), of_foreign) for _ in range(30))
 
-        with ThreadPoolExecutor(1) as pool:
+        for _ in range(rounds):
+            asked = questions() * 4
             beside = pool.submit(others)
-            try:
-                for number, answer in on_threads(request):
-                    assert torch.equal(answer, expected[number])
-            finally:
-                done.set()
-            beside.result()
+            assert all(on_threads(lambda: (pair := asked.pop())[1].equal(pair[0]()), len(asked)))  # noqa: B023
+            assert beside.result()
+
+
+@pytest.mark.parametrize("classifier", [HEADS, Chain()], ids=["heads", "statistics"])
+def test_first_questions_to_sub_networks(classifier):
+    """Which are read, folded, merged and fused when they are first asked. 50 times, 25 with either classifier."""
+    method = Pearl(small_resnet(), classifier=classifier)
+    learn(method, range(2))
+    alone, x = Ensemble(copy.deepcopy(method)), images()
+    expected = alone(x), alone(x, 0)
+    judged = alone.judge(x)[1] if alone.judge else None
+
+    def questions():
+        fresh = Ensemble(copy.deepcopy(method))
+        asked = [(lambda: fresh(x), expected[0]), (lambda: fresh(x, 0), expected[1])]
+        return [*asked[: 1 if fresh.judge else 2], *([(lambda: fresh.judge(x)[1], judged)] if fresh.judge else [])]
+
+    all_answer(questions, rounds=25)
+
+
+def test_first_requests_to_a_model(shop):
+    """As of a web server that has just started; half of the requests ask what is unknown."""
+    alone = pearl.load(shop / "two")
+    expected = alone.logits(PIXELS), alone.judge(PIXELS)[1]
+
+    def questions():
+        model = pearl.load(shop / "two")
+        return [(lambda: model.logits(PIXELS), expected[0]), (lambda: model.judge(PIXELS)[1], expected[1])]
+
+    all_answer(questions, rounds=4)
 
 
 def test_learning_beside_first_requests(shop, tmp_path):

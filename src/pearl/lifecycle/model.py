@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pearl.data.augment import View
+from pearl.data.decoding import Decoding
 from pearl.data.pictures import Picture, in_batches, is_one
 from pearl.errors import ConfigError, DataError, RunError, counted, printable, short_of_memory, typed
 from pearl.evaluation.evaluate import Ensemble
@@ -174,7 +175,7 @@ class Model:
         if not isinstance(pictures, Iterable):
             raise DataError(f"a {type(images).__name__} is no image; give files, Pillow images, arrays or tensors")
         found = []
-        for pixels in in_batches(pictures, self.config.images.stored, BATCH):
+        for pixels in in_batches(pictures, self.config.images.stored, BATCH, Decoding.of(self.config.images)):
             found += self.predict_pixels(pixels, task=task, top=top, unknown_rate=unknown_rate)
         return found
 

@@ -232,7 +232,8 @@ def load_method(
         ]
         if wrong:
             raise RuntimeError("; ".join(wrong))
-        method.load_state_dict(state, strict=True)
+        with _OwnDraws():  # what grows to the state's size begins with random numbers
+            method.load_state_dict(state, strict=True)
     except (RuntimeError, IndexError, TypeError, ValueError, KeyError) as error:
         if short_of_memory(error):
             raise
