@@ -1,6 +1,6 @@
 """Use one model from many threads at once, and compare every answer with what one thread gets.
 
-    python benchmarks/attack/threads.py                     50 rounds of each kind, written to docs/results/reliability.md
+    python benchmarks/attack/threads.py                     50 rounds of each, written to docs/results/reliability.md
     python benchmarks/attack/threads.py --rounds 5 --print  a few, printed
 
 In each round a model is loaded anew and eight threads send it their first requests: images of different numbers, half
@@ -179,12 +179,7 @@ def attack(stage: Stage, name: str, work: Beside | None) -> list[str]:
 def process() -> list[Any]:
     """What must not change."""
     call = [nn.Module.__call__, nn.Module.__getattr__, nn.Module.__setattr__]
-    return [
-        *call,
-        torch.get_default_dtype(),
-        torch.is_grad_enabled(),
-        len([f for f in warnings.filters if f[0] == "ignore"]),
-    ]
+    return [*call, torch.get_default_dtype(), torch.is_grad_enabled(), [*warnings.filters]]
 
 
 def main() -> None:
@@ -225,8 +220,8 @@ def main() -> None:
             f"## Threads\n\n`python benchmarks/attack/threads.py --rounds {options.rounds}`: in each round a model is "
             f"loaded and {THREADS} threads send it their first requests, of 1 to 8 images, half of them for what is "
             f"unknown or among one task's classes; {len(MODELS)} models in turn (PEARL on four networks, SeqLoRA, "
-            f"OCD-Net, progressive networks). An answer is right if it has the bits that a single thread gets. `learn`: "
-            f"what is learnt meanwhile has to have the bits, too, that it has alone.\n\n{table}\n"
+            f"OCD-Net, progressive networks). An answer is right if it has the bits that a single thread gets. "
+            f"`learn`: what is learnt meanwhile has to have the bits, too, that it has alone.\n\n{table}\n"
         )
         write_section("threads", text)
     sys.exit(bool(failures))
