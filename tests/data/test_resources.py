@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,7 @@ def test_threads_share_bytes() -> None:
                 with lock:
                     inside[0] += min(count, 100)
                     most[0] = max(most[0], inside[0])
+                time.sleep(0.001)
                 with lock:
                     inside[0] -= min(count, 100)
 

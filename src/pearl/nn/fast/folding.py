@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from pearl.nn.functional import shallow_copy
+
 
 def norms_after_convs(net: nn.Module) -> dict[str, str]:
     """Names of the BatchNorms that see nothing but a convolution which nothing else sees -> that convolution.
@@ -50,7 +52,7 @@ def graph_of(net: nn.Module, tracer: type[Tracer] = Tracer) -> fx.Graph | None:
     `fx.Tracer.trace` replaces `nn.Module.__call__` for the whole process while it runs, so that every forward pass in
     another thread fails. Here a copy of the network is called whose leaves record that they were called.
     """
-    recorder, network = tracer(), with_weights(net, {})
+    recorder, network = tracer(), shallow_copy(net).eval()
     recorder.root, recorder.graph, recorder.tensor_attrs = network, fx.Graph(tracer_cls=tracer), {}
     for name, module in network.named_modules():
         if name and recorder.is_leaf_module(module, name):
