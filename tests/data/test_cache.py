@@ -202,7 +202,7 @@ def test_most_of_16_bits_left_unused_is_noted(tmp_path: Path, root: Path) -> Non
         decoding = Decoding()
         decode(split, 8, decoding, root=root)
         assert decoding.notes() == [
-            "2 images of 16 bits, whose values go up to 4,032 only: they have 16 levels of grey of 256; give "
+            "2 images of 16 bits with values up to 4,032 only, of which 16 levels of grey out of 256 are left; set "
             "images.bits=12 if that is their range"
         ]
     bright = Decoding()
