@@ -57,8 +57,8 @@ class Decoding:
             return []
         levels = counted((largest >> (self.bits - 8)) + 1, "level")
         return [
-            f"{counted(count, 'image')} of 16 bits with values up to {largest:,} only, of which {levels} of grey out of "
-            f"256 are left; set images.bits={used} if that is their range"
+            f"{counted(count, 'image')} of 16 bits with values up to {largest:,} only, of which {levels} of grey out "
+            f"of 256 are left; set images.bits={used} if that is their range"
         ]
 
 
