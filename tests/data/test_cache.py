@@ -18,7 +18,10 @@ from PIL import Image
 
 import layouts
 from pearl.data import cache, pictures
+from pearl.data import decoding as decoding_of
 from pearl.data.cache import decode, decode_rows, read_image
+from pearl.data.decoding import Decoding, upright_square
+from pearl.data.pictures import to_pixels
 from pearl.data.sources import Split
 from pearl.errors import DataError
 
@@ -62,9 +65,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that have been decoded."""
     files: list[Path] = []
 
-    def counted(path: Path, size: int) -> np.ndarray:
+    def counted(path: Path, size: int, decoding: Decoding) -> np.ndarray:
         files.append(path)
-        return read_image(path, size)
+        return read_image(path, size, decoding)
 
     monkeypatch.setattr(cache, "read_image", counted)
     return files
@@ -97,7 +100,7 @@ def test_content_is_that_of_resize_and_centre_crop(photos: Split, root: Path, si
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 40))
 def test_resize_and_crop_at_any_size(width: int, height: int, size: int) -> None:
     image = Image.fromarray(pixels(height, width, 3))
-    assert np.array_equal(np.asarray(pictures._square(image, size)), resize_and_crop(image, size))
+    assert np.array_equal(np.asarray(decoding_of._square(image, size)), resize_and_crop(image, size))
 
 
 def test_same_size_is_exact(tmp_path: Path, root: Path) -> None:
@@ -176,6 +179,97 @@ def test_ranges_that_cannot_be_known(tmp_path: Path) -> None:
         read_image(save(tmp_path / "f.tif", np.ones((4, 4), np.float32)), 4)
     with pytest.raises(DataError, match=r"i\.tif: 32-bit pixels lie outside 0 to 65535"):
         read_image(save(tmp_path / "i.tif", np.full((4, 4), 70_000, np.int32)), 4)
+
+
+def test_of_16_bits_as_many_are_used_as_the_images_have(tmp_path: Path) -> None:
+    grey = pixels(12, 12)
+    save(tmp_path / "twelve.png", grey.astype(np.uint16) << 4 | 5)
+    assert len(np.unique(read_image(tmp_path / "twelve.png", 12))) <= 16
+    decoding = Decoding(bits=12)
+    assert np.array_equal(read_image(tmp_path / "twelve.png", 12, decoding)[..., 0], grey)
+    assert decoding.notes() == []
+    with pytest.raises(DataError, match=r"a value of \d\d,\d+, above the 12 bits of images\.bits"):
+        read_image(save(tmp_path / "wide.png", grey.astype(np.uint16) << 8), 12, decoding)
+
+
+def test_most_of_16_bits_left_unused_is_noted(tmp_path: Path, root: Path) -> None:
+    """Also where the pixels come from the cache."""
+    values = (np.arange(64).reshape(8, 8) * 64).astype(np.uint16)
+    split = split_of(
+        save(tmp_path / "a.png", values), save(tmp_path / "b.png", values), save(tmp_path / "c.png", pixels(8, 8, 3))
+    )
+    for _ in range(2):
+        decoding = Decoding()
+        decode(split, 8, decoding, root=root)
+        assert decoding.notes() == [
+            "2 images of 16 bits with values up to 4,032 only, of which 16 levels of grey out of 256 are left; set "
+            "images.bits=12 if that is their range"
+        ]
+    bright = Decoding()
+    decode(split_of(save(tmp_path / "d.png", values * 16), *split.images), 8, bright, root=root)
+    assert bright.met == (3, 64_512) and bright.notes() == []
+
+
+def test_each_way_of_decoding_has_a_cache_of_its_own(tmp_path: Path, root: Path) -> None:
+    split = split_of(save(tmp_path / "a.png", (pixels(8, 8) // 16).astype(np.uint16)))
+    assert decode(split, 8, Decoding(bits=8), root=root).max() > 5 > decode(split, 8, root=root).max() == 0
+    assert len(list(root.iterdir())) == 2
+
+
+def test_a_large_jpeg_is_decoded_smaller_if_that_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned
+    smooth = np.asarray(Image.fromarray(pixels(6, 4, 3)).resize((400, 600), Image.Resampling.BICUBIC))
+    path = save(tmp_path / "a.jpg", smooth, exif=exif, quality=95)
+    sizes = []
+    square = decoding_of._square
+    monkeypatch.setattr(decoding_of, "_square", lambda image, size: sizes.append(image.size) or square(image, size))
+    whole, reduced = (read_image(path, 40, Decoding(reduced=each)) for each in (False, True))
+    assert sizes == [(600, 400), (150, 100)], "a quarter is twice the size that is kept"
+    assert np.abs(whole.astype(int) - reduced).max() < 12
+
+
+def test_a_picture_in_memory_is_not_changed() -> None:
+    """What a user has opened stays as it is; of a file of ours nothing is copied."""
+    picture = Image.fromarray(pixels(8, 6, 3))
+    picture.getexif()[0x0112] = 6
+    to_pixels(picture, 4)
+    assert picture.size == (6, 8) and picture.getexif()[0x0112] == 6
+
+
+def test_a_file_is_decoded_into_memory_once(tmp_path: Path) -> None:
+    """4 bytes a pixel in Pillow; exif_transpose and convert would make a copy each."""
+    opened = Image.open(save(tmp_path / "a.jpg", pixels(300, 400, 3)))
+    seen = []
+    resize = Image.Image.resize
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Image.Image, "resize", lambda self, *a: seen.append(self) or resize(self, *a))
+        upright_square(opened, 8, own=True)
+    assert seen == [opened]
+
+
+def test_strips_are_converted_as_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [
+        save(tmp_path / "rgba.png", pixels(13, 9, 4)),
+        save(tmp_path / "wide.png", pixels(13, 9).astype(np.uint16) << 7),
+    ]
+    palette = Image.fromarray(pixels(13, 9, 3)).quantize(16)
+    files += [save(tmp_path / f"{key}.png", palette, transparency=key) for key in (3, bytes(range(0, 160, 10)))]
+    whole = [read_image(file, 9) for file in files]
+    monkeypatch.setattr(decoding_of, "_STRIP", 20)  # two rows
+    for file, expected in zip(files, whole, strict=True):
+        assert np.array_equal(read_image(file, 9), expected), file
+
+
+def test_libtiff_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It writes to standard error by itself, beside what Pillow raises."""
+    file = save(tmp_path / "a.tif", pixels(64, 64, 3), compression="tiff_adobe_deflate")
+    content = bytearray(file.read_bytes())
+    content[9:12] = b"\xff\xff\xff"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.tif: "):
+        read_image(file, 8)
+    assert capfd.readouterr().err == ""
 
 
 def test_arrays_are_left_alone(root: Path) -> None:

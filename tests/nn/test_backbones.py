@@ -232,8 +232,8 @@ def test_networks_that_timm_cannot_build(model: str, size: int, options: dict[st
 def test_weights_that_cannot_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     client = logging.getLogger("huggingface_hub.utils")
 
-    def offline(*_: Any, **__: Any) -> nn.Module:
-        assert not client.isEnabledFor(logging.WARNING)  # it would tell every attempt
+    def offline(*_: Any, pretrained: bool, **__: Any) -> nn.Module:
+        assert client.isEnabledFor(logging.WARNING) is not pretrained  # it would tell every attempt
         raise OSError("no route to host")
 
     monkeypatch.setattr(timm, "create_model", offline)

@@ -42,7 +42,10 @@ def command(
     times = {"start": STARTED}
     from pearl.lifecycle.predict import named, predict_files, writer
 
-    files = named(paths, sys.stdin, say=lambda line: typer.echo(f"pearl: {printable(line)}", err=True))
+    def say(line: str) -> None:
+        typer.echo(f"pearl: {printable(line)}", err=True)
+
+    files = named(paths, sys.stdin, say=say)
     from pearl.lifecycle.model import Model
 
     times["import"] = time.perf_counter()
@@ -53,10 +56,10 @@ def command(
     times["load"] = time.perf_counter()
     form: Literal["json", "csv", "table"] = "json" if as_json else "csv" if as_csv else "table"
     write = writer(form, sys.stdout, says_known=unknown_rate is not None)
-    unreadable = predict_files(opened, files, write, task=task, top=top, unknown_rate=unknown_rate)
+    unreadable = predict_files(opened, files, write, task=task, top=top, unknown_rate=unknown_rate, say=say)
     times["compute"] = time.perf_counter()
     for line in unreadable:
-        typer.echo(f"pearl: {printable(line)}", err=True)
+        say(line)
     if verbose:
         moments = list(times.values())
         spent = zip(list(times)[1:], moments[1:], moments[:-1], strict=True)

@@ -14,7 +14,6 @@ import os
 import shutil
 import time
 import uuid
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,7 +23,9 @@ from typing import BinaryIO
 
 import numpy as np
 
+from pearl.data.decoding import PLAIN, Decoding, ignore_oddities
 from pearl.data.pictures import pixels_of, read_image, unreadable
+from pearl.data.resources import threads
 from pearl.data.sources import Split, reason
 from pearl.errors import DataError
 from pearl.storage.files import sync_folder
@@ -57,7 +58,12 @@ class Images:
 
 
 def decode_rows(
-    split: Split, rows: np.ndarray, size: int, *, on_progress: Callable[[int, int], None] | None = None
+    split: Split,
+    rows: np.ndarray,
+    size: int,
+    decoding: Decoding = PLAIN,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> Images:
     """The images of some rows of a split (rising, each once): of files, no other is opened.
 
@@ -70,14 +76,15 @@ def decode_rows(
     if isinstance(split.images, np.ndarray):
         return Images(np.arange(len(split.labels)), split.images)
     if not isinstance(split.images, tuple):
-        return Images(rows, pixels_of(split.images, rows, size, on_progress=on_progress))
+        return Images(rows, pixels_of(split.images, rows, size, decoding, on_progress=on_progress))
     files = tuple(split.images[row] for row in rows)
-    return Images(rows, decode(Split(files, split.labels[rows]), size, on_progress=on_progress))
+    return Images(rows, decode(Split(files, split.labels[rows]), size, decoding, on_progress=on_progress))
 
 
 def decode(
     split: Split,
     size: int,
+    decoding: Decoding = PLAIN,
     *,
     root: Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -95,8 +102,8 @@ def decode(
         return split.images
     files = split.images
     root = data_root() / "cache" if root is None else root
-    key = _key(files, size)
-    cached = _open(root / key, key, len(files), size)
+    key = _key(files, size, decoding)
+    cached = _open(root / key, key, len(files), size, decoding)
     if cached is not None:
         return cached
 
@@ -108,7 +115,9 @@ def decode(
         if shutil.disk_usage(root).free < needed:  # better now than after an hour of decoding
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         aside.mkdir()
-        _build(aside, key, files, size, on_progress)
+        fresh = Decoding(decoding.bits, decoding.reduced)  # for what these images alone are like
+        _build(aside, key, files, size, fresh, on_progress)
+        decoding.meet(*fresh.met)
         return _publish(aside, root / key, key, len(files), size)
     except OSError as error:
         raise DataError(
@@ -119,9 +128,11 @@ def decode(
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _key(files: Sequence[Path], size: int) -> str:
-    """All that a cache depends on, as a sha256: the format, the size, and the path, length and time of every file."""
+def _key(files: Sequence[Path], size: int, decoding: Decoding) -> str:
+    """All that a cache depends on, as a sha256: how it is decoded, and the path, length and time of every file."""
     facts: list[object] = [FORMAT, size]
+    if decoding != PLAIN:
+        facts.append([decoding.bits, decoding.reduced])
     for file in files:
         try:
             status = file.stat()
@@ -145,15 +156,19 @@ def _remove_stale(root: Path) -> None:
                 shutil.rmtree(place, ignore_errors=True)
 
 
-def _open(place: Path, key: str, count: int, size: int) -> np.ndarray | None:
+def _open(place: Path, key: str, count: int, size: int, decoding: Decoding = PLAIN) -> np.ndarray | None:
     """The images of a cache, or None when it is absent or damaged."""
     try:
         with (place / "images.npy").open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if json.loads((place / "meta.json").read_bytes()) != _meta(key, count, size, sha256):
+        met, deep = json.loads((place / "meta.json").read_bytes()), (0, 0)
+        if isinstance(met, dict):
+            deep = met.pop("sixteen_bits", deep)
+        if met != _meta(key, count, size, sha256):
             return None
+        decoding.meet(*deep)
         images = np.load(place / "images.npy", mmap_mode="r")
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return None
     return images if images.shape == (count, size, size, 3) and images.dtype == np.uint8 else None
 
@@ -163,13 +178,18 @@ def _meta(key: str, count: int, size: int, sha256: str) -> dict[str, object]:
 
 
 def _build(
-    place: Path, key: str, files: Sequence[Path], size: int, on_progress: Callable[[int, int], None] | None
+    place: Path,
+    key: str,
+    files: Sequence[Path],
+    size: int,
+    decoding: Decoding,
+    on_progress: Callable[[int, int], None] | None,
 ) -> None:
     """Write a cache into an empty folder, and see it onto the disk."""
 
     def attempt(file: Path) -> bytes | DataError:
         try:
-            return read_image(file, size).tobytes()
+            return read_image(file, size, decoding).tobytes()
         except DataError as error:
             return error
 
@@ -180,11 +200,8 @@ def _build(
     sha256 = hashlib.sha256(header.getvalue())
     problems: list[str] = []
     done = 0
-    with (
-        (place / "images.npy").open("wb") as out,
-        warnings.catch_warnings(action="ignore"),  # Pillow's, of oddities that do no harm
-        ThreadPoolExecutor(os.cpu_count()) as pool,
-    ):
+    ignore_oddities()
+    with (place / "images.npy").open("wb") as out, ThreadPoolExecutor(threads()) as pool:
         out.write(header.getvalue())
         for start in range(0, len(files), _BATCH):
             for image in pool.map(attempt, files[start : start + _BATCH]):
@@ -202,7 +219,8 @@ def _build(
         raise unreadable(problems, len(files))
 
     with (place / "meta.json").open("wb") as out:
-        out.write(json.dumps(_meta(key, len(files), size, sha256.hexdigest())).encode())
+        deep = {"sixteen_bits": decoding.met} if decoding.met[0] else {}
+        out.write(json.dumps(_meta(key, len(files), size, sha256.hexdigest()) | deep).encode())
         _sync(out)
     sync_folder(place)
 

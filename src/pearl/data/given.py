@@ -1,12 +1,13 @@
 """What people give to be learnt or evaluated, from wherever it is: as images with the names of their classes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from pearl.data.decoding import Decoding
 from pearl.data.listed import SUFFIXES, read_list
 from pearl.data.pictures import Picture, is_one, one_of, pixels_of, read_all
 from pearl.data.sources import Files, class_names, columns, is_from_hub, labelled, left_out, some, tree
@@ -36,6 +37,7 @@ class Given:
     images: Any  # as Split.images; arrays are (N, size, size, 3) uint8
     labels: np.ndarray
     notes: tuple[str, ...] = ()
+    decoding: Decoding = field(default_factory=Decoding)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -43,11 +45,11 @@ class Given:
     def pixels(self, start: int, stop: int, size: int) -> tuple[np.ndarray, list[str]]:
         """The images from `start` to `stop` that can be read, (n, size, size, 3) uint8, and a line for each other."""
         if isinstance(self.images, tuple):
-            _, pixels, problems = read_all(self.images[start:stop], size)
+            _, pixels, problems = read_all(self.images[start:stop], size, self.decoding)
             return pixels, problems
         if isinstance(self.images, np.ndarray) and self.images.shape[1:3] == (size, size):
             return self.images[start:stop], []
-        return pixels_of(self.images, np.arange(start, min(stop, len(self))), size), []
+        return pixels_of(self.images, np.arange(start, min(stop, len(self))), size, self.decoding), []
 
     def renamed(self, names: Mapping[str, str]) -> "Given":
         """With other names of some classes; those that get one name become one class."""
@@ -59,7 +61,13 @@ class Given:
 
 
 def given(
-    data: Any, size: int, *, part: Literal["train", "test"], nested: bool = False, on_progress: Progress | None = None
+    data: Any,
+    size: int,
+    *,
+    part: Literal["train", "test"],
+    nested: bool = False,
+    decoding: Decoding | None = None,
+    on_progress: Progress | None = None,
 ) -> Given:
     """What is to be learnt or evaluated.
 
@@ -72,19 +80,21 @@ def given(
     Raises:
         DataError: naming what cannot be used.
     """
+    decoding = decoding or Decoding()
     if not isinstance(data, str | Path):
         if nested:
             raise DataError("nested is for folders; leave it out")
-        return _in_memory(data, size, on_progress)
+        return _in_memory(data, size, decoding, on_progress)
     root = Path(data)
     if str(data).startswith(_LIBRARIES) and not root.exists():
         source = SOURCES.build(SOURCES.resolve(str(data), "data"))
         split = source.train if part == "train" else source.test
-        return _sorted(Given(str(data), source.name, source.classes, split.images, split.labels))
+        found = Given(str(data), source.name, source.classes, split.images, split.labels, decoding=decoding)
+        return _sorted(found)
     if root.is_file() and root.suffix.lower() in SUFFIXES:
-        return _of_files(root, read_list(root), [])
+        return _of_files(root, read_list(root), [], decoding)
     folder = root / part if (root / part).is_dir() else root
-    return _of_files(root, tree(folder, nested=nested), left_out(folder, nested=nested))
+    return _of_files(root, tree(folder, nested=nested), left_out(folder, nested=nested), decoding)
 
 
 def check_aliases(aliases: Mapping[str, str], parts: Sequence[Given]) -> None:
@@ -112,9 +122,10 @@ def name_of(data: Any) -> str:
     return place.parent.name or place.name if place.name == "train" else place.name
 
 
-def _of_files(place: Path, files: Files, notes: Iterable[str]) -> Given:
+def _of_files(place: Path, files: Files, notes: Iterable[str], decoding: Decoding) -> Given:
     split = labelled(files, files)
-    return Given(str(place.absolute()), name_of(place), tuple(files), split.images, split.labels, tuple(notes))
+    notes = tuple(notes)
+    return Given(str(place.absolute()), name_of(place), tuple(files), split.images, split.labels, notes, decoding)
 
 
 def _sorted(found: Given) -> Given:
@@ -126,13 +137,13 @@ def _sorted(found: Given) -> Given:
     return replace(found, classes=tuple(names), labels=place[found.labels])
 
 
-def _in_memory(data: Any, size: int, on_progress: Progress | None) -> Given:
+def _in_memory(data: Any, size: int, decoding: Decoding, on_progress: Progress | None) -> Given:
     pairs, names = _pairs(data)
     count = len(data) if isinstance(data, Sized) and not isinstance(data, tuple) else 0
     pixels, labels = bytearray(), []
     for index, (picture, label) in enumerate(pairs):
         labels.append(_class_of(label, names, index))
-        pixels += one_of(index, picture, size).tobytes()
+        pixels += one_of(index, picture, size, decoding).tobytes()
         if on_progress and count:
             on_progress(index + 1, count)
     if not labels:
@@ -142,7 +153,8 @@ def _in_memory(data: Any, size: int, on_progress: Progress | None) -> Given:
     classes = tuple(sorted({str(label) for label in labels}))
     images = np.frombuffer(pixels, np.uint8).reshape(len(labels), size, size, 3)
     rows = {name: row for row, name in enumerate(classes)}
-    return Given(None, some(classes, 3), classes, images, np.array([rows[str(label)] for label in labels]))
+    ordered = np.array([rows[str(label)] for label in labels])
+    return Given(None, some(classes, 3), classes, images, ordered, decoding=decoding)
 
 
 def _pairs(data: Any) -> tuple[Iterable[tuple[Picture, Any]], tuple[str, ...]]:

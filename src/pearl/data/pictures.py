@@ -1,21 +1,20 @@
 """Pictures as people have them - files, Pillow images, arrays, tensors - as the pixels that training sees."""
 
-import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from pearl.data.decoding import MAX_PIXELS, PLAIN, Decoding, ignore_oddities, upright_square
+from pearl.data.resources import threads
 from pearl.data.sources import image_formats, reason
 from pearl.errors import DataError
 from pearl.storage.files import open_regular
 
-MAX_PIXELS = 100_000_000
 CHANNELS = (1, 3, 4)  # grey, RGB, RGB with transparency
 
 # A file; an image of Pillow; an array (H, W) or (H, W, channels); a tensor (H, W) or (channels, H, W). Numbers are
@@ -23,11 +22,11 @@ CHANNELS = (1, 3, 4)  # grey, RGB, RGB with transparency
 Picture = str | Path | Image.Image | np.ndarray | Tensor
 
 
-def read_image(path: Path, size: int) -> np.ndarray:
+def read_image(path: Path, size: int, decoding: Decoding = PLAIN) -> np.ndarray:
     """One image file, upright, in RGB, its shorter side resized to `size`, its centre cropped: uint8 (size, size, 3).
 
-    What is transparent is laid on white; of 16 bits the upper 8 are kept. The resizing is bicubic with antialiasing:
-    torchvision's Resize and CenterCrop, as the protocols of vision transformers have them.
+    What is transparent is laid on white; of grey with 16 bits the upper 8 of `decoding.bits` are kept. The resizing is
+    bicubic with antialiasing: torchvision's Resize and CenterCrop, as the protocols of vision transformers have them.
 
     Raises:
         DataError: "PATH: reason", whatever the reason is that it cannot be read.
@@ -36,14 +35,14 @@ def read_image(path: Path, size: int) -> np.ndarray:
         with open_regular(path) as file, Image.open(file, formats=image_formats()) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
-            return np.asarray(upright_square(image, size))
+            return np.asarray(upright_square(image, size, decoding, own=True))
     except UnidentifiedImageError:
         raise DataError(f"{path}: not an image, or of a kind that Pillow cannot read") from None
     except Exception as error:  # of a damaged file a decoder raises nearly anything
         raise DataError(f"{path}: {reason(error)}") from error
 
 
-def read_all(files: Sequence[Path], size: int) -> tuple[list[Path], np.ndarray, list[str]]:
+def read_all(files: Sequence[Path], size: int, decoding: Decoding = PLAIN) -> tuple[list[Path], np.ndarray, list[str]]:
     """Decode files side by side, into memory alone.
 
     Those that can be read, their pixels uint8 (N, size, size, 3), and a line for each of the others.
@@ -51,11 +50,12 @@ def read_all(files: Sequence[Path], size: int) -> tuple[list[Path], np.ndarray, 
 
     def attempt(file: Path) -> np.ndarray | DataError:
         try:
-            return read_image(file, size)
+            return read_image(file, size, decoding)
         except DataError as error:
             return error
 
-    with warnings.catch_warnings(action="ignore"), ThreadPoolExecutor(os.cpu_count()) as pool:
+    ignore_oddities()
+    with ThreadPoolExecutor(threads()) as pool:
         found = [*zip(files, pool.map(attempt, files), strict=True)]
     good = [(file, image) for file, image in found if isinstance(image, np.ndarray)]
     pixels = np.stack([image for _, image in good]) if good else np.empty((0, size, size, 3), np.uint8)
@@ -69,47 +69,14 @@ def unreadable(problems: Sequence[str], total: int) -> DataError:
     )
 
 
-def upright_square(image: Image.Image, size: int) -> Image.Image:
-    """An opened image as `read_image` gives it.
-
-    Raises:
-        ValueError: pixels of a kind or number that cannot be used.
-        OSError: damaged.
-    """
-    return _square(_rgb(ImageOps.exif_transpose(image)), size)
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "F":
-        raise ValueError("floating-point pixels have no fixed range; save it with 8 or 16 bits")
-    if image.mode.startswith("I"):  # Pillow's own conversion would cut off at 255
-        grey = np.asarray(image)
-        if grey.min() < 0 or grey.max() > 65535:
-            raise ValueError("32-bit pixels lie outside 0 to 65535; save it with 8 or 16 bits")
-        image = Image.fromarray((grey >> 8).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert("RGB")
-
-
-def _square(image: Image.Image, size: int) -> Image.Image:
-    shorter = min(image.size)
-    width, height = (size * side // shorter for side in image.size)
-    if width * height > MAX_PIXELS:
-        raise ValueError(f"{image.width} x {image.height} pixels are too long and narrow")
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.resize((width, height), Image.Resampling.BICUBIC).crop((left, top, left + size, top + size))
-
-
-def to_pixels(picture: Picture, size: int) -> np.ndarray:
+def to_pixels(picture: Picture, size: int, decoding: Decoding = PLAIN) -> np.ndarray:
     """Any picture as training saw it: upright, RGB, shorter side `size`, centre crop; uint8 (size, size, 3).
 
     Raises:
         DataError: it cannot be read, or is no picture.
     """
     if isinstance(picture, str | Path):
-        return read_image(Path(picture), size)
+        return read_image(Path(picture), size, decoding)
     if isinstance(picture, np.ndarray | Tensor):
         picture = Image.fromarray(_bytes(picture))
     elif not isinstance(picture, Image.Image):
@@ -118,7 +85,7 @@ def to_pixels(picture: Picture, size: int) -> np.ndarray:
             f"tensor (3, height, width)"
         )
     try:
-        return np.asarray(upright_square(picture, size))
+        return np.asarray(upright_square(picture, size, decoding))
     except Exception as error:  # of a damaged image a decoder raises nearly anything
         raise DataError(f"an image cannot be used ({error}); give a file, a Pillow image or a uint8 array") from None
 
@@ -169,14 +136,15 @@ def is_one(pictures: object) -> bool:
     return isinstance(pictures, str | Path | Image.Image)
 
 
-def in_batches(pictures: Iterable[Picture], size: int, batch: int) -> Iterator[np.ndarray]:
+def in_batches(pictures: Iterable[Picture], size: int, batch: int, decoding: Decoding = PLAIN) -> Iterator[np.ndarray]:
     """Pictures as `to_pixels`, (n, size, size, 3) uint8 with n up to `batch`.
 
     Raises:
         DataError: one cannot be used; it is named, or counted from 0.
     """
+    ignore_oddities()
     waiting = enumerate(pictures)
-    while part := [one_of(index, picture, size) for index, picture in islice(waiting, batch)]:
+    while part := [one_of(index, picture, size, decoding) for index, picture in islice(waiting, batch)]:
         yield np.stack(part)
 
 
@@ -184,6 +152,7 @@ def pixels_of(
     pictures: Sequence[Picture],
     rows: np.ndarray,
     size: int,
+    decoding: Decoding = PLAIN,
     *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
@@ -192,22 +161,23 @@ def pixels_of(
     Raises:
         DataError: one cannot be used; it is named, or counted from 0.
     """
+    ignore_oddities()
     pixels = np.empty((len(rows), size, size, 3), np.uint8)
     for done, row in enumerate(rows.tolist()):
-        pixels[done] = one_of(row, pictures[row], size)
+        pixels[done] = one_of(row, pictures[row], size, decoding)
         if on_progress:
             on_progress(done + 1, len(rows))
     return pixels
 
 
-def one_of(index: int, picture: Picture, size: int) -> np.ndarray:
+def one_of(index: int, picture: Picture, size: int, decoding: Decoding = PLAIN) -> np.ndarray:
     """One of many pictures, as `to_pixels`.
 
     Raises:
         DataError: it cannot be used; it is named, or counted from 0.
     """
     try:
-        return to_pixels(picture, size)
+        return to_pixels(picture, size, decoding)
     except DataError as error:
         if isinstance(picture, str | Path):
             raise  # it says which file

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pearl.data.decoding import Decoding
 from pearl.data.pictures import Picture, pixels_of
 from pearl.data.sources import image_files
 from pearl.errors import DataError, ExportError, PearlError, counted
@@ -91,13 +92,13 @@ def check_images(config: ModelConfig, given: Sequence[Path] | None = None) -> tu
         files = [file for path in given for file in (image_files(path) if path.is_dir() else [path])]
         if not files:
             raise DataError(f"--images: no image in {', '.join(map(str, given))}; give image files or folders of them")
-        return _read(files, config.images.stored), f"{min(len(files), _CHECKED)} of the given images"
+        return _read(files, config), f"{min(len(files), _CHECKED)} of the given images"
     try:
         if not isinstance(config, RunConfig):
             raise DataError("a model keeps no images")
         spec = config.data | ({"download": False} if "download" in config.data else {})
         images = SOURCES.build(spec).test.images
-        raw = _read(images, config.images.stored)
+        raw = _read(images, config)
         return raw, f"{len(raw)} of the run's test images"
     except PearlError:
         side = config.images.stored
@@ -105,11 +106,11 @@ def check_images(config: ModelConfig, given: Sequence[Path] | None = None) -> tu
         return raw.to(torch.uint8), f"{_CHECKED} random images, as no others are here (--images gives some)"
 
 
-def _read(images: np.ndarray | Sequence[Picture], size: int) -> Tensor:
+def _read(images: np.ndarray | Sequence[Picture], config: ModelConfig) -> Tensor:
     rows = np.unique(np.linspace(0, len(images) - 1, _CHECKED).round().astype(int))
     if isinstance(images, np.ndarray):
         return torch.from_numpy(images[rows].copy())
-    return torch.from_numpy(pixels_of(images, rows, size))
+    return torch.from_numpy(pixels_of(images, rows, config.images.stored, Decoding.of(config.images)))
 
 
 @contextmanager

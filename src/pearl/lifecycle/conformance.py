@@ -42,6 +42,7 @@ from pearl.lifecycle.small import (
     learn,
     logits,
     make_task,
+    on_threads,
     reload,
     small_resnet,
     small_vit,
@@ -144,10 +145,11 @@ def shows_experts_equal_forward(make: Make) -> None:
 
 
 def shows_answers_change_nothing(make: Make) -> None:
-    """Asked twice it says the same, bit by bit, and has learnt nothing from it."""
+    """Asked twice, and by several threads at once, it says the same, bit by bit, and has learnt nothing from it."""
     method = after(make, 2)
-    before = copy.deepcopy(method)
-    hold(torch.equal(logits(method), logits(method)), "asked again, a method says something else")
+    before, answer = copy.deepcopy(method), logits(method)
+    for again in (logits(method), *on_threads(lambda: logits(method))):
+        hold(torch.equal(again, answer), "asked again, or by several threads at once, a method says something else")
     same_state(before, method, "after an answer")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pearl.data.decoding import Decoding
 from pearl.data.given import Given, check_aliases, given
 from pearl.data.pictures import unreadable
 from pearl.errors import DataError, printable
@@ -185,7 +186,9 @@ def evaluate(
 
     size = model.config.images.stored
     several = isinstance(data, list | tuple) and bool(data) and all(isinstance(one, str | Path) for one in data)
-    parts = [given(one, size, part="test", nested=nested) for one in (data if several else [data])]
+    decoding = Decoding.of(model.config.images)
+    how: dict[str, Any] = {"part": "test", "nested": nested, "decoding": decoding}
+    parts = [given(one, size, **how) for one in (data if several else [data])]
     aliases = aliases or {}
     if not some_aliases:
         check_aliases(aliases, parts)
@@ -224,7 +227,7 @@ def evaluate(
         np.concatenate(familiarity) if familiarity else None,
         unknown_rate,
         threshold,
-        (*(note for part in parts for note in part.notes), *notes),
+        (*(note for part in parts for note in part.notes), *notes, *decoding.notes()),
     )
 
 

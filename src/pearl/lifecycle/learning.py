@@ -18,6 +18,7 @@ import torch
 
 from pearl.data.augment import View
 from pearl.data.batches import Task, fold
+from pearl.data.decoding import Decoding
 from pearl.data.given import Given, check_aliases, given, name_of
 from pearl.data.pictures import unreadable
 from pearl.errors import ConfigError, DataError, RunError, printable
@@ -130,7 +131,8 @@ def _learn(
     size, before = config.images.stored, source or path
     known, settings = _half_learnt(path), config.model_dump(mode="json")
     try:
-        found = given(data, size, part="train", nested=nested, on_progress=_progress(show))
+        read: dict[str, Any] = {"decoding": Decoding.of(config.images), "on_progress": _progress(show)}
+        found = given(data, size, part="train", nested=nested, **read)
         check_aliases(aliases, [found])
         found = found.renamed(aliases)
         name, names = found.name if name is None else name, found.classes
@@ -199,7 +201,8 @@ def _learn(
                 torch.manual_seed(fold(config.seed, done, "holdout"))
                 (task, held), images["holdout"] = task.hold_out(holdout), holdout
             measure = outcome.held_out(held) if holdout else outcome.left_out
-            for line in (*found.notes, *_much_alike(new, every), *_heads_alone(path, done, config)):
+            notes = (*found.notes, *found.decoding.notes())
+            for line in (*notes, *_much_alike(new, every), *_heads_alone(path, done, config)):
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
             how: dict[str, Any] = {"also": again_shown, "measure": measure}

@@ -5,16 +5,18 @@ A run directory is one too: `pearl run` and `pearl learn` write the same files.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, Self
+from threading import RLock
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pearl.data.augment import View
+from pearl.data.decoding import Decoding
 from pearl.data.pictures import Picture, in_batches, is_one
 from pearl.errors import ConfigError, DataError, RunError, counted, printable, short_of_memory, typed
 from pearl.evaluation.evaluate import Ensemble
@@ -29,7 +31,10 @@ from pearl.settings.registry import nearest, readable
 from pearl.storage.files import check_no_gap, finished
 from pearl.storage.sheets import rows_as_html
 
+T = TypeVar("T")
+
 BATCH = 64  # images decoded and asked about at a time
+_LOADING = RLock()  # of all models: one that has a lock of its own cannot be sent to another process
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Model:
     def __init__(self, path: Path, config: ModelConfig, tasks: list[TaskInfo], device: torch.device) -> None:
         self.path, self.config, self.tasks, self.device = path, config, tasks, device
         self.view = View(config.images, channels_last=config.engine.channels_last)
+        self._loaded: dict[str, Any] = {}
 
     @classmethod
     def open(
@@ -104,20 +110,24 @@ class Model:
         """Names of all classes; a class's place is its logit index."""
         return tuple(name for task in self.tasks for name in task.classes)
 
-    @cached_property
+    @property
     def method(self) -> Method:
         """The method with all it has learnt, on the device, in evaluation mode."""
-        return load_method(
-            self.path,
-            self.config,
-            len(self.tasks),
-            place=partial(placed, device=self.device, channels_last=self.config.engine.channels_last),
-            to_ask=True,
-        )
+        place = partial(placed, device=self.device, channels_last=self.config.engine.channels_last)
+        load = partial(load_method, self.path, self.config, len(self.tasks), place=place, to_ask=True)
+        return self._once("method", load)
 
-    @cached_property
+    @property
     def _ensemble(self) -> Ensemble:
-        return Ensemble(self.method)
+        return self._once("ensemble", lambda: Ensemble(self.method))
+
+    def _once(self, name: str, load: Callable[[], T]) -> T:
+        """Load by the first thread that asks; the others wait for it."""
+        with _LOADING:
+            if name not in self._loaded:
+                self._loaded[name] = load()
+        found: T = self._loaded[name]
+        return found
 
     @property
     def outcome(self) -> Outcome | None:
@@ -165,7 +175,7 @@ class Model:
         if not isinstance(pictures, Iterable):
             raise DataError(f"a {type(images).__name__} is no image; give files, Pillow images, arrays or tensors")
         found = []
-        for pixels in in_batches(pictures, self.config.images.stored, BATCH):
+        for pixels in in_batches(pictures, self.config.images.stored, BATCH, Decoding.of(self.config.images)):
             found += self.predict_pixels(pixels, task=task, top=top, unknown_rate=unknown_rate)
         return found
 

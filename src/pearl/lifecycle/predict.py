@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from pearl.data.decoding import Decoding
 from pearl.data.pictures import read_all
 from pearl.data.sources import image_files, no_images
 from pearl.errors import DataError, printable
@@ -54,18 +55,25 @@ def predict_files(
     task: str | None = None,
     top: int = 1,
     unknown_rate: float | None = None,
+    say: Callable[[str], object] = lambda line: None,
 ) -> list[str]:
-    """Write a prediction for every file that can be read; a line for each of the others."""
+    """Write a prediction for every file that can be read; return a line for each of the others.
+
+    What should be known of how they were read is said.
+    """
     from pearl.lifecycle.model import BATCH
 
     unreadable: list[str] = []
+    decoding = Decoding.of(model.config.images)
     for start in range(0, len(files), BATCH):
-        good, pixels, wrong = read_all(files[start : start + BATCH], model.config.images.stored)
+        good, pixels, wrong = read_all(files[start : start + BATCH], model.config.images.stored, decoding)
         unreadable += wrong
         if good:
             found = model.predict_pixels(pixels, task=task, top=top, unknown_rate=unknown_rate)
             for file, prediction in zip(good, found, strict=True):
                 write(file, prediction)
+    for line in decoding.notes():
+        say(line)
     return unreadable
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from pearl.data.augment import View
 from pearl.data.batches import Task
+from pearl.data.decoding import Decoding
 from pearl.data.given import Given, check_aliases, given
 from pearl.data.sources import some
 from pearl.errors import ConfigError, DataError, RunError, printable
@@ -66,7 +67,8 @@ def refit_model(
             for t, info in enumerate(infos):
                 named = [files[name] for name in info.classes]
                 labels = np.repeat(np.arange(len(named)), [len(each) for each in named])
-                part = Given(None, info.name, info.classes, tuple(file for each in named for file in each), labels)
+                images = tuple(file for each in named for file in each)
+                part = Given(None, info.name, info.classes, images, labels, decoding=Decoding.of(config.images))
                 pixels = decode(part, config.images.stored, show)
                 view = View(config.images, channels_last=config.engine.channels_last)
                 place = engine.fabric.device

@@ -23,6 +23,7 @@ import torch
 from pearl.data.augment import View
 from pearl.data.batches import Task
 from pearl.data.cache import Images, decode_rows
+from pearl.data.decoding import Decoding
 from pearl.data.sources import Source
 from pearl.data.stream import Stream, make_stream
 from pearl.errors import ConfigError, DataError, RunError, TrainingError, counted, printable
@@ -152,15 +153,17 @@ def prepare(config: RunConfig, show: Observer | None = None) -> Prepared:
     # held-out images are of the training split too
     used[stream.test_from] = np.union1d(used.get(stream.test_from, stream.test_rows), stream.test_rows)
     decoded: dict[str, Images] = {}
-    problems = []
+    problems, decoding = [], Decoding.of(config.images)
     for name, rows in used.items():
         show.event("decode", split=name, images=len(rows))
         try:
-            decoded[name] = decode_rows(splits[name], rows, config.images.stored, on_progress=show.step)
+            decoded[name] = decode_rows(splits[name], rows, config.images.stored, decoding, on_progress=show.step)
         except DataError as error:
             problems.append(str(error))
     if problems:
         raise DataError("\n".join(problems))
+    for line in decoding.notes():
+        show.event("note", text=line)
     shorter = min(decoded["train"].pixels.shape[1:3])
     if config.images.augment == "crop" and shorter != config.images.size:
         raise DataError(

@@ -1,14 +1,16 @@
 """From the files of a model or run to the method they hold."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pearl.data.batches import fold
 from pearl.errors import ConfigError, RunError, counted, short_of_memory
@@ -178,7 +180,8 @@ def build_backbone(config: ModelConfig, *, structure_only: bool = False) -> nn.M
     given = bool(spec.get("pretrained") or spec.get("weights"))
     if structure_only or config.smoke:
         spec |= {key: False if key == "pretrained" else None for key in ("pretrained", "weights") if key in spec}
-    torch.manual_seed(fold(config.seed, "backbone"))
+    if not structure_only:
+        torch.manual_seed(fold(config.seed, "backbone"))
     backbone = BACKBONES.build(spec, config.images.size)
     if given:
         backbone.pretrained = True
@@ -215,7 +218,9 @@ def load_method(
     Raises:
         RunError: files missing, damaged, or not of this configuration.
     """
-    method = place(build_method(config, structure_only=True))
+    with _OwnDraws():
+        method = build_method(config, structure_only=True)
+    method = place(method)
     needed = method.needed if to_ask else None
     try:
         state = load_state(path, tasks, file_of=method.file_of, needed=needed)
@@ -227,9 +232,34 @@ def load_method(
         ]
         if wrong:
             raise RuntimeError("; ".join(wrong))
-        method.load_state_dict(state, strict=True)
+        with _OwnDraws():  # what grows to the state's size begins with random numbers
+            method.load_state_dict(state, strict=True)
     except (RuntimeError, IndexError, TypeError, ValueError, KeyError) as error:
         if short_of_memory(error):
             raise
         raise RunError(f"{path}: state does not fit its configuration ({' '.join(str(error).split())})") from None
     return place(method).eval()  # again, for the tensors that came with the state
+
+
+class _OwnDraws(TorchDispatchMode):
+    """While active, random numbers on the CPU come from a generator of this thread's.
+
+    PyTorch's global generator belongs to the whole process. A network that is made in order to be loaded would take
+    numbers from it that another thread trains with.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        device = next((arg.device for arg in args if isinstance(arg, Tensor)), given.get("device"))
+        if device is None or device.type == "cpu":
+            if "generator" in func.overloadpacket.overloads():  # torch.randn and the like
+                func = func.overloadpacket.generator
+            if any(argument.name == "generator" for argument in func._schema.arguments):
+                given["generator"] = self.generator
+        return func(*args, **given)

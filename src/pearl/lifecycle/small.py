@@ -1,7 +1,9 @@
 """Networks of a few thousand parameters and tasks of random images of 8 x 8 pixels, to try methods on."""
 
+import threading
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 import timm
@@ -16,6 +18,7 @@ from pearl.nn.resnet import resnet18
 from pearl.settings.config import RunConfig, check_config
 from pearl.training.engine import Engine
 
+T = TypeVar("T")
 Make = Callable[[], Method]  # makes a method that has learnt nothing, each time in the same way
 CLASSES, PER_CLASS, SIZE = 2, 12, 8  # of a task, training images of each of them, and pixels
 
@@ -103,3 +106,15 @@ def reload(method: Method, make: Make) -> Method:
     fresh = make()
     fresh.load_state_dict(load(save({k: v.contiguous() for k, v in method.state_dict().items()})), strict=True)
     return fresh.eval()
+
+
+def on_threads(ask: Callable[[], T], count: int = 8) -> list[T]:
+    """Return what `ask` gives to so many threads that call it at the same time."""
+    start = threading.Barrier(count)
+
+    def begin(_: int) -> T:
+        start.wait()
+        return ask()
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(begin, range(count)))

@@ -3,18 +3,18 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Batch, Batches, Task
 from pearl.nn.fast.folding import folded, norms_after_convs
 from pearl.nn.growing import TaskHeads
+from pearl.nn.once import once
 from pearl.settings.declared import Phases, UpcomingTask
 from pearl.storage.checkpoint import in_weights
 
@@ -238,15 +238,12 @@ class Method(nn.Module):
 
     def expert(self, t: int, network: Callable[[], Network]) -> Expert:
         """A frozen expert of task t: its head on a network that is made when it is first asked, and once."""
-        made = cache(network)
+        made = once(network)
         return Expert(f"task {t}", lambda x: self.heads[t](made()(x)), frozen=True, task=t)
 
-    def evaluated(self, network: nn.Module, weights: Mapping[str, Tensor]) -> Network:
-        """A network of the backbone's structure with these weights, in its fastest form for evaluation."""
-        if self.fast and self._norms_to_fold:
-            return folded(network, weights, self._norms_to_fold)
-        fixed = {name: weight.detach() for name, weight in weights.items()}
-        return lambda x: functional_call(network, fixed, (x,))
+    def evaluated(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+        """A copy of a network of the backbone's structure with these weights, in its fastest form for evaluation."""
+        return folded(network, weights, self._norms_to_fold if self.fast else {})
 
     @cached_property
     def _norms_to_fold(self) -> dict[str, str]:

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
@@ -27,6 +26,7 @@ from pearl.nn.dynamic.gated import Factors
 from pearl.nn.dynamic.rule import DynamicRule
 from pearl.nn.fast.beside import Beside, fits_beside, with_beside
 from pearl.nn.fast.stacking import Updates, stack_updates, stackable, stacked, worthwhile
+from pearl.nn.functional import functional_call
 from pearl.nn.growing import TaskTensors
 from pearl.nn.inner import WithInner
 from pearl.nn.lowrank import Fold, Init, Target

@@ -3,6 +3,7 @@
 This is the door for backbones and rank rules of your own (docs/adding.md); what it gives stays.
 """
 
+from pearl.nn.functional import functional_call
 from pearl.nn.growing import CosineHeads, TaskHeads, TaskTensors
 from pearl.nn.lowrank import Target, select_targets, task_norms
 from pearl.nn.rank_rules import Choice, RankRule
@@ -15,6 +16,7 @@ __all__ = [
     "Target",
     "TaskHeads",
     "TaskTensors",
+    "functional_call",
     "load_weights",
     "select_targets",
     "task_norms",

@@ -44,7 +44,7 @@ def timm_backbone(model: str, image_size: int, *, pretrained: bool = False, weig
 
 def _create(model: str, image_size: int, pretrained: bool) -> Any:
     try:
-        with _quiet_hub(), hub() if pretrained else nullcontext():
+        with _hub() if pretrained else nullcontext():
             try:
                 return timm.create_model(model, pretrained=pretrained, num_classes=0, img_size=image_size)
             except TypeError:  # a CNN: takes any image size, and no such argument
@@ -63,15 +63,16 @@ def _create(model: str, image_size: int, pretrained: bool) -> Any:
 
 
 @contextmanager
-def _quiet_hub() -> Iterator[None]:
+def _hub() -> Iterator[None]:
     """Without internet the hub's client prints a dozen lines of what it tries; ours says what to do."""
     logger = logging.getLogger("huggingface_hub")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+    with hub():
+        before = logger.level
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(before)
 
 
 def _feature_width(net: nn.Module, model: str, image_size: int) -> int:

@@ -88,6 +88,10 @@ class ImagesConfig(AugmentConfig):
     """Subtracted from red, green and blue, which lie in [0, 1]."""
     std: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
     """What they are divided by then."""
+    bits: Annotated[int, Field(ge=8, le=16, strict=True), Born(16)] = 16
+    """Of grey images with 16 bits per pixel, how many are used, as 12 of many cameras; the upper 8 of them are kept."""
+    reduced: Annotated[bool, Born(False)] = False
+    """Whether large JPEG files are decoded at a half, quarter or eighth, if that is twice the size that is kept."""
 
     @property
     def stored(self) -> int:

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 SECONDS = 4.0  # for a connection to be made
 STALLED = 30.0  # seconds without a byte, after which a download is given up
+# Downloads change settings of the process, and put them back: two at a time would put back each other's.
+_ALONE = threading.RLock()
 
 
 def reach(address: str, *, seconds: float | None = None) -> None:
@@ -61,14 +63,15 @@ class _Reached(urllib.request.BaseHandler):
 @contextmanager
 def short_waits() -> Iterator[None]:
     """Meanwhile a download by the standard library fails in seconds if its host does not answer, or stalls."""
-    before, timeout = urllib.request._opener, socket.getdefaulttimeout()  # type: ignore[attr-defined]
-    urllib.request.install_opener(urllib.request.build_opener(_Reached()))
-    socket.setdefaulttimeout(STALLED)
-    try:
-        yield
-    finally:
-        urllib.request._opener = before  # type: ignore[attr-defined]
-        socket.setdefaulttimeout(timeout)
+    with _ALONE:
+        before, timeout = urllib.request._opener, socket.getdefaulttimeout()  # type: ignore[attr-defined]
+        urllib.request.install_opener(urllib.request.build_opener(_Reached()))
+        socket.setdefaulttimeout(STALLED)
+        try:
+            yield
+        finally:
+            urllib.request._opener = before  # type: ignore[attr-defined]
+            socket.setdefaulttimeout(timeout)
 
 
 @contextmanager
@@ -76,16 +79,16 @@ def hub(*, offline: bool = False) -> Iterator[None]:
     """Meanwhile the Hugging Face hub is offline, if it does not answer or is not to be asked: its cache is all."""
     from huggingface_hub import constants
 
-    before = constants.HF_HUB_OFFLINE
-    try:
-        if offline:
-            constants.HF_HUB_OFFLINE = True
-        elif not before:
-            try:
-                reach(constants.ENDPOINT)
-            except OSError:
+    with short_waits():
+        before = constants.HF_HUB_OFFLINE
+        try:
+            if offline:
                 constants.HF_HUB_OFFLINE = True
-        with short_waits():
+            elif not before:
+                try:
+                    reach(constants.ENDPOINT)
+                except OSError:
+                    constants.HF_HUB_OFFLINE = True
             yield
-    finally:
-        constants.HF_HUB_OFFLINE = before
+        finally:
+            constants.HF_HUB_OFFLINE = before

@@ -137,7 +137,7 @@ def image_formats() -> tuple[str, ...]:
         import pillow_heif
 
         pillow_heif.register_heif_opener()
-    return tuple(kind for kind in Image.OPEN if kind not in {"EPS", "WMF"})
+    return tuple(kind for kind in [*Image.OPEN] if kind not in {"EPS", "WMF"})
 
 
 def draw(

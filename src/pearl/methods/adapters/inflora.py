@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Method, Phase, own_loss
 from pearl.methods.common.subspace import Subspaces, input_matrices
 from pearl.nn import lowrank
+from pearl.nn.functional import functional_call
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
 from pearl.settings.follow import Follows, stream_length

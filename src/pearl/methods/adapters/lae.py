@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Task
 from pearl.methods.adapters.bottleneck import Adapters, Bottleneck
@@ -20,6 +19,7 @@ from pearl.methods.base import Method, Phase, own_loss
 from pearl.methods.common.average import Average
 from pearl.methods.prompts.prefixes import check_blocks
 from pearl.nn import lowrank, vit
+from pearl.nn.functional import functional_call
 from pearl.nn.growing import TaskHeads, TaskTensors
 from pearl.nn.lowrank import Target
 from pearl.nn.precision import outside_autocast

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase, own_loss, whole
 from pearl.nn import lowrank
+from pearl.nn.functional import functional_call
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Fold, Target
 from pearl.settings.declared import Phases, PhaseSpec, declared

@@ -1,15 +1,16 @@
 """A moving average of a network, in the state_dict, that can be asked as the network itself can."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from pearl.nn.functional import shallow_copy
 from pearl.nn.growing import TaskTensors
 
 Statistics = Literal["averaged", "own"]
+N = TypeVar("N", bound=nn.Module)
 
 
 class Average(nn.Module):
@@ -45,31 +46,17 @@ class Average(nn.Module):
 
     def forward(self, network: nn.Module, *inputs: Any) -> Tensor:
         """What the network gives with the averaged weights."""
-        return self.asked(network, lambda: network(*inputs))
+        return self.asked(network, lambda averaged: averaged(*inputs))
 
     @torch.no_grad()
-    def asked(self, network: nn.Module, question: Callable[[], Tensor]) -> Tensor:
-        """What a question that is put to the network, or to parts of it, gives with the averaged weights."""
-        training = {module: module.training for module in network.modules()}
-        if self.statistics == "averaged":
-            network.eval()
-        averaged = {f"network.{name}": self.tensors[name] for name in _tensors(network)}
-        try:
-            return functional_call(_Question(network, question), averaged, ())
-        finally:
-            for module, mode in training.items():
-                module.training = mode
+    def asked(self, network: N, question: Callable[[N], Tensor]) -> Tensor:
+        """Return what `question` makes of a copy of the network, or of what holds it, with the averaged weights.
 
-
-class _Question(nn.Module):
-    """A question as the forward pass of the network it is put to."""
-
-    def __init__(self, network: nn.Module, question: Callable[[], Tensor]) -> None:
-        super().__init__()
-        self.network, self.question = network, question
-
-    def forward(self) -> Tensor:
-        return self.question()
+        The network itself stays as it is: other threads may use it meanwhile.
+        """
+        tensors = {name: self.tensors[name] for name in _tensors(network) if name in self.tensors}
+        averaged = shallow_copy(network, tensors)
+        return question(averaged.eval() if self.statistics == "averaged" else averaged)
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:

@@ -304,7 +304,7 @@ class ChainStatistics(nn.Module):
     def judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """What `head` says of raw features, log P (B, classes), and how familiar each image is (B,)."""
         if not self._backgrounds:  # of many classes they take as long to make as all else that answers
-            self._backgrounds += [self._background(v).to(raw[v]) for v in range(len(self.births))]
+            self._backgrounds = [self._background(v).to(raw[v]) for v in range(len(self.births))]
         return self.head().judge(raw, self._backgrounds)
 
     def _discriminants(self, v: int, new: New | None = None, dtype: torch.dtype = torch.float64) -> Discriminants:

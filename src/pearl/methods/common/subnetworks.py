@@ -1,7 +1,7 @@
 """What methods with a frozen sub-network per task share: how the classes of all tasks are told apart."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +12,10 @@ from pearl.errors import TrainingError
 from pearl.methods.base import Answers, Expert, Method, Phase
 from pearl.methods.common.chain import ChainStatistics
 from pearl.methods.common.classifiers import Chain, Classifier, Heads
-from pearl.nn.fast.folding import with_weights
 from pearl.nn.fast.fusing import Part, fuse, fusible
 from pearl.nn.growing import CosineHeads
 from pearl.nn.inner import WithInner, inner_layers
+from pearl.nn.once import once
 from pearl.nn.precision import outside_autocast
 from pearl.settings.declared import UpcomingTask
 from pearl.settings.parts import CLASSIFIERS
@@ -64,9 +64,7 @@ class SubNetworks(Method):
 
     def merged(self, t: int) -> nn.Module:
         """Task t's sub-network as a network of its own: in evaluation mode, nobody else's hooks."""
-        network, weights = self.sub_network(t)
-        made = self.evaluated(network, weights)
-        return made if isinstance(made, nn.Module) and made is not network else with_weights(network, weights)
+        return self.evaluated(*self.sub_network(t))
 
     # --------------------------------------------------------------------------------------------------- learning
 
@@ -159,7 +157,7 @@ class SubNetworks(Method):
 
     def spaces(self, tasks: Iterable[int]) -> Spaces:
         """The sub-networks of some tasks with their inner layers, merged when they are first asked."""
-        networks = cache(lambda: [self._asked(t) for t in tasks])
+        networks = once(lambda: [self._asked(t) for t in tasks])
         return lambda x: [network(x) for network in networks()]
 
     def _asked(self, t: int) -> nn.Module:

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Task
 from pearl.methods.adapters.bottleneck import Adapters, Bottleneck
 from pearl.methods.base import Network, Phase, own_loss
 from pearl.methods.prototypes.extractor import FrozenExtractor
 from pearl.nn import vit
+from pearl.nn.functional import functional_call
 from pearl.nn.growing import TaskTensors
 from pearl.settings.declared import PhaseSpec, declared
 

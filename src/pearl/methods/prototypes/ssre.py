@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Batch, Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Phase
 from pearl.methods.prototypes.non_exemplar import NonExemplar, old_classes
 from pearl.nn.branches import SideBranches, absorb_norms, wide_convs
+from pearl.nn.functional import functional_call
 from pearl.nn.precision import full
 from pearl.settings.declared import PhaseSpec
 

@@ -131,7 +131,7 @@ class Rehearsing(Method):
 
     def taught(self, old: Shown) -> Tensor:
         """What the teacher says of remembered images (B, classes seen)."""
-        return self.teacher.asked(self.network, lambda: self(old.x))
+        return self.teacher.asked(self, lambda averaged: averaged(old.x))
 
     def facts(self, task: int) -> dict[str, Any]:
         """What the memory holds."""

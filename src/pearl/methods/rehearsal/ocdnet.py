@@ -116,11 +116,11 @@ class OcdNet(Rehearsing):
     def taught(self, old: Shown) -> Tensor:
         """The teacher's embeddings of remembered images and behind them its logits (B, 64 + classes seen)."""
 
-        def both() -> Tensor:
-            features = self.backbone(old.x)
-            return torch.cat([self.embedded(features), self.heads(features)], dim=1)
+        def both(averaged: "OcdNet") -> Tensor:
+            features = averaged.backbone(old.x)
+            return torch.cat([averaged.embedded(features), averaged.heads(features)], dim=1)
 
-        return self.teacher.asked(self.network, both)
+        return self.teacher.asked(self, both)
 
     def embedded(self, features: Tensor) -> Tensor:
         """Embeddings (B, 64) of features (B, dim), of length 1."""
@@ -128,7 +128,7 @@ class OcdNet(Rehearsing):
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """What the teacher says, see `Method.forward`."""
-        return self.teacher.asked(self.network, lambda: super(OcdNet, self).forward(x, task))
+        return self.teacher.asked(self, lambda averaged: Rehearsing.forward(averaged, x, task))
 
     def size(self) -> int:
         """Without what only the loss needs."""

@@ -106,11 +106,11 @@ class Tamil(Rehearsing):
     def taught(self, old: Shown) -> Tensor:
         """What the teacher says of remembered images, each through the gate of its task."""
 
-        def told() -> Tensor:
-            features = self.backbone(old.x)
-            return self.heads(features * of(self.opened(features), old.tasks))
+        def told(averaged: "Tamil") -> Tensor:
+            features = averaged.backbone(old.x)
+            return averaged.heads(features * of(averaged.opened(features), old.tasks))
 
-        return self.teacher.asked(self.network, told)
+        return self.teacher.asked(self, told)
 
 
 def of(gates: Tensor, tasks: Tensor) -> Tensor:

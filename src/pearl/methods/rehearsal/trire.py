@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Network, Phase
@@ -25,6 +24,7 @@ from pearl.methods.rehearsal.er import Images
 from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Rehearsing, Tasks, Weight, on_short_tasks
 from pearl.methods.rehearsal.tamil import Count
 from pearl.methods.rehearsal.winners import blocks_of, chosen, compete, counting
+from pearl.nn.functional import functional_call
 from pearl.nn.growing import TaskTensors
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.settings.follow import Follows, stream_length

@@ -9,13 +9,13 @@ from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Task
 from pearl.methods.base import Phase, own_loss
 from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.methods.sparse.masks import Owners, weight_names
+from pearl.nn.functional import functional_call
 from pearl.settings.born import Born
 from pearl.settings.parts import CLASSIFIERS
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Phase, own_loss
@@ -21,6 +20,7 @@ from pearl.methods.sparse.held_out import accuracy, held_out
 from pearl.methods.sparse.masks import FREE, HIDDEN, Owners, cubic, held, weight_names
 from pearl.methods.sparse.stable_units import HoldOut
 from pearl.methods.sparse.units import Units
+from pearl.nn.functional import functional_call
 from pearl.nn.growing import TaskTensors
 from pearl.settings.born import Born
 from pearl.settings.declared import Phases, PhaseSpec

@@ -7,7 +7,6 @@ stage are both W and U. V h_old over all earlier columns is the sum of a 1x1 ada
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any
 
@@ -22,6 +21,7 @@ from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.subnetworks import HEADS, Spaces
 from pearl.nn import lowrank
+from pearl.nn.functional import shallow_copy
 from pearl.nn.growing import TaskTensors
 from pearl.nn.inner import pooling
 from pearl.nn.precision import full
@@ -128,11 +128,11 @@ class Progressive(Isolation):
 
     def _column(self, t: int, x: Tensor, heard: Mapping[int, Activations], activations: Activations) -> Tensor:
         """Run column t; `heard` are the outputs of all earlier ones, and it notes its own in `activations`."""
-        with ExitStack() as hooks:
-            for stage in self.stages:
-                meet = partial(self._meet, t, stage, heard, activations)
-                hooks.callback(self.network(t).get_submodule(stage).register_forward_hook(meet).remove)
-            return self.network(t)(x)
+        network = shallow_copy(self.network(t))  # the hooks are this call's: other threads may run the column too
+        for stage in self.stages:
+            meet = partial(self._meet, t, stage, heard, activations)
+            network.get_submodule(stage).register_forward_hook(meet)
+        return network(x)
 
     def _meet(self, t: int, stage: str, heard: Mapping[int, Activations], notes: Activations, *call: Any) -> Tensor:
         out: Tensor = call[-1]  # a hook is called with module, inputs and output

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase, own_loss
 from pearl.methods.sparse.held_out import Best, accuracy
 from pearl.methods.sparse.masks import held, nonzero
 from pearl.methods.sparse.units import HeldNorm, Units, wide
+from pearl.nn.functional import functional_call
 
 HoldOut = Annotated[float, Field(gt=0, lt=1)]
 Masks = dict[str, Tensor]

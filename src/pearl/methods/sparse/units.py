@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from pearl.errors import ConfigError
-from pearl.nn.fast.folding import with_weights
+from pearl.nn.fast.folding import graph_of
 
 # what leaves every channel where it is, as a module, a function, or a method of a tensor; a linear layer behind
 # `flatten` reads several columns of a channel
@@ -51,11 +51,10 @@ class Units:
         self.norms: dict[str, Tensor] = {}  # by a norm layer's name, the units of its channels
         self._parents: list[int] = []
         self._layer: list[int] = []
-        try:
-            nodes = fx.Tracer().trace(with_weights(backbone, {})).nodes
-        except Exception as error:  # torch.fx raises nearly anything on code that it cannot follow
-            raise _not_followed("its code") from error
-        self._walk(dict(backbone.named_modules()), nodes)
+        graph = graph_of(backbone)
+        if graph is None:
+            raise _not_followed("its code")
+        self._walk(dict(backbone.named_modules()), graph.nodes)
 
     def _walk(self, modules: dict[str, nn.Module], nodes: Iterable[fx.Node]) -> None:
         streams: dict[object, Tensor] = {}  # by node, the unit of each channel

@@ -2,11 +2,14 @@
 
 import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from pearl.nn.functional import shallow_copy
 
 
 def norms_after_convs(net: nn.Module) -> dict[str, str]:
@@ -14,7 +17,7 @@ def norms_after_convs(net: nn.Module) -> dict[str, str]:
 
     Read off the graph of `net`; empty where torch.fx cannot follow the network, which then runs as it is.
     """
-    graph = graph_of(with_weights(net, {}))
+    graph = graph_of(net)
     if graph is None:
         return {}
     nodes = graph.nodes
@@ -44,11 +47,28 @@ class Tracer(fx.Tracer):
 
 
 def graph_of(net: nn.Module, tracer: type[Tracer] = Tracer) -> fx.Graph | None:
-    """The steps of a network's forward pass; None where torch.fx cannot follow it."""
+    """Return the steps of a network's forward pass, or None where torch.fx cannot follow it.
+
+    `fx.Tracer.trace` replaces `nn.Module.__call__` for the whole process while it runs, so that every forward pass in
+    another thread fails. Here a copy of the network is called whose leaves record that they were called.
+    """
+    recorder, network = tracer(), shallow_copy(net).eval()
+    recorder.root, recorder.graph, recorder.tensor_attrs = network, fx.Graph(tracer_cls=tracer), {}
+    for name, module in network.named_modules():
+        if name and recorder.is_leaf_module(module, name):
+            module._forward_hooks.clear()  # they run where the leaf runs
+            module._forward_pre_hooks.clear()
+            module.forward = partial(_recorded, recorder, name)
     try:
-        return tracer().trace(net)
+        out = network.forward(recorder.create_proxy("placeholder", "x", (), {}))
+        recorder.create_node("output", "output", (recorder.create_arg(out),), {})
     except Exception:  # torch.fx raises nearly anything on code that it cannot follow, from a library or a user
         return None
+    return recorder.graph
+
+
+def _recorded(recorder: Tracer, name: str, *args: Any, **kwargs: Any) -> fx.Proxy:
+    return recorder.create_proxy("call_module", name, args, kwargs)
 
 
 def plain(module: nn.Module, kind: type[nn.Module]) -> bool:

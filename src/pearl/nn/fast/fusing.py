@@ -66,7 +66,7 @@ def fuse(network: nn.Module, parts: list[Part]) -> nn.Module:
 class FusedConv(nn.Module):
     """A convolution, then a sum, then a ReLU; in float32, or under autocast in bfloat16 where the CPU computes in it.
 
-    Its weight is laid out when it is asked once more: a network may be made for a single question.
+    Its weight is laid out at the first call, whatever the shape: a weight in order gives other bits now and then.
     """
 
     def __init__(self, conv: nn.Conv2d, relu: bool) -> None:
@@ -75,7 +75,7 @@ class FusedConv(nn.Module):
         self.tensors = {torch.float32: (weight, bias)}
         self.padding = cast(list[int], [*conv.padding])  # words do not get here
         self.stride, self.dilation, self.groups = [*conv.stride], [*conv.dilation], conv.groups
-        self.relu, self.asked = relu, set[torch.dtype]()
+        self.relu = relu
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, O, H', W'), to which `other` is added."""
@@ -87,10 +87,9 @@ class FusedConv(nn.Module):
             return self._one_by_one(out, other)
         ops = torch.ops.mkldnn
         weight, bias = self.tensors.get(dtype) or self._in_bfloat16()
-        if dtype in self.asked and not weight.is_mkldnn:
+        if not weight.is_mkldnn:
             weight = ops._reorder_convolution_weight(weight, *how, list(x.shape))
-        self.asked.add(dtype)
-        self.tensors[dtype] = weight, bias
+            self.tensors[dtype] = weight, bias
         if dtype == torch.float32 and other is not None:
             after = "relu" if self.relu else None
             return ops._convolution_pointwise.binary(x, other, weight, bias, *how, "add", 1.0, after, [], "")
@@ -156,7 +155,7 @@ def _parts(network: nn.Module, name: str) -> Iterator[Part]:
         return
     graph = graph_of(network, _Tracer) if _followed(network) else None
     inside = dict(network.named_children())
-    if graph is not None:
+    if graph is not None and all(node.op != "get_attr" for node in graph.nodes):  # or a copy's tensors would stay in it
         inside = {str(node.target): modules[str(node.target)] for node in graph.nodes if node.op == "call_module"}
         if convs := _Rewriting(graph, modules).convs():
             yield Part(name, type(fx.GraphModule(network, graph)).forward, convs)

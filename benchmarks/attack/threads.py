@@ -1,0 +1,231 @@
+"""Use one model from many threads at once, and compare every answer with what one thread gets.
+
+    python benchmarks/attack/threads.py                     50 rounds of each, written to docs/results/reliability.md
+    python benchmarks/attack/threads.py --rounds 5 --print  a few, printed
+
+In each round a model is loaded anew and eight threads send it their first requests: images of different numbers, half
+of them with the question what is unknown. Beside them run, by kind:
+
+- requests: nothing else;
+- foreign: forward passes of a network of timm's and of one of PyTorch's own modules;
+- learn: another model learns a task, whose weights are compared with those it has when nothing else runs;
+- load: the same model is loaded again and again, and other networks are made.
+
+After all rounds `nn.Module.__call__`, the filters of Python's warnings, PyTorch's default type and the networks that
+were asked have to be what they were. Exit code 1 if anything differs, 0 otherwise.
+"""
+
+import argparse
+import hashlib
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+import numpy as np  # noqa: E402
+import timm  # noqa: E402
+import torch  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+import pearl  # noqa: E402
+from pearl.lifecycle.model import Model  # noqa: E402
+from pearl.lifecycle.small import on_threads  # noqa: E402
+from photos import SETTINGS, digit, folders, weights_of, write_photos  # noqa: E402
+from reliability import write_section  # noqa: E402
+
+THREADS = 8
+FAST = {"engine": {"max_steps": 6}}
+MODELS: dict[str, dict[str, Any]] = {
+    "PEARL, ResNet, statistics": {"backbone": {"name": "resnet18", "width": 4}},
+    "PEARL, BSC, heads": {"backbone": {"name": "bsc", "width": 4}, "method": {"name": "pearl", "classifier": "heads"}},
+    "PEARL, timm's ResNet": {"backbone": "timm/test_resnet", "images": {"size": 32}},
+    "PEARL, ViT": {"backbone": "timm/test_vit", "images": {"size": 32}},
+    "SeqLoRA, ResNet": {"backbone": {"name": "resnet18", "width": 4}, "method": "seqlora"},
+    "OCD-Net, ResNet": {"backbone": {"name": "resnet18", "width": 4}, "method": "ocdnet"},
+    "progressive, ResNet": {"backbone": {"name": "resnet18", "width": 4}, "method": "pnn"},
+}
+Beside = Callable[[threading.Event], str | None]  # runs until the event is set; what was wrong
+
+
+class Stage:
+    """Models of two tasks, what they say to a single thread, and a model that learns beside them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for task, names in {"first": {"zero": 0, "one": 1}, "second": {"two": 2, "three": 3}}.items():
+            write_photos(root / task, names, 6)
+        self.pixels: dict[str, np.ndarray] = {}
+        self.answers: dict[str, list[tuple[int, str, Tensor]]] = {}
+        for name, settings in MODELS.items():
+            pearl.learn(self.place(name), root / "first", quiet=True, **{**SETTINGS, **FAST, **settings})
+            if name == next(iter(MODELS)):
+                shutil.copytree(self.place(name), root / "before")
+            pearl.learn(self.place(name), root / "second", quiet=True)
+            model = pearl.load(self.place(name))
+            self.pixels[name] = pixels(model.config.images.stored)
+            self.answers[name] = [(n, kind, ask(model, self.pixels[name][:n], kind)) for n, kind in questions(model)]
+        self.learnt = digest(self.place(next(iter(MODELS))))
+
+    def place(self, name: str) -> Path:
+        """Where a model is."""
+        return self.root / hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def pixels(size: int) -> np.ndarray:
+    """Digits (8, size, size, 3) uint8."""
+    images = np.concatenate([digit(label)[:2] for label in range(4)]).repeat(size // 8, 1).repeat(size // 8, 2)
+    return images[..., None].repeat(3, 3)
+
+
+def questions(model: Model) -> list[tuple[int, str]]:
+    """What eight threads ask: of how many images, and for what."""
+    kinds = ["logits", "judge" if model.can_judge else "task"]
+    return [(count, kind) for count in (1, 2, 5, 8) for kind in kinds]
+
+
+def ask(model: Model, images: np.ndarray, kind: str) -> Tensor:
+    """The model's answer."""
+    if kind == "judge":
+        return torch.cat([part.view(len(images), -1) for part in model.judge(images)], 1)
+    return model.logits(images, 1 if kind == "task" else None)
+
+
+def digest(model: Path) -> dict[str, bytes]:
+    """Of all weights."""
+    return {name: hashlib.sha256(content).digest() for name, content in weights_of(model).items()}
+
+
+def foreign(done: threading.Event) -> str | None:
+    """Ask networks that are not pearl's."""
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)).eval()
+    networks, x = [plain, timm.create_model("test_resnet").eval()], torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        expected = [network(x) for network in networks]
+        while not done.is_set():
+            if not all(torch.equal(network(x), one) for network, one in zip(networks, expected, strict=True)):
+                return "a foreign network gave something else"
+    return None
+
+
+def learn(stage: Stage, done: threading.Event) -> str | None:
+    """Let a model learn its second task."""
+    with tempfile.TemporaryDirectory(dir=stage.root) as folder:
+        place = shutil.copytree(stage.root / "before", Path(folder) / "model")
+        pearl.learn(place, stage.root / "second", quiet=True)
+        if digest(place) != stage.learnt:
+            return "another model was learnt"
+    return None
+
+
+def load(stage: Stage, done: threading.Event) -> str | None:
+    """Load a model, and make networks, again and again."""
+    name = next(iter(MODELS))
+    count, kind, expected = stage.answers[name][0]
+    while not done.is_set():
+        timm.create_model("test_resnet")
+        if not torch.equal(ask(pearl.load(stage.place(name)), stage.pixels[name][:count], kind), expected):
+            return "a model that was loaded meanwhile answered something else"
+    return None
+
+
+@contextmanager
+def beside(work: Beside | None) -> Iterator[list[str]]:
+    """Run something in another thread meanwhile; what was wrong with it."""
+    wrong: list[str] = []
+    if work is None:
+        yield wrong
+        return
+    done = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(work, done)
+        try:
+            yield wrong
+        finally:
+            done.set()
+        try:
+            wrong += [said] if (said := result.result()) else []
+        except Exception as error:  # whatever it is: it should not be
+            wrong.append(f"beside: {type(error).__name__}: {error}")
+
+
+def attack(stage: Stage, name: str, work: Beside | None) -> list[str]:
+    """One round: what went wrong in it."""
+    model, waiting = pearl.load(stage.place(name)), list(stage.answers[name])
+
+    def request() -> str | None:
+        count, kind, expected = waiting.pop()
+        try:
+            same = torch.equal(ask(model, stage.pixels[name][:count], kind), expected)
+        except Exception as error:  # as above
+            return f"{kind}: {type(error).__name__}: {error}"
+        return None if same else f"{kind} of {count} images: other bits"
+
+    with beside(work) as wrong:
+        wrong += [said for said in on_threads(request, THREADS) if said]
+    return wrong
+
+
+def process() -> list[Any]:
+    """What must not change."""
+    call = [nn.Module.__call__, nn.Module.__getattr__, nn.Module.__setattr__]
+    return [*call, torch.get_default_dtype(), torch.is_grad_enabled(), [*warnings.filters]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50, help="of each kind, over the models in turn")
+    parser.add_argument("--print", action="store_true", help="print the table; write nothing")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows, failures = [], 0
+    with tempfile.TemporaryDirectory() as folder, folders(Path(folder)):
+        stage = Stage(Path(folder))
+        kinds: dict[str, Beside | None] = {
+            "requests": None,
+            "foreign": foreign,
+            "learn": lambda done: learn(stage, done),
+            "load": lambda done: load(stage, done),
+        }
+        before = process()
+        for kind, work in kinds.items():
+            started, wrong = time.perf_counter(), Counter[str]()
+            for number in range(options.rounds):
+                name = [*MODELS][number % len(MODELS)]
+                wrong.update(f"{name}: {line}" for line in attack(stage, name, work))
+            for line, count in wrong.most_common(10):
+                print(f"{kind}: {count} times {line[:500]}", file=sys.stderr)
+            seconds = time.perf_counter() - started
+            rows.append(
+                f"| {kind} | {options.rounds} | {THREADS * options.rounds} | {wrong.total()} | {seconds:.0f} s |"
+            )
+            failures += wrong.total()
+        if process() != before:
+            print("the process is not what it was", file=sys.stderr)
+            failures += 1
+    table = "\n".join(["| beside | rounds | requests | wrong or failed | time |", f"|{'---|' * 5}", *rows])
+    print(table)
+    if not options.print:
+        text = (
+            f"## Threads\n\n`python benchmarks/attack/threads.py --rounds {options.rounds}`: in each round a model is "
+            f"loaded and {THREADS} threads send it their first requests, of 1 to 8 images, half of them for what is "
+            f"unknown or among one task's classes; {len(MODELS)} models in turn (PEARL on four networks, SeqLoRA, "
+            f"OCD-Net, progressive networks). An answer is right if it has the bits that a single thread gets. "
+            f"`learn`: what is learnt meanwhile has to have the bits, too, that it has alone.\n\n{table}\n"
+        )
+        write_section("threads", text)
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()
