@@ -39,9 +39,9 @@ def command(
     from pearl.lifecycle.remodel import refit_model
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
-    from pearl.settings.documents import parse_yaml
+    from pearl.settings.config import parse_value
 
-    spec, named = parse_yaml(classifier), aliases_of(alias)
+    spec, named = parse_value("CLASSIFIER", classifier), aliases_of(alias)
     if data:
         from pearl.settings.parts import METHODS
 

@@ -7,7 +7,6 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import torch
-import yaml
 from torch import nn
 
 from pearl.data.batches import fold
@@ -69,7 +68,7 @@ def read_config(path: Path) -> ModelConfig:
         check_format(file, number)
         kind = RunConfig if "recipe" in raw else ModelConfig
         return check_config(as_stored(raw, kind), kind)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError, ConfigError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, ConfigError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"{file}: cannot be read ({reason}); restore it, or run into a new directory") from None
 
