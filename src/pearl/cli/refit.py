@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import Alias, aliases_of
+from pearl.cli.options import Alias, aliases_of, begun
 
 
 def command(
@@ -34,6 +34,7 @@ def command(
     pearl refit runs/NAME '{name: chain, spaces: all}'
     pearl refit shop --data fruit --data vegetables --to shop2
     """
+    begun(f"refit {directory}", quiet)
     from pearl.errors import ConfigError
     from pearl.lifecycle.refit import refit
     from pearl.lifecycle.remodel import refit_model
