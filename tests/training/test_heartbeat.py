@@ -39,7 +39,7 @@ class Ranks:
     def __init__(self, box, address="127.0.0.1"):
         self.box, env = box, os.environ | {"PEARL_SILENCE": "2"}
         how = {"program": ["-c", RANK], "env": env, "stderr": subprocess.PIPE, "text": True}
-        self.processes = [zygote.Process([rank, box, address], **how) for rank in range(3)]
+        self.processes = [zygote.Process([str(rank), box, address], **how) for rank in range(3)]
         while len([*box.glob("begun*")]) < 3:
             time.sleep(0.01)
 
@@ -165,7 +165,8 @@ with stop.caught():
         time.sleep(0.01)
     if "stores" in sys.argv:
         time.sleep(1.5)
-        sys.exit("stored")
+        print("stored", file=sys.stderr)
+        sys.exit(1)
     print("waits", flush=True)
     mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
     while True:
