@@ -134,7 +134,7 @@ class Once(Board):
         self.deadline = time.monotonic() + 60
 
     def update(self, status):
-        assert time.monotonic() < self.deadline, "its job was submitted again, and waits"
+        assert time.monotonic() < self.deadline, "the run waits, and nothing happens to it"
         if self.act and self.fake.lines("start"):
             act, self.act = self.act, None
             act(ask("squeue", "--noheader", "--states=RUNNING", "--name=pearl", "--format=%i"))
