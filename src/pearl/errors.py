@@ -3,10 +3,11 @@
 import functools
 import inspect
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, ParamSpec, TextIO, TypeVar, Union, get_args, get_origin
+from typing import Any, ParamSpec, TextIO, TypeVar, Union, cast, get_args, get_origin
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,7 +23,10 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
 
 
-def shortened(line: str, length: int = 2000) -> str:
+LONGEST = 2000  # characters of a line that says what is wrong
+
+
+def shortened(line: str, length: int = LONGEST) -> str:
     """A line without its middle if it is too long to be read: what is wrong stands first, the mend last."""
     half = length // 2
     return line if len(line) <= length else f"{line[:half]} [...] {line[-half:]}"
@@ -32,20 +36,45 @@ class Printable(io.TextIOBase):
     """A stream on which only what can be printed arrives, in lines: names may hold what a terminal would act on.
 
     What draws on a terminal itself writes to what is `below`.
+
+    Args:
+        stream: where it is written.
+        name: what an error calls it.
+        longest: characters after which a line is shortened, such as one of standard error.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self.below = stream
+    def __init__(self, stream: TextIO, name: str, *, longest: int | None = None) -> None:
+        self.below, self.name, self.longest = stream, name, longest
 
     def write(self, text: str) -> int:
-        """Write a text whose lines may have any characters."""
-        self.below.write("\n".join(map(printable, text.split("\n"))))
+        """Write a text whose lines may have any characters.
+
+        Raises:
+            OutputError: it cannot be written.
+            BrokenPipeError: nobody reads it any more.
+        """
+        lines = map(printable, text.split("\n"))
+        with self._full():
+            self.below.write("\n".join(shortened(line, self.longest) if self.longest else line for line in lines))
         return len(text)
 
     def flush(self) -> None:
-        """Pass on."""
+        """Pass on; raises what `write` raises."""
         if not self.below.closed:
-            self.below.flush()
+            with self._full():
+                self.below.flush()
+
+    @contextmanager
+    def _full(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(
+                f"{self.name}: cannot be written ({error.strerror}); what the command has stored is kept; free space "
+                f"there, or write elsewhere"
+            ) from None
 
     def isatty(self) -> bool:
         """Whether a person reads it."""
@@ -56,9 +85,36 @@ class Printable(io.TextIOBase):
         return self.below.fileno()
 
 
+class Drawn:
+    """A stream for what shows progress. That it cannot be written, on a full disk, ends nothing that is in progress."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, if that can be done; raises BrokenPipeError if nobody reads it any more."""
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """The same."""
+        self._try(self._stream.flush)
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except BrokenPipeError:
+            raise
+        except OSError:
+            pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def drawn_on(stream: TextIO) -> TextIO:
     """The stream for what draws with a terminal's own codes, and sees to names by itself."""
-    return stream.below if isinstance(stream, Printable) else stream
+    return cast(TextIO, Drawn(stream.below if isinstance(stream, Printable) else stream))
 
 
 def short_of_memory(error: BaseException) -> bool:
@@ -96,6 +152,10 @@ class TrainingError(PearlError):
 
 class ReportError(PearlError):
     """A report that cannot be made of these runs, or not be written there."""
+
+
+class OutputError(PearlError):
+    """What a command prints cannot be written: its disk is full."""
 
 
 class ExportError(PearlError):

@@ -25,6 +25,7 @@ from pearl.settings.config import load_config
 from pearl.storage.files import finished, half_learnt
 from pearl.training.engine import Engine, Observer
 from pearl.training.launch import BUSY
+from pearl.training.stop import Stop
 from photos import SETTINGS, write_photos
 from reliability import contents
 
@@ -299,8 +300,12 @@ class Press(Observer):
                 time.sleep(0.01)
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("at", [1, 2, 3, 5])
+OF_PERSONS, OF_MACHINES = (signal.SIGINT, signal.SIGTERM), (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at"), [*((kind, at) for kind in OF_PERSONS for at in (1, 2, 3, 5)), *((kind, 3) for kind in OF_MACHINES)]
+)
 def test_a_signal_waits_for_the_step_and_the_run_goes_on(kind, at, tmp_path):
     execute(tiny(), path=tmp_path / "whole")
     handler = signal.getsignal(kind)
@@ -312,6 +317,36 @@ def test_a_signal_waits_for_the_step_and_the_run_goes_on(kind, at, tmp_path):
     execute(tiny(), path=tmp_path / "cut", show=steps)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
     assert steps.seen == 6 - at, f"trained again what was stored; {before} tasks were finished"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(kind, kind) for kind in OF_MACHINES] + [(signal.SIGUSR1, signal.SIGTERM)]
+)
+def test_a_second_signal_of_a_machine_shows_no_impatience(first, second):
+    """A terminal that closes sends two, of the system and of its shell; a scheduler warns, and then ends."""
+    stop = Stop()
+    with stop.caught():
+        stop.waits = True
+        for kind in (first, second):
+            os.kill(os.getpid(), kind)
+            time.sleep(0.01)
+        assert stop.requested
+        if second in OF_PERSONS:  # a person asks again
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), second)
+                time.sleep(1)
+
+
+def test_what_a_process_was_started_to_ignore_it_ignores():
+    """As by nohup; a run goes on when its terminal is closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop().caught() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.01)
+            assert not stop.requested
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 class Count(Observer):

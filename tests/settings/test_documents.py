@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from pearl.errors import ConfigError
 from pearl.settings.documents import parse_yaml
 
 
@@ -37,7 +38,7 @@ def test_it_is_what_yaml_says(text):
     ],
 )
 def test_what_nobody_means_is_refused(text, words):
-    with pytest.raises(yaml.YAMLError, match=words):
+    with pytest.raises(ConfigError, match=words):
         parse_yaml(text)
 
 
@@ -45,5 +46,5 @@ def test_a_small_text_that_stands_for_much_is_refused_at_once():
     """Nine lists of nine aliases each: 9^9 values in a kilobyte."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
-    with pytest.raises(yaml.YAMLError, match="aliases make it too large"):
+    with pytest.raises(ConfigError, match="aliases make it too large"):
         parse_yaml("\n".join(lines))

@@ -4,9 +4,12 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -115,6 +118,7 @@ def test_every_method_that_can_be_shared_out_learns_in_several_processes(found, 
 )
 def test_what_cannot_be_shared_out_is_for_one_process(method, why, monkeypatch):
     monkeypatch.setattr(World, "join", lambda *_: World(Place(0, 2, 2)))
+    monkeypatch.setattr(World, "watched", lambda _: nullcontext())  # there is no other process
     with pytest.raises(ConfigError, match=f"--devices 2: method={method} {why}"):
         execute(load_config("digits", [f"method={method}"]), devices=2)
 
@@ -142,10 +146,10 @@ RUN += ["stream.classes=4", "stream.tasks=2", "stream.per_class=8", "stream.test
 RUN += ["train.epochs=5", "train.phases.probe.epochs=5", "--devices", "2", "--device", "cpu", "--store-every", "0.001"]
 
 
-def end(runs, task, harm):
+def end(runs, task, harm, **more):
     """`pearl run` on two devices, harmed once a moment of a task is stored: exit code, and what it then said."""
     runs.mkdir(exist_ok=True)
-    command, env = [*RUN, "--quiet"], environment(PEARL_RUNS=runs)
+    command, env = [*RUN, "--quiet"], environment(PEARL_RUNS=runs, **more)
     with zygote.Process(command, env=env, cwd=runs, stderr=subprocess.PIPE, text=True) as process:
         while not list(runs.glob(f"*/resume/{task:03d}-*/manifest.json")):
             assert process.poll() is None, process.stderr.read()
@@ -155,7 +159,7 @@ def end(runs, task, harm):
     return process.returncode, said
 
 
-def kill_second(process):
+def kill_second(process, kind=signal.SIGKILL):
     """The rank that does not hold the run's directory. All are forks of one process; these are in their own folder."""
     here = Path(f"/proc/{process.pid}/cwd").readlink()
     parent = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1]
@@ -163,7 +167,7 @@ def kill_second(process):
     (run,) = here.iterdir()
     others = {process.pid, json.loads((run / ".holder.json").read_text())["pid"]}
     (second,) = {pid for pid in forks if Path(f"/proc/{pid}/cwd").readlink() == here} - others
-    os.kill(second, signal.SIGKILL)
+    os.kill(second, kind)
 
 
 def test_it_survives_signals_and_deaths_and_every_way_to_start_gives_the_same_bits(tmp_path):
@@ -206,6 +210,15 @@ def test_it_survives_signals_and_deaths_and_every_way_to_start_gives_the_same_bi
         assert task.returncode == 0, said
     assert contents(run) == contents(tmp_path / "whole" / run.name)
     assert json.loads((run / "environment.json").read_text())["processes"] == 2
+
+
+def test_a_process_that_hangs_ends_the_others(tmp_path):
+    """As a machine that is lost: nothing comes from it, and its connections stay open."""
+    stop = partial(kill_second, kind=signal.SIGSTOP)
+    code, said = end(tmp_path / "runs", 0, stop, PEARL_SILENCE=3)
+    lost = f"{socket.gethostname()} (process 2 of 2)"
+    assert said == f"pearl: no sign of life from {lost} for 3 s; what is stored is kept, the same command goes on\n"
+    assert code == launch.UNREACHABLE
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -30,7 +30,16 @@ from pearl.cli import (  # noqa: E402
 )
 from pearl.cli.memory import keep_freed_memory  # noqa: E402
 from pearl.cli.options import Verb  # noqa: E402
-from pearl.errors import Busy, Interrupted, Lost, PearlError, Printable, short_of_memory, shortened  # noqa: E402
+from pearl.errors import (  # noqa: E402
+    LONGEST,
+    Busy,
+    Interrupted,
+    Lost,
+    OutputError,
+    PearlError,
+    Printable,
+    short_of_memory,
+)
 from pearl.training import launch  # noqa: E402
 from pearl.version import __version__  # noqa: E402
 
@@ -86,49 +95,67 @@ def main() -> None:
     if "_PEARL_COMPLETE" in os.environ:  # a shell asks, and reads what it is told as it is
         app(prog_name=NAME)
     keep_freed_memory()
+    _open_closed_streams()
     watched = launch.enter()
     if isinstance(sys.stdout, TextIOWrapper):  # names of files and classes need not fit the terminal, nor be text
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
-    with redirect_stdout(Printable(sys.stdout)), redirect_stderr(Printable(sys.stderr)):
+    out, err = Printable(sys.stdout, "standard output"), Printable(sys.stderr, "standard error", longest=LONGEST)
+    with redirect_stdout(out), redirect_stderr(err):
         _main(watched)
+
+
+def _open_closed_streams() -> None:
+    """Have standard streams that are closed (`>&-`) lead nowhere: a file of a model would be opened in their place."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdin, sys.stdout, sys.stderr = (
+        stream or open(os.devnull, mode)  # noqa: SIM115, PTH123
+        for stream, mode in ((sys.stdin, "r"), (sys.stdout, "w"), (sys.stderr, "w"))
+    )
 
 
 def _main(watched: bool) -> None:
     try:
         try:
             app(prog_name=NAME)
-        finally:
-            sys.stdout.flush()
+        except SystemExit:
+            sys.stdout.flush()  # while an error of it can still be told
+            raise
     except BrokenPipeError:  # whoever read the output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        _end(1)
     except Interrupted as error:
-        print(f"pearl: {error}", file=sys.stderr)
-        sys.exit(130)
+        _end(launch.INTERRUPTED, str(error))
     except PearlError as error:
         if watched and isinstance(error, Lost):
-            sys.exit(launch.LOST)  # the one that watches knows more
-        for line in str(error).split("\n"):
-            print(f"pearl: {shortened(line)}", file=sys.stderr)
-        sys.exit(launch.BUSY if isinstance(error, Busy) else 2)
-    except PermissionError as error:
-        print(f"pearl: {error.filename}: no permission; mend it, or set PEARL_DATA or PEARL_RUNS", file=sys.stderr)
-        sys.exit(2)
+            _end(launch.LOST)  # the one that watches knows more
+        _end(launch.BUSY if isinstance(error, Busy) else 2, *str(error).split("\n"))
     except OSError as error:
         if error.filename is None:
             raise
-        print(f"pearl: {error.filename}: {error.strerror}; give another one, or mend it", file=sys.stderr)
-        sys.exit(2)
+        denied = f"{error.filename}: no permission; mend it, or set PEARL_DATA or PEARL_RUNS"
+        other = f"{error.filename}: {error.strerror}; give another one, or mend it"
+        _end(2, denied if isinstance(error, PermissionError) else other)
     except (MemoryError, RuntimeError) as error:
         if not short_of_memory(error):
             raise
-        print("pearl: out of memory; ask for less at a time, or free some", file=sys.stderr)
-        sys.exit(2)
+        _end(2, "out of memory; ask for less at a time, or free some")
     except SystemExit as ended:
         # what typer makes of Ctrl-C outside of training, without a word
         if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
-            print("pearl: interrupted; finished tasks are kept, the same command goes on after them", file=sys.stderr)
-            sys.exit(130)
+            _end(launch.INTERRUPTED, "interrupted; finished tasks are kept, the same command goes on after them")
         raise
+
+
+def _end(code: int, *lines: str) -> NoReturn:
+    """End with an exit code, after a line for each thing that is wrong; also if nothing more can be printed."""
+    for stream, words in ((sys.stdout, ()), (sys.stderr, lines)):
+        try:
+            for line in words:
+                print(f"pearl: {line}", file=stream)
+            stream.flush()
+        except (OutputError, BrokenPipeError):  # what is left goes nowhere: the interpreter flushes when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(code)

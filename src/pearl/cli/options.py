@@ -31,9 +31,13 @@ def recipes(incomplete: str) -> list[str]:
 
 
 def begun(what: str, quiet: bool) -> None:
-    """Say that something begins, to who waits before a terminal: importing torch takes a few seconds."""
-    if not quiet and sys.stderr.isatty():
-        typer.echo(f"pearl {printable(what)}: one moment ...", err=True)
+    """Say on a terminal that something begins: importing torch takes seconds, and training without progress minutes.
+
+    This is the one line that --quiet leaves. Where no person waits, in a script's or a scheduler's log, there is none.
+    """
+    if sys.stderr.isatty():
+        how = "at work; shows no progress (--quiet)" if quiet else "one moment ..."
+        typer.echo(f"pearl {printable(what)}: {how}", err=True)
 
 
 StoreEvery = Annotated[float, typer.Option(callback=_minutes, help="Minutes between two stored moments of training.")]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import Alias, aliases_of
+from pearl.cli.options import Alias, aliases_of, begun
 
 
 def command(
@@ -34,14 +34,15 @@ def command(
     pearl refit runs/NAME '{name: chain, spaces: all}'
     pearl refit shop --data fruit --data vegetables --to shop2
     """
+    begun(f"refit {directory}", quiet)
     from pearl.errors import ConfigError
     from pearl.lifecycle.refit import refit
     from pearl.lifecycle.remodel import refit_model
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
-    from pearl.settings.documents import parse_yaml
+    from pearl.settings.config import parse_value
 
-    spec, named = parse_yaml(classifier), aliases_of(alias)
+    spec, named = parse_value("CLASSIFIER", classifier), aliases_of(alias)
     if data:
         from pearl.settings.parts import METHODS
 

@@ -286,12 +286,14 @@ def execute(
     show = show if show and world.first else Observer()
     path = path or runs_root() / config.id
     try:
-        if made := ready(config, path=path, devices=world.size, show=show, world=world):
-            again = resume_command(path, config) + f" --devices {devices}" * (devices > 1)
-            usual = partial(Engine, kept=made.kept)
-            how: dict[str, Any] = {"precision": made.precision or precision, "minutes": minutes, "show": show}
-            with session(path, config, again=again, device=device, world=world, engine=engine or usual, **how) as work:
-                _Work(made, work).go(stop_after)
+        with world.watched():
+            if made := ready(config, path=path, devices=world.size, show=show, world=world):
+                again = resume_command(path, config) + f" --devices {devices}" * (devices > 1)
+                usual = partial(Engine, kept=made.kept)
+                how: dict[str, Any] = {"precision": made.precision or precision, "minutes": minutes, "show": show}
+                how |= {"again": again, "device": device, "world": world, "engine": engine or usual}
+                with session(path, config, **how) as work:
+                    _Work(made, work).go(stop_after)
     finally:
         show.close()
     return Run(path, config)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -71,7 +70,7 @@ def read_config(path: Path) -> ModelConfig:
         check_format(file, number)
         kind = RunConfig if "recipe" in raw else ModelConfig
         return check_config(as_stored(raw, kind), kind)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, yaml.YAMLError, ConfigError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, ConfigError) as error:
         reason = " ".join(str(error).split())
         raise RunError(f"{file}: cannot be read ({reason}); restore it, or run into a new directory") from None
 

@@ -41,7 +41,8 @@ from pearl.storage.files import (
 )
 from pearl.training.engine import Engine, Observer
 from pearl.training.machine import device_name, versions
-from pearl.training.replay import Replay, Stop
+from pearl.training.replay import Replay
+from pearl.training.stop import Stop
 from pearl.training.world import World, lost
 
 LOCK = (".lock", ".holder.json")  # what a directory has in it while a process holds it
@@ -73,7 +74,7 @@ def session(
     check_inside(path)
     log = Log(path / "events.jsonl", show or Observer()) if world.first else Observer()
     made = engine(config, device=device, precision=precision, observer=log, world=world)
-    stop = Stop()
+    stop = Stop(several=world.size > 1)
     with locked(path) if world.first else nullcontext(), stop.caught():
         for leftover in path.rglob(".*.[0-9]*.tmp") if world.first else []:  # of a write that was killed
             leftover.unlink(missing_ok=True)

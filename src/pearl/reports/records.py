@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from pearl.errors import ReportError, RunError, counted
+from pearl.errors import ConfigError, ReportError, RunError, counted
 from pearl.evaluation import metrics
 from pearl.reports.text import HEADLINES
 from pearl.settings.documents import parse_yaml
@@ -252,7 +251,7 @@ def _config(file: Path) -> dict[str, Any]:
         if config.keys() & {"recipe", "stream"}:
             whole = whole and isinstance(config["stream"]["tasks"], int | list) and isinstance(config["recipe"], str)
         whole = whole and all(isinstance(figure, dict) for figure in (config.get("expected") or {}).values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise RunError(f"{file}: cannot be read ({_reason(error)}); restore it from a copy") from None
     if not whole:
         raise RunError(f"{file}: damaged (not the settings of a run or model); restore it from a copy")

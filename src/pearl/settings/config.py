@@ -124,8 +124,8 @@ def read_recipe(recipe: str | Path, _below: tuple[str, ...] = ()) -> dict[str, A
         raise ConfigError(f"recipe {name}: extends itself ({' -> '.join([*_below, place])}); break the circle")
     try:
         raw = parse_yaml(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"recipe {name}: not valid YAML: {' '.join(str(error).split())}") from None
+    except ConfigError as error:
+        raise ConfigError(f"recipe {name}: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"recipe {name}: must be a mapping of settings, is {type(raw).__name__}")
     base = _base(str(raw.pop("extends")), path.parent, (*_below, place)) if "extends" in raw else {}
@@ -165,6 +165,18 @@ def _as_spec(value: Any, default_name: Any = None) -> dict[str, Any]:
     return {} if value is None else {"name": value}
 
 
+def parse_value(name: str, text: str) -> Any:
+    """A value that the command line gives as YAML.
+
+    Raises:
+        ConfigError: it is not YAML; with its `name`.
+    """
+    try:
+        return parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: the value {text!r} is {error}; quote it") from None
+
+
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     """`["train.lr=0.1", "method=finetune"]` as a nested mapping; values are read as YAML.
 
@@ -182,10 +194,9 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
             problems.append(f"{key[:40]}...: no setting lies so deep; give the name of one")
             continue
         try:
-            value = parse_yaml(text)
-        except (yaml.YAMLError, ValueError) as error:
-            reason = getattr(error, "problem", None) or error
-            problems.append(f"{key}: the value {text!r} is not valid YAML ({reason}); quote it")
+            value = parse_value(key, text)
+        except ConfigError as error:
+            problems += error.problems
             continue
         for part in reversed(key.split(".")):
             value = {part: value}

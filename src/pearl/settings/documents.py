@@ -4,6 +4,8 @@ from typing import Any
 
 import yaml
 
+from pearl.errors import ConfigError
+
 LIMIT = 1_000_000  # values of a document, where an alias counts as what it stands for
 DEPTH = 64  # of sections in sections; what is read is walked through in many places, each a call deeper
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
@@ -13,10 +15,25 @@ def parse_yaml(text: str) -> Any:
     """The value of a document.
 
     Raises:
-        yaml.YAMLError: not YAML; a key twice in one mapping, of which others keep the last without a word; aliases
+        ConfigError: not YAML; a key twice in one mapping, of which others keep the last without a word; aliases
             that stand for themselves or for more than a machine can hold; sections in sections without end; or a value
-            that no setting has: a date, a NUL, a number of more than 64 bits.
+            that no setting has: a date, a NUL, a number of more than 64 bits. Its message has no subject, such as
+            "not valid YAML (the key lr twice, line 3, column 1)": callers put the name of the document before it.
     """
+    try:
+        return _value(text)
+    except (yaml.YAMLError, ValueError) as error:  # UnicodeEncodeError: bytes of the command line that are no text
+        raise ConfigError(f"not valid YAML ({_reason(error, text)})") from None
+
+
+def _reason(error: Exception, text: str) -> str:
+    """What is wrong, on one line, and where in a text of several lines."""
+    mark = getattr(error, "problem_mark", None)
+    where = f", line {mark.line + 1}, column {mark.column + 1}" if mark and "\n" in text.strip() else ""
+    return " ".join(str(getattr(error, "problem", None) or error).split()) + where
+
+
+def _value(text: str) -> Any:
     _check_depth(text)
     loader = _Loader(text)
     try:

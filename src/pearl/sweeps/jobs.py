@@ -8,10 +8,9 @@ several of those can meet at one run, and whoever is started again goes on.
 
 import json
 import signal
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +27,6 @@ from pearl.sweeps.executors import Executor, Process
 from pearl.sweeps.workers import Place, executor_for
 from pearl.training import launch
 
-INTERRUPTED = 130  # exit code of a run that was told to stop
 LOOK = 0.2  # seconds between two looks at the processes
 LOOK_AT_LOCKS = 2.0  # the same, when all that is left is locked by others
 
@@ -131,7 +129,7 @@ def run_jobs(
     Raises:
         ConfigError: jobs that cannot be configured, every problem at once, or no such workers; nothing is started then.
         RunError: the folder cannot be written to.
-        Interrupted: Ctrl-C or SIGTERM. All jobs have stored what they learnt, and the same call goes on.
+        Interrupted: a signal to stop, such as Ctrl-C. All jobs have stored what they learnt, and the same call goes on.
     """
     check(jobs)
     folder = folder or runs_root() / "sweeps"
@@ -242,7 +240,7 @@ class _Work:
             if not self._ended_already(run):
                 self.waiting.append(run)
         self.status.begin({run: len(files.finished(run)) for run in self.waiting})
-        with signals(self.asked):
+        with launch.handled(self._on_signal):
             try:
                 while self.running or (self.waiting and not self.asked):
                     self._collect()
@@ -262,6 +260,12 @@ class _Work:
                 f"and the same command goes on"
             )
         return self.outcomes
+
+    def _on_signal(self, number: int, _: object) -> None:
+        """Note it. Jobs are told again, and then do not wait, if a person asks a second time; see `Stop`."""
+        person = number in launch.OF_PERSONS
+        if not self.asked or (person and not {*launch.OF_PERSONS}.isdisjoint(self.asked)):
+            self.asked.append(number)
 
     def _stop(self) -> None:
         self.told = len(self.asked)
@@ -294,7 +298,7 @@ class _Work:
                 if files.done(run):
                     self._end(Outcome(one.job, run, "done", "", one.log, seconds))
                     continue
-            progress = self.executor.again and code == INTERRUPTED and stored(run) != one.stored
+            progress = self.executor.again and code == launch.INTERRUPTED and stored(run) != one.stored
             if self.asked or progress:  # it has stored and stopped
                 self.waiting.append(run)
                 continue
@@ -363,21 +367,6 @@ def locked(run: Path) -> bool:
 def stored(run: Path) -> list[str]:
     """What is stored of a run: finished tasks, and moments of the next."""
     return sorted(path.name for folder in ("tasks", "resume") for path in (run / folder).glob("*"))
-
-
-@contextmanager
-def signals(asked: list[int]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM are only noted meanwhile; in any thread but the main one they cannot be."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(kind, lambda number, _: asked.append(number)) for kind in kinds]
-    try:
-        yield
-    finally:
-        for kind, handler in zip(kinds, before, strict=True):
-            signal.signal(kind, handler)
 
 
 def reason(code: int | str, said: str) -> str:

@@ -21,6 +21,7 @@ from pearl.training import launch
 
 DAY = 24 * 60  # minutes
 ASK = 30.0  # seconds between two questions to SLURM about a job: each costs its controller something
+SOON = 2.0  # the same, where someone waits for the answer
 AT_WORK = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "UNKNOWN"}
 
 
@@ -49,7 +50,7 @@ def on_node(arguments: Sequence[str], log: str) -> int:
     The warning before the time is up, a preemption and scancel let it store what it has learnt, as Ctrl-C does. Some
     clusters send them to this process alone, some to all, so only this one listens and passes them on once.
     """
-    kinds = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    kinds = (signal.SIGTERM, *launch.OF_MACHINES)
     for kind in kinds:
         signal.signal(kind, signal.SIG_IGN)  # the one that is started inherits that
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -66,7 +67,8 @@ def on_node(arguments: Sequence[str], log: str) -> int:
 class Submitit:
     """Jobs of SLURM, or without it processes of submitit's own (`real` is false), at most `workers` at once.
 
-    A job that has stopped before its time was up, or since another took its place, is submitted again.
+    A job that has stopped before its time was up, or since another took its place, is submitted again. SLURM must not
+    requeue it as well, so jobs say `--no-requeue`: a preempted one then ends, whatever the cluster's PreemptMode.
 
     Raises:
         ConfigError: submitit or SLURM is not here, or it knows no such option.
@@ -81,6 +83,8 @@ class Submitit:
             raise ConfigError('submitit is not installed; pip install "pearl[slurm]"') from None
         if workers < 1:
             raise ConfigError(f"--workers {workers}: give 1 or more")
+        if "requeue" in options:
+            raise ConfigError("--slurm requeue: pearl itself submits a job again that was preempted; leave it out")
         self.workers, self.real = workers, real
         try:
             if real:
@@ -90,7 +94,8 @@ class Submitit:
                 settings = {"job_name": "pearl", "time": DAY}
                 settings |= {key: value for key, value in options.items() if key in known}
                 more = {key: value for key, value in options.items() if key not in known}  # sbatch knows
-                self.executor.update_parameters(**settings, **({"additional_parameters": more} if more else {}))
+                os.environ.pop("SBATCH_REQUEUE", None)  # it would count for more than what the batch script says
+                self.executor.update_parameters(**settings, additional_parameters={"no_requeue": True, **more})
             else:
                 os.environ["PYTHONSAFEPATH"] = "1"  # the same, also for the process that submitit puts in between
                 self.executor = submitit.LocalExecutor(folder)
@@ -115,6 +120,7 @@ class _Submitted:
     """A job of submitit. It has ended when its exit code is there, or when SLURM says that it is no more at work.
 
     Not as submitit finds out, which asks for accounting: many a cluster has none, and a killed job would never end.
+    Why a job was told to stop only SLURM knows: one that `scancel` has ended is not to be started again.
     """
 
     def __init__(self, job: Any, *, real: bool) -> None:
@@ -123,15 +129,26 @@ class _Submitted:
         self.ended = ""  # as what, when it was last asked
 
     def poll(self) -> int | str | None:
+        code: int | None = None
         if self.job.paths.result_pickle.exists():
-            error = self.job.exception()
-            return int(self.job.result()) if error is None else str(error).strip().splitlines()[-1]
+            if (error := self.job.exception()) is not None:
+                return str(error).strip().splitlines()[-1]
+            code = int(self.job.result())
+            if code != launch.INTERRUPTED or not self.real:
+                return code
+            self.every = min(self.every, SOON)  # SLURM says why in a moment; until then the job may count as at work
         if time.monotonic() - self.asked < self.every:
             return None
         self.asked, ended, state = time.monotonic(), self.ended, self._state()
         self.ended = "" if state in AT_WORK else state
         # asked twice: on a shared disk the exit code may come later than SLURM's word
-        return f"ended as {state}; see {self.job.paths.stderr}" if ended and self.ended else None
+        if not self.ended or not (ended or code is not None):
+            return None
+        if state == "CANCELLED":
+            return "cancelled; what it has learnt is stored"
+        if state == "PREEMPTED":
+            return launch.BUSY  # its turn comes again, also if it had no time to learn anything
+        return code if code is not None else f"ended as {state}; see {self.job.paths.stderr}"
 
     def _state(self) -> str:
         if not self.real:
@@ -143,6 +160,6 @@ class _Submitted:
         return answer.stdout.strip() or "FORGOTTEN"
 
     def stop(self) -> None:
-        self.every = 2.0  # someone waits
+        self.every = SOON  # someone waits
         with suppress(OSError):
             self.job.cancel(check=False)  # with its controller away, the others are still to be told

@@ -25,7 +25,7 @@ def run_missing(
 
     Raises:
         ConfigError: runs that cannot be configured; nothing is started then.
-        Interrupted: Ctrl-C or SIGTERM.
+        Interrupted: a signal to stop, such as Ctrl-C.
     """
     jobs = [
         Job(one.request.recipe, one.request.overrides(one.seed), one.request.smoke, one.path.name)

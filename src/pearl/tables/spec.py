@@ -11,7 +11,6 @@ from importlib import resources
 from string import Template
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from pearl.errors import ConfigError
@@ -302,8 +301,8 @@ def read(name: str) -> Table:
     try:
         raw = parse_yaml(text)
         return Table.model_validate({"name": name, **raw})
-    except (yaml.YAMLError, TypeError) as error:
-        raise ConfigError(f"table {name}: not valid YAML: {' '.join(str(error).split())}") from None
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"table {name}: {' '.join(str(error).split())}") from None
     except ValidationError as error:
         raise ConfigError(*problems_of(error, f"table {name}", lambda path: None)) from None
 

@@ -2,7 +2,7 @@
 
 Those of `--devices N` are started and watched here, or there already (torchrun, SLURM).
 
-The process that starts the others trains nothing: it cannot hang with them. It passes Ctrl-C and SIGTERM on, once, and
+The process that starts the others trains nothing: it cannot hang with them. It passes signals to stop on, once, and
 when one of them dies it ends the others and says in one line which it was and why.
 """
 
@@ -14,17 +14,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from pearl.errors import ConfigError, counted
 
 COMMAND = (sys.executable, "-P", "-m", "pearl")  # without -P, Python files of the current folder would be imported
+INTERRUPTED = 130  # exit code of a process that was told to stop
 LOST = 75  # exit code of a process that ends because another one has
 BUSY = 69  # exit code of a process that found another one at work on its directory
+UNREACHABLE = 68  # exit code of a process that ends because a machine has been lost
 GRACE = 15.0  # seconds that the others have to end by themselves, once one has failed
+OF_PERSONS = (signal.SIGINT, signal.SIGTERM)
+OF_MACHINES = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # of a lost connection, and of schedulers
 _WATCHED = "PEARL_WATCHED"
 
 
@@ -101,18 +105,15 @@ def start(devices: int, arguments: Sequence[str]) -> int:
             for process in processes:
                 process.send_signal(number)
 
-        kinds = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(kind, forward) for kind in kinds]
-        try:
-            for rank in range(devices):
-                own = {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-                processes.append(child(arguments, own, said[rank] if rank else None))  # the first alone speaks
-            codes = _wait(processes)
-        finally:
-            for process in processes:
-                process.kill()
-            for kind, handler in zip(kinds, before, strict=True):
-                signal.signal(kind, handler)
+        with handled(forward):
+            try:
+                for rank in range(devices):
+                    own = {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+                    processes.append(child(arguments, own, said[rank] if rank else None))  # the first alone speaks
+                codes = _wait(processes)
+            finally:
+                for process in processes:
+                    process.kill()
         code, words = _verdict(codes, said)
         for file in said:
             file.close()
@@ -183,6 +184,28 @@ def _verdict(codes: Mapping[int, int], said: Sequence[IO[bytes]]) -> tuple[int, 
 def ignored(kind: signal.Signals) -> bool:
     """Whether this process does not hear a signal."""
     return signal.getsignal(kind) == signal.SIG_IGN
+
+
+def stopping() -> list[signal.Signals]:
+    """The signals that ask this process to store what it has learnt and to end.
+
+    Those that it was started to ignore stay ignored: by `nohup`, or by who tells it in another way (`slurm.on_node`).
+    """
+    return [signal.SIGINT, *(kind for kind in (signal.SIGTERM, *OF_MACHINES) if not ignored(kind))]
+
+
+@contextmanager
+def handled(handler: Callable[[int, Any], object]) -> Iterator[None]:
+    """Have a function called on signals to stop; in any thread but the main one they cannot be handled."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {kind: signal.signal(kind, handler) for kind in stopping()}
+    try:
+        yield
+    finally:
+        for kind, earlier in before.items():
+            signal.signal(kind, earlier)
 
 
 def enter() -> bool:

@@ -7,8 +7,6 @@ RUN/resume/TASK-PHASE-STEP/     tensors of that moment, and a manifest; gone whe
 """
 
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,38 +21,9 @@ from pearl.errors import Interrupted, RunError, counted
 from pearl.methods.base import Method, Phase
 from pearl.storage.checkpoint import changed, read_part, snapshot, write_part
 from pearl.storage.shapes import Moment
-from pearl.training.launch import ignored
 from pearl.training.optimizers import Optimizers, states
+from pearl.training.stop import Stop
 from pearl.training.world import World
-
-
-class Stop:
-    """Ctrl-C and SIGTERM. During training they wait for the step to end; a second one, or one elsewhere, does not."""
-
-    def __init__(self) -> None:
-        self.requested = self.waits = False
-
-    @contextmanager
-    def caught(self) -> Iterator["Stop"]:
-        """Handle the two signals meanwhile; in any thread but the main one they cannot be handled.
-
-        SIGTERM stays ignored if whoever started the process had it so, to tell it in another way (`slurm.on_node`).
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield self
-            return
-        kinds = [signal.SIGINT, *([] if ignored(signal.SIGTERM) else [signal.SIGTERM])]
-        before = [signal.signal(kind, self._on_signal) for kind in kinds]
-        try:
-            yield self
-        finally:
-            for kind, handler in zip(kinds, before, strict=True):
-                signal.signal(kind, handler)
-
-    def _on_signal(self, *_: object) -> None:
-        if self.requested or not self.waits:
-            raise KeyboardInterrupt
-        self.requested = True
 
 
 @dataclass

@@ -6,6 +6,7 @@ rank alone writes and evaluates, and the others read what it has written. They n
 """
 
 import logging
+import socket
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -24,18 +25,20 @@ from torch.overrides import TorchFunctionMode
 from pearl.data.batches import Batch, fold
 from pearl.errors import ConfigError, counted
 from pearl.nn.precision import full
+from pearl.training.heartbeat import beating, joined_in_time
 from pearl.training.launch import Place, place
 
 Value = TypeVar("Value")
 
-FOREVER = timedelta(weeks=4)  # ranks wait while one decodes or evaluates; that one is alive is not theirs to find out
+FOREVER = timedelta(weeks=4)  # ranks wait while one decodes or evaluates; heartbeats tell that it is alive
 
 
 class World:
     """See above. What has every rank's part is called by all of them, in the same order."""
 
-    def __init__(self, here: Place | None = None) -> None:
+    def __init__(self, here: Place | None = None, address: str = "127.0.0.1") -> None:
         self.here = here
+        self.address = address  # of the first rank's machine
         self.rank, self.size = (here.rank, here.world) if here else (0, 1)
 
     @classmethod
@@ -50,8 +53,24 @@ class World:
             if devices > 1:
                 raise ConfigError(f"devices={devices} needs as many processes; use pearl run --devices, or torchrun")
             return cls()
-        make_fabric(device, here).launch()
-        return cls(here)
+        fabric = make_fabric(device, here)
+        with joined_in_time(here.world):
+            fabric.launch()
+        environment: Any = fabric.strategy.cluster_environment  # type: ignore[attr-defined]  # DDP has one
+        return cls(here, environment.main_address)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """End all ranks meanwhile if one of their machines is lost, see `heartbeat`.
+
+        Raises:
+            RunError: a rank cannot reach the first one.
+        """
+        if self.size == 1:
+            yield
+            return
+        with beating(self.rank, self.gather(socket.gethostname()), self.address, self.same):
+            yield
 
     @property
     def first(self) -> bool:

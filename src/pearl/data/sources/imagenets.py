@@ -9,11 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 import numpy as np
-import yaml
 
 from pearl.data.sources.source import Source, checked, reason, some, unique
 from pearl.data.sources.trees import Files, class_images, draw, images_in, labelled, read_text, split_hash, tree
-from pearl.errors import DataError, counted
+from pearl.errors import ConfigError, DataError, counted
 from pearl.settings.documents import parse_yaml
 from pearl.storage.network import short_waits
 from pearl.storage.paths import data_root, find
@@ -170,8 +169,8 @@ def _entries(place: Path) -> list[str]:
 
     try:
         content = parse_yaml(text)
-    except yaml.YAMLError as error:
-        raise DataError(f"{place} is not valid YAML ({reason(error)})") from None
+    except ConfigError as error:
+        raise DataError(f"{place} is {error}; write `data: [WNID/FILE, ...]`") from None
     paths = content.get("data") if isinstance(content, dict) else None
     if not isinstance(paths, list) or not all(isinstance(entry, str) for entry in paths):
         raise DataError(f"{place} has no list of paths under the key data: write `data: [WNID/FILE, ...]`")

@@ -1,0 +1,92 @@
+"""Requests to stop: signals of a person, of a lost connection and of schedulers. No torch."""
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+from pearl.training import launch
+
+HEARD = b"\0"  # what the main thread adds to the numbers of signals once it has handled them
+
+
+class Stop:
+    """Signals that ask to stop, see `launch.stopping`. During training they wait for the step to end; elsewhere not.
+
+    A second one from a person (Ctrl-C, SIGTERM) does not wait. A second one from a machine shows no impatience: a
+    terminal that is closed sends SIGHUP twice, and a scheduler sends SIGTERM after its warning. With `several`
+    processes a signal also ends this one while it waits for another in vain, see `ended_if_deaf`.
+    """
+
+    def __init__(self, *, several: bool = False) -> None:
+        self.requested = self.waits = False
+        self.several = several
+        self._by_person = False
+        self._heard: Callable[[], object] = lambda: None
+
+    @contextmanager
+    def caught(self) -> Iterator["Stop"]:
+        """Handle the signals meanwhile; in any thread but the main one they cannot be handled."""
+        watched = self.several and threading.current_thread() is threading.main_thread()
+        with ended_if_deaf() if watched else nullcontext(self._heard) as self._heard, launch.handled(self._on_signal):
+            yield self
+
+    def _on_signal(self, number: int, _: object) -> None:
+        self._heard()
+        person, first = number in launch.OF_PERSONS, not self.requested
+        again = person and self._by_person
+        self.requested, self._by_person = True, person or self._by_person
+        if again or (not self.waits and (first or person)):
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def ended_if_deaf() -> Iterator[Callable[[], object]]:
+    """End this process if its main thread does not handle a signal to stop for `launch.GRACE` seconds.
+
+    Python handles signals between two operations of the main thread. One that waits in a collective for a process that
+    is lost gets to no other operation, and can store nothing. What is on the disk is whole: files get their name last.
+
+    Yields:
+        What a signal's handler calls.
+    """
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    thread = threading.Thread(target=_watch, args=(reads, bytes(launch.stopping())), name="signals", daemon=True)
+    thread.start()
+    try:
+        yield lambda: os.write(writes, HEARD)
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writes)
+        thread.join()
+        os.close(reads)
+
+
+def _watch(reads: int, kinds: bytes) -> None:
+    deadline: float | None = None
+    poll = select.poll()
+    poll.register(reads, select.POLLIN)
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not poll.poll(left and 1000 * left):
+            end(launch.INTERRUPTED, "interrupted while it waited for another process")
+        if not (numbers := os.read(reads, 256)):
+            return
+        if numbers.endswith(HEARD):
+            deadline = None
+        elif deadline is None and not {*kinds}.isdisjoint(numbers):  # a program may handle other signals too
+            deadline = time.monotonic() + launch.GRACE
+
+
+def end(code: int, why: str) -> None:
+    """End this process from a thread, whatever the main one waits for, and say why."""
+    try:
+        print(f"pearl: {why}; what is stored is kept, the same command goes on", file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)
