@@ -7,21 +7,28 @@ from torch import Tensor
 
 from pearl.errors import RunError
 
-FOLDS = 4
 MANY = 8192  # prototypes: of more, products are of so many at a time
 
 
-def folds(own: Tensor, most: int) -> Tensor:
-    """The fold in which each image is left out, spread over each class; -1: never.
+def drawn(own: Tensor, most: int) -> Tensor:
+    """Rows (N,) of images that can be left out of their prototype, as they are not its only one.
 
-    That is so of an image that is its class's only one, and of all but `most`, drawn at random.
+    Of more than `most` so many, drawn at random.
     """
-    fold = torch.empty_like(own)
-    for c in own.unique():
-        rows = (own == c).nonzero()[:, 0]
-        fold[rows] = torch.arange(len(rows), device=own.device) % FOLDS if len(rows) > 1 else -1
-    fold[torch.randperm(len(own), generator=torch.Generator().manual_seed(0))[most:].to(own.device)] = -1
-    return fold
+    rows = (own.bincount()[own] > 1).nonzero()[:, 0]
+    if len(rows) <= most:
+        return rows
+    chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:most]
+    return rows[chosen.sort().values.to(own.device)]
+
+
+def shrinkage(p: int, freedom: int) -> float:
+    """The share a of identity in a covariance (p, p): (p / (n + p))^3 of n degrees of freedom, but 1e-4 at least.
+
+    Float32 has to bear the inverse. On held-out images of two development streams (ResNet-18 with 400 images a class,
+    DeiT-Tiny with 40) a = p / (2 (n + p)) is 2.6 and 0.5 points worse.
+    """
+    return max((p / (freedom + p)) ** 3, 1e-4)
 
 
 def pieces(parts: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -35,6 +42,15 @@ def pieces(parts: Iterable[Tensor]) -> Iterator[Tensor]:
         piece.append(part.double())
         rows += len(part)
     yield torch.cat(piece)
+
+
+def between(means: Iterable[Tensor], counts: Iterable[Tensor], centre: Tensor) -> Tensor:
+    """The scatter (p, p) of means around a centre (p,), float64, each weighted by the images it is of."""
+    total = centre.new_zeros(len(centre), len(centre))
+    for rows, weight in zip(pieces(means), pieces(counts), strict=True):
+        away = rows - centre
+        total += away.T @ (away * weight[:, None])
+    return total
 
 
 def statistics(rows: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]:

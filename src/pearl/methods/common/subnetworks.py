@@ -12,6 +12,7 @@ from pearl.errors import TrainingError
 from pearl.methods.base import Answers, Expert, Method, Phase
 from pearl.methods.common.chain import ChainStatistics
 from pearl.methods.common.classifiers import Chain, Classifier, Heads
+from pearl.methods.common.retained import retained
 from pearl.nn.fast.folding import with_weights
 from pearl.nn.fast.fusing import Part, fuse, fusible
 from pearl.nn.growing import CosineHeads
@@ -169,8 +170,8 @@ class SubNetworks(Method):
         return lambda x: chain.judge(spaces(x))
 
     def threshold(self, rate: float) -> float:
-        """See `Method.threshold`: as measured on all tasks' images, each left out of the statistics it met."""
-        return super().threshold(rate) if self.chain is None else self.chain.threshold(rate)
+        """See `Method.threshold`: by images of the newest tasks, each left out of the statistics."""
+        return super().threshold(rate) if self.chain is None else self.chain.scores().threshold(rate)
 
     def left_out(self) -> Answers | None:
         """See `Method.left_out`: while the temperature was measured."""
@@ -178,7 +179,7 @@ class SubNetworks(Method):
 
     def remaining(self, task: int, right: int, images: int) -> float | None:
         """See `Method.remaining`: by images drawn from the statistics."""
-        return None if self.chain is None else self.chain.remaining(task, right, images)
+        return None if self.chain is None else retained(self.chain, task, right, images)
 
     def _chained(self, chain: ChainStatistics, spaces: Spaces, x: Tensor) -> Tensor:
         raw = spaces(x)
