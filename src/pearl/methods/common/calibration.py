@@ -11,13 +11,13 @@ images so far, so that each task can measure by how much it moved the fits of th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pearl.methods.common.scatter import root, shrinkage, shrunk
+from pearl.methods.common.scatter import inverse, root, shrinkage, shrunk
 
 DOUBT = 0.5  # weight of the entropy over prototypes
 ENOUGH = 400  # images whose scores set the threshold: those of the newest tasks, whose images met the most prototypes
@@ -33,23 +33,29 @@ class Within(NamedTuple):
     counted: int  # images in `scatter`
     images: int  # images of all prototypes; more than `counted` where the covariance is frozen
 
+    def of_all(self, without: int = 0) -> Tensor:
+        """The covariance (p, p) of all images around `centre`; over the degrees of freedom that fewer images have."""
+        freedom = max(1, self.images - 1 - without)
+        return (self.scatter / max(1, self.counted) + self.between / self.images) * (self.images / freedom)
+
 
 class LeftOut:
     """A space's covariances for images that are in its statistics, to be left out one at a time.
 
-    They have the shrinkage and the degrees of freedom of one image less.
+    They have the shrinkage and the degrees of freedom of one image less. The trace, towards which they are shrunk,
+    changes with the image that is left out; here it is the mean over images.
     """
 
     def __init__(self, space: Within, dtype: torch.dtype = torch.float64) -> None:
         self.space, self.freedom = space, max(1, space.freedom - 1)
         self.share = shrinkage(len(space.centre), self.freedom)
-        pooled = space.scatter / max(1, space.freedom)
-        self.root = root(shrunk(pooled, self.share))
+        trace = float(space.scatter.trace()) / max(1, space.freedom)
+        self.root = root(shrunk(space.scatter / self.freedom, self.share, trace))
         self.inverse = torch.cholesky_inverse(self.root)
-        self.of_all = torch.cholesky_inverse(root(shrunk(pooled + space.between / space.images, self.share)))
+        self.of_all = inverse(shrunk(space.of_all(without=1), self.share, float(space.of_all().trace())))
         self.dtype = dtype
         self.lighter = (1 - self.share) / self.freedom  # what an image weighs in the covariance
-        self.lighter_of_all = (1 - self.share) / max(1, space.images - 1)
+        self.lighter_of_all = (1 - self.share) / max(1, space.images - 2)
 
     def within(self, square: Tensor, count: Tensor | float, counted: bool = True) -> Tensor:
         """Squared distances to a prototype's mean of `count` images -> with the image left out."""
@@ -154,14 +160,14 @@ def normal(fits: Tensor, own: Tensor, classes: int) -> Normal:
     return Normal(grand + weight * (means - grand), spread, grand + weight[own] * (others - grand))
 
 
-def score(fits: Tensor, location: Tensor, spread: Tensor) -> Tensor:
+def score(fits: Tensor, location: Tensor, spread: Tensor, by_class: Callable[[Tensor], Tensor]) -> Tensor:
     """In-distribution scores (B,): the higher, the likelier that an image (B, prototypes) is of a known class.
 
     The fit to the prototype that the image fits best, in standard deviations from where that one's images lie, less the
-    entropy over prototypes.
+    entropy over classes. `by_class`: log P (B, prototypes) -> (B, classes).
     """
     away = (fits - location) / spread
-    logp = away.log_softmax(1)
+    logp = by_class(away.log_softmax(1))
     return away.max(1).values + DOUBT * (logp.exp() * logp).sum(1)
 
 

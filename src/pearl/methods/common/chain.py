@@ -240,7 +240,7 @@ class ChainStatistics(nn.Module):
         location, spread = self.usual()
         place = own + len(location) - len(self.tensors[f"task.{t}.counts"])
         locations = location.expand(len(found), -1).scatter(1, place[:, None], without[:, None])
-        every = score(found, locations, spread)
+        every = score(found, locations, spread, ByClass(self.class_of).to(found.device))
         share = torch.linspace(0, 1, 101, dtype=every.dtype, device=every.device)
         self.tensors.add(f"task.{t}.scores", every.quantile(share))
         self.tensors.add(f"task.{t}.measured", torch.tensor(len(every), device=every.device))
@@ -329,11 +329,19 @@ class ChainStatistics(nn.Module):
     @torch.no_grad()
     def judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """What `head` says of raw features, log P (B, classes), and in-distribution scores (B,)."""
+        logp, found = self._judge(raw)
+        return logp, score(found, *self._usual, self.head().by_class)
+
+    @torch.no_grad()
+    def fits(self, raw: Sequence[Tensor]) -> Tensor:
+        """See `spaces.fits`, of raw features: (B, prototypes)."""
+        return self._judge(raw)[1]
+
+    def _judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         if not self._backgrounds:  # of many classes they take as long to make as all else that answers
             self._backgrounds += [self._background(v).to(raw[v]) for v in range(len(self.births))]
             self._usual += [part.to(raw[0]) for part in self.usual()]
-        logp, found = self.head().judge(raw, self._backgrounds)
-        return logp, score(found, *self._usual)
+        return self.head().judge(raw, self._backgrounds)
 
     def _discriminants(self, v: int, dtype: torch.dtype = torch.float64) -> Discriminants:
         """Space v's, computed in float64."""
@@ -344,8 +352,7 @@ class ChainStatistics(nn.Module):
         """Space v's, in float64."""
         space = self._within(v)
         pooled, share = self.covariance(v)
-        of_all = inverse(shrunk(pooled + space.between / space.images, share))
-        return Background(inverse(shrunk(pooled, share)), space.centre, of_all)
+        return Background(inverse(shrunk(pooled, share)), space.centre, inverse(shrunk(space.of_all(), share)))
 
     def _means(self, v: int) -> list[Tensor]:
         return [self.tensors[f"task.{t}.means.{v}"] for t in range(self.births[v], len(self))]

@@ -47,7 +47,7 @@ def retained(chain: ChainStatistics, t: int, right: int, images: int) -> float:
     for wider in WIDTHS:
         drawn = [(mean + wider * away).to(kind) for mean, away in zip(means, noise, strict=True)]
         scores = [score(x).cpu().double() for score, x in zip(made, drawn, strict=True)]
-        then, now = accuracy(scores, t + 1), accuracy(scores, len(self))
+        then, now = accuracy(scores, t + 1), accuracy(scores, len(chain))
         likely.append(right * math.log(then) + (images - right) * math.log(1 - then))
         left.append(min(now / then, 1))
     return float(torch.tensor(likely).softmax(0) @ torch.tensor(left))

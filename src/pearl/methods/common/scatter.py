@@ -62,10 +62,11 @@ def statistics(rows: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]
     return means, centred.T @ centred
 
 
-def shrunk(matrix: Tensor, share: float) -> Tensor:
-    """(1 - share) matrix + share (trace / p) I."""
+def shrunk(matrix: Tensor, share: float, trace: float | None = None) -> Tensor:
+    """(1 - share) matrix + share (trace / p) I; of the matrix's own trace, if none is given."""
     made = (1 - share) * matrix
-    made.diagonal().add_(share * max(float(matrix.trace()) / len(matrix), 1e-12))
+    trace = float(matrix.trace()) if trace is None else trace
+    made.diagonal().add_(share * max(trace / len(matrix), 1e-12))
     return made
 
 

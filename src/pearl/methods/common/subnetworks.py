@@ -23,6 +23,7 @@ from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
 Spaces = Callable[[Tensor], Sequence[Tensor]]  # images -> the raw features of every space's sub-network
 
 HEADS = Heads()
+USUAL_RATE = 0.05  # of images of known classes that are refused, at which the expected range is noted
 COSINES = 4.0  # what cosines are multiplied by while a sub-network is trained with them
 
 
@@ -173,6 +174,10 @@ class SubNetworks(Method):
         """See `Method.threshold`: by images of the newest tasks, each left out of the statistics."""
         return super().threshold(rate) if self.chain is None else self.chain.scores().threshold(rate)
 
+    def shares(self, scores: Tensor) -> Tensor:
+        """See `Method.shares`: among the same images."""
+        return super().shares(scores) if self.chain is None else self.chain.scores().shares(scores)
+
     def left_out(self) -> Answers | None:
         """See `Method.left_out`: while the temperature was measured."""
         return None if self.chain is None else self.chain.left_out
@@ -224,4 +229,9 @@ class SubNetworks(Method):
         if self.chain is None:
             return {}
         numbers = sum(buffer.numel() for buffer in self.chain.buffers())
-        return {"spaces": self.chain.births, "statistics": numbers, "temperature": self.chain.temperature}
+        return {
+            "spaces": self.chain.births,
+            "statistics": numbers,
+            "temperature": self.chain.temperature,
+            "refused": list(self.chain.scores().expected(USUAL_RATE)),
+        }
