@@ -526,14 +526,14 @@ def test_images_are_left_out_in_closed_form(per_class):
     own, scores, common = torch.tensor(labels), [], []
     for v, space in enumerate(chain.spaces()):
         means = torch.cat([chain.tensors[f"task.{t}.means.{v}"] for t in range(v, 3)])
-        rows, metric, place = space(torch.tensor(raws[v]).float()), LeftOut(chain._within(v)), own - 9 + len(means)
+        rows, metric, place = space(torch.tensor(raws[v]).float()), LeftOut(chain._known(v)), own - 9 + len(means)
         counts = torch.full((len(means),), per_class)
         inside, away = metric.distances(rows, place, means, counts, counted=True)
         scores.append(-0.5 * inside)
         common.append(0.5 * away)
         mine = metric.own_fits(rows, means[place], counts[place].double(), counted=True)
         torch.testing.assert_close(mine, 0.5 * (away - inside.gather(1, place[:, None])[:, 0]), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(fits(scores, common), expected, rtol=0.01, atol=0.1)
+    np.testing.assert_allclose(fits(scores, common), expected, rtol=0.03, atol=0.1)
 
 
 def test_a_prototypes_location_is_shrunk_towards_its_tasks():

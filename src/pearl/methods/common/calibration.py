@@ -23,20 +23,18 @@ DOUBT = 0.5  # weight of the entropy over prototypes
 ENOUGH = 400  # images whose scores set the threshold: those of the newest tasks, whose images met the most prototypes
 
 
-class Within(NamedTuple):
-    """What a space knows of all images in its covariance."""
+class Known(NamedTuple):
+    """What a space knows of all images that its covariance is of."""
 
     scatter: Tensor  # (p, p) within prototypes
-    between: Tensor  # (p, p) of the prototypes' means around `centre`, weighted by images
+    total: Tensor  # (p, p) around the centre
     centre: Tensor  # (p,)
-    freedom: int
-    counted: int  # images in `scatter`
-    images: int  # images of all prototypes; more than `counted` where the covariance is frozen
+    freedom: int  # images less prototypes
+    images: int
 
     def of_all(self, without: int = 0) -> Tensor:
-        """The covariance (p, p) of all images around `centre`; over the degrees of freedom that fewer images have."""
-        freedom = max(1, self.images - 1 - without)
-        return (self.scatter / max(1, self.counted) + self.between / self.images) * (self.images / freedom)
+        """The covariance (p, p) of images of whatever class; over the degrees of freedom that fewer images have."""
+        return self.total / max(1, self.images - 1 - without)
 
 
 class LeftOut:
@@ -46,7 +44,7 @@ class LeftOut:
     changes with the image that is left out; here it is the mean over images.
     """
 
-    def __init__(self, space: Within, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, space: Known, dtype: torch.dtype = torch.float64) -> None:
         self.space, self.freedom = space, max(1, space.freedom - 1)
         self.share = shrinkage(len(space.centre), self.freedom)
         trace = float(space.scatter.trace()) / max(1, space.freedom)
@@ -101,26 +99,29 @@ class LeftOut:
         square = self._squares(rows - means)
         return 0.5 * (self.around(self._to_centre(rows)) - self.within(square, count, counted))
 
-    def levels(self, new: Within | None) -> Tensor:
-        """Mean fit and spread of all images in the covariance, and of those that are not in the `new` task's (4,).
+    def levels(self, rows: Tensor, scatter: Tensor, classes: int, *, counted: bool) -> Tensor:
+        """Mean fit and spread of all images in the covariance, and of those that are not of the newest task, (4,).
 
         The spread of fits is taken to be proportional to how much farther images are from their prototypes than, along
-        the same directions, from the centre.
+        the same directions, from the centre. Of the newest task: features (N, p), their scatter (p, p) within classes,
+        and whether they are in the covariance.
         """
-        return torch.cat([self._level(None), self._level(new)])
-
-    def _level(self, without: Within | None) -> Tensor:
         space = self.space
-        counted, images, freedom = space.counted, space.images, space.freedom
-        scatter, between = space.scatter, space.between
-        if without is not None:
-            scatter, between = scatter - without.scatter, between - without.between
-            counted, images, freedom = counted - without.counted, images - without.images, freedom - without.freedom
-        if counted <= 0 or freedom <= 0:
-            return scatter.new_full((2,), torch.nan)
-        inside, along = ((inverse * scatter).sum() / counted for inverse in (self.inverse, self.of_all))
-        away = along + (self.of_all * between).sum() / images
-        inside = self.within(inside, counted / max(1, counted - freedom))
+        pairs = (self.inverse, space.scatter), (self.of_all, space.scatter), (self.of_all, space.total)
+        sums = torch.stack([(inverse * of).sum() for inverse, of in pairs])
+        every = self._level(sums, space.images, space.freedom)
+        if not counted:
+            return torch.cat([every, every])
+        own = [(inverse * scatter).sum() for inverse in (self.inverse, self.of_all)]
+        sums = sums - torch.stack([*own, self._to_centre(rows).sum()])
+        images = space.images - len(rows)
+        return torch.cat([every, self._level(sums, images, space.freedom - len(rows) + classes)])
+
+    def _level(self, sums: Tensor, images: int, freedom: int) -> Tensor:
+        if images <= 0 or freedom <= 0:
+            return sums.new_full((2,), torch.nan)
+        inside, along, away = sums / images
+        inside = self.within(inside, images / max(1, images - freedom))
         return 0.5 * torch.stack([self.around(away) - inside, (inside - along).clamp(min=1e-6)])
 
     def _squares(self, rows: Tensor) -> Tensor:

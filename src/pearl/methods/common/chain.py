@@ -18,11 +18,10 @@ from torch import Tensor, nn
 
 from pearl.errors import RunError
 from pearl.methods.base import Answers
-from pearl.methods.common.calibration import ENOUGH, LeftOut, Scores, Within, moved, normal, score
+from pearl.methods.common.calibration import ENOUGH, Known, LeftOut, Scores, moved, normal, score
 from pearl.methods.common.classifiers import Chain
 from pearl.methods.common.scatter import (
     MANY,
-    between,
     drawn,
     inverse,
     pack,
@@ -51,7 +50,8 @@ from pearl.methods.common.spaces import (
 from pearl.nn.growing import TaskTensors
 
 UNCALIBRATED = 0.2  # the temperature before there are two tasks to measure it with
-PAIRS = 2**22  # of an image and a prototype: as many scores are computed, at most, when a task is learnt
+# Pairs of an image and a prototype: so many are scored, at most, when a task is learnt; and at each of 40 temperatures.
+PAIRS, TEMPERED = 2**22, 2**19
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), TRIED, dtype=torch.float64)
 
 
@@ -61,13 +61,14 @@ class ChainStatistics(nn.Module):
     A space belongs to the task at whose end it was made, and is known to its prototypes and those of later tasks.
     """
 
-    running = ("/scatter", "/freedom")  # ends of the names of what a task replaces
+    running = ("/scatter", "/moment", "/sum", "/images", "/freedom")  # ends of the names of what a task replaces
 
     def __init__(self, options: Chain) -> None:
         super().__init__()
         self.options = options
         # "space.v.birth" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",
-        # ".projected_std" (p,), ".scatter" (p(p+1)/2,), ".freedom" (); "task.t.classes", ".counts" (k,),
+        # ".projected_std" (p,); of all images ".scatter" within prototypes and ".moment" (p(p+1)/2,), ".sum" (p,),
+        # ".images" and ".freedom" (); "task.t.classes", ".counts" (k,),
         # ".means.v" (k, p); ".location" (k,) and ".spread" () of fits, ".levels" (spaces, 4), see `calibration`;
         # ".scores" (101,), percentiles of in-distribution scores of ".measured" () images left out; ".losses" (40,), of
         # these images at each temperature of the grid; "temperature" ()
@@ -130,8 +131,10 @@ class ChainStatistics(nn.Module):
         facts |= {"projected_mean": rows.mean(0).to(raw), "projected_std": alive(rows.std(0, unbiased=False)).to(raw)}
         if made is not None:
             facts["projection"] = digest_of(made).to(raw.device)
-        facts["scatter"] = torch.zeros(p * (p + 1) // 2, dtype=torch.float64, device=raw.device)
-        facts["freedom"] = torch.zeros((), dtype=torch.long, device=raw.device)
+        for name, size in (("scatter", p * (p + 1) // 2), ("moment", p * (p + 1) // 2), ("sum", p)):
+            facts[name] = torch.zeros(size, dtype=torch.float64, device=raw.device)
+        for name in ("images", "freedom"):
+            facts[name] = torch.zeros((), dtype=torch.long, device=raw.device)
         facts["birth"] = torch.tensor(birth, device=raw.device)
         for name, value in facts.items():
             self.tensors.add(f"space.{v}.{name}", value)
@@ -166,20 +169,20 @@ class ChainStatistics(nn.Module):
             self.tensors.add(f"task.{t}.means.{v}", means.to(rows))
             scatters.append(scatter)
             if self._updates(v, t):
-                self.tensors.add(f"space.{v}.scatter", self.tensors[f"space.{v}.scatter"] + pack(scatter))
-                freedom = self.tensors[f"space.{v}.freedom"] + len(rows) - len(classes)
-                self.tensors.add(f"space.{v}.freedom", freedom)
+                x = rows.double()
+                more = {"scatter": pack(scatter), "moment": pack(x.T @ x), "sum": x.sum(0)}
+                more |= {"images": torch.tensor(len(x)), "freedom": torch.tensor(len(x) - len(classes))}
+                for name, value in more.items():
+                    known = self.tensors[f"space.{v}.{name}"]
+                    self.tensors.add(f"space.{v}.{name}", known + value.to(known.device))
         self.tensors.add(f"task.{t}.counts", counts)
         self.tensors.add(f"task.{t}.classes", classes)
         precise = torch.float64 if len(self.class_of) <= MANY else torch.float32
-        metrics = [LeftOut(self._within(v), precise) for v in range(len(features))]
-        levels = []
-        for v, (metric, scatter) in enumerate(zip(metrics, scatters, strict=True)):
-            apart = between([self.tensors[f"task.{t}.means.{v}"]], [counts], metric.space.centre)
-            images = len(labels) if self._updates(v, t) else 0
-            freedom = len(labels) - len(classes) if images else 0
-            new = Within(scatter * bool(images), apart, metric.space.centre, freedom, images, len(labels))
-            levels.append(metric.levels(new))
+        metrics = [LeftOut(self._known(v), precise) for v in range(len(features))]
+        levels = [
+            metric.levels(rows, scatter, len(classes), counted=self._updates(v, t))
+            for v, (metric, rows, scatter) in enumerate(zip(metrics, features, scatters, strict=True))
+        ]
         self.tensors.add(f"task.{t}.levels", torch.stack(levels))
         self._calibrate(metrics, features, classes, own)
 
@@ -193,7 +196,7 @@ class ChainStatistics(nn.Module):
         The temperature is that of the least negative log-likelihood of images among all classes.
         """
         t, like = len(self) - 1, metrics[0].inverse
-        rows = drawn(own, PAIRS)
+        rows = (own.bincount()[own] > 1).nonzero()[:, 0]  # one that is its class's only image cannot be left out
         if not len(rows):  # classes of one image each: nothing is measured, and nothing strange
             self._note(t, like.new_full((len(classes),), torch.nan), like.new_tensor(torch.nan))
             return
@@ -209,8 +212,8 @@ class ChainStatistics(nn.Module):
         ]
         usual = normal(torch.stack(known).mean(0), own[rows], len(classes))
         self._note(t, usual.location, usual.spread)
-        some = drawn(own, max(1, PAIRS // len(self.class_of)))
-        at = torch.searchsorted(rows, some)
+        at = drawn(torch.arange(len(rows), device=rows.device), max(1, PAIRS // len(self.class_of)))
+        some = rows[at]
         scores, common = [], []
         for v, (metric, x) in enumerate(zip(metrics, features, strict=True)):
             means = torch.cat(self._means(v))
@@ -222,7 +225,8 @@ class ChainStatistics(nn.Module):
         self._scores(t, fits(scores, common), own[some], usual.left_out[at])
         # what its own sub-network makes of images that it has learnt is no measure; at first there is no other
         births = [birth for birth in self.births if birth < t or t == 0]
-        self._temper(scores[: len(births)], births, classes, classes[own[some]])
+        few = drawn(torch.arange(len(some), device=some.device), max(1, TEMPERED // len(self.class_of)))
+        self._temper([each[few] for each in scores[: len(births)]], births, classes, classes[own[some][few]])
 
     def _note(self, t: int, location: Tensor, spread: Tensor) -> None:
         """Keep where the fits of task t's images lie; no scores yet."""
@@ -350,25 +354,21 @@ class ChainStatistics(nn.Module):
 
     def _background(self, v: int) -> Background:
         """Space v's, in float64."""
-        space = self._within(v)
+        space = self._known(v)
         pooled, share = self.covariance(v)
         return Background(inverse(shrunk(pooled, share)), space.centre, inverse(shrunk(space.of_all(), share)))
 
     def _means(self, v: int) -> list[Tensor]:
         return [self.tensors[f"task.{t}.means.{v}"] for t in range(self.births[v], len(self))]
 
-    def _within(self, v: int) -> Within:
+    def _known(self, v: int) -> Known:
         """What space v knows of all images, float64."""
-        tasks = range(self.births[v], len(self))
-        counts = [self.tensors[f"task.{t}.counts"] for t in tasks]
-        images = [int(of.sum()) for of in counts]
-        centre = sum(weight @ rows for rows, weight in zip(pieces(self._means(v)), pieces(counts), strict=True)) / sum(
-            images
+        scatter, moment, total, images, freedom = (
+            self.tensors[f"space.{v}.{name}"] for name in ("scatter", "moment", "sum", "images", "freedom")
         )
-        scatter = unpack(self.tensors[f"space.{v}.scatter"], len(centre))
-        counted = sum(of for t, of in zip(tasks, images, strict=True) if self._updates(v, t))
-        freedom = int(self.tensors[f"space.{v}.freedom"])
-        return Within(scatter, between(self._means(v), counts, centre), centre, freedom, counted, sum(images))
+        p, centre = len(total), total / images
+        around = unpack(moment, p) - images * torch.outer(centre, centre)
+        return Known(unpack(scatter, p), around, centre, int(freedom), int(images))
 
     def covariance(self, v: int) -> tuple[Tensor, float]:
         """Of space v, within prototypes, float64 (p, p): pooled scatter over its degrees of freedom; its shrinkage."""

@@ -10,6 +10,7 @@ from pearl.methods.common.scatter import root, shrunk
 from pearl.methods.common.spaces import ByClass, begins_of, chain_rule
 
 DRAWS, WIDTHS = 128, [0.5 * i for i in range(1, 17)]  # images that stand for old ones, and how far they may lie
+FEWEST, PAIRS = 16, 2**17  # of many prototypes fewer are drawn: so many pairs of an image and a prototype
 
 
 @torch.no_grad()
@@ -21,7 +22,8 @@ def retained(chain: ChainStatistics, t: int, right: int, images: int) -> float:
     were right among the classes that there were then.
     """
     births = [birth for birth in chain.births if birth <= t]
-    own = torch.arange(DRAWS) % len(chain.tensors[f"task.{t}.classes"])
+    draws = max(FEWEST, min(DRAWS, PAIRS // len(chain.class_of)))
+    own = torch.arange(draws) % len(chain.tensors[f"task.{t}.classes"])
     true = chain.tensors[f"task.{t}.classes"].cpu()[own]
     generator = torch.Generator().manual_seed(t)
     # what answers has them already; of many classes they take seconds
@@ -29,7 +31,7 @@ def retained(chain: ChainStatistics, t: int, right: int, images: int) -> float:
     means, noise = [], []
     for v in range(len(births)):
         factor = root(shrunk(*chain.covariance(v))).cpu()
-        noise.append(torch.randn(DRAWS, len(factor), generator=generator, dtype=factor.dtype) @ factor.T)
+        noise.append(torch.randn(draws, len(factor), generator=generator, dtype=factor.dtype) @ factor.T)
         means.append(chain.tensors[f"task.{t}.means.{v}"].cpu().double()[own])
     first = chain.head().first[: len(births)]
     kind = chain.tensors["space.0.mean"]
@@ -41,7 +43,7 @@ def retained(chain: ChainStatistics, t: int, right: int, images: int) -> float:
         begins = begins_of(chain.task_of[:known], births)
         logp = ByClass(chain.class_of[:known])(chain_rule(among, first, begins, births, chain.temperature))
         found = float((logp.argmax(1) == true).double().mean())
-        return min(max(found, 0.5 / DRAWS), 1 - 0.5 / DRAWS)
+        return min(max(found, 0.5 / draws), 1 - 0.5 / draws)
 
     likely, left = [], []
     for wider in WIDTHS:

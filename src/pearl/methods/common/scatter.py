@@ -10,16 +10,12 @@ from pearl.errors import RunError
 MANY = 8192  # prototypes: of more, products are of so many at a time
 
 
-def drawn(own: Tensor, most: int) -> Tensor:
-    """Rows (N,) of images that can be left out of their prototype, as they are not its only one.
-
-    Of more than `most` so many, drawn at random.
-    """
-    rows = (own.bincount()[own] > 1).nonzero()[:, 0]
+def drawn(rows: Tensor, most: int) -> Tensor:
+    """Of more than `most` rows so many, drawn at random, in their order."""
     if len(rows) <= most:
         return rows
     chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:most]
-    return rows[chosen.sort().values.to(own.device)]
+    return rows[chosen.sort().values.to(rows.device)]
 
 
 def shrinkage(p: int, freedom: int) -> float:
@@ -42,15 +38,6 @@ def pieces(parts: Iterable[Tensor]) -> Iterator[Tensor]:
         piece.append(part.double())
         rows += len(part)
     yield torch.cat(piece)
-
-
-def between(means: Iterable[Tensor], counts: Iterable[Tensor], centre: Tensor) -> Tensor:
-    """The scatter (p, p) of means around a centre (p,), float64, each weighted by the images it is of."""
-    total = centre.new_zeros(len(centre), len(centre))
-    for rows, weight in zip(pieces(means), pieces(counts), strict=True):
-        away = rows - centre
-        total += away.T @ (away * weight[:, None])
-    return total
 
 
 def statistics(rows: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pearl.errors import RunError
 
 TRIED = 40  # temperatures that are tried
+WHOLE = ("birth", "freedom", "images", "classes", "counts", "measured")  # tensors of numbers from 0 on
 DEAD = 1e-3  # of the mean standard deviation: below it a dimension says nothing
 
 
@@ -241,8 +242,9 @@ def misfit(tensors: Mapping[str, Tensor]) -> str | None:
     for v in spaces:
         raw, p = size.get(f"space/{v}/mean", 0), size.get(f"space/{v}/projected_mean", 0)
         of = {"birth": (), "mean": (raw,), "std": (raw,), "projected_mean": (p,), "projected_std": (p,), "freedom": ()}
+        of |= {"sum": (p,), "images": ()}
         expected |= {f"space/{v}/{name}": shape for name, shape in of.items()}
-        expected[f"space/{v}/scatter"] = (p * (p + 1) // 2,)
+        expected |= {f"space/{v}/{name}": (p * (p + 1) // 2,) for name in ("scatter", "moment")}
         optional[f"space/{v}/projection"] = (32,)
     births = [tensors.get(f"space/{v}/birth") for v in spaces]
     made = [int(birth) for birth in births if birth is not None and birth.numel() == 1]
@@ -269,15 +271,7 @@ def possible(name: str, value: Tensor) -> bool:
     kind = name.split("/")[2 if "/" in name else 0]
     if value.device.type != "cpu" or kind == "means":
         return True
-    if kind in (
-        "birth",
-        "freedom",
-        "classes",
-        "counts",
-        "measured",
-        "std",
-        "projected_std",
-    ):  # a deviation may be infinite
+    if kind in WHOLE or kind in ("std", "projected_std"):  # a deviation may be infinite
         return bool((value >= 0).all())
     if kind in ("location", "spread", "scores", "levels"):  # not a number where nothing was measured
         return not bool(value.isinf().any())
