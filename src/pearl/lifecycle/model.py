@@ -212,7 +212,7 @@ class Model:
     @property
     def can_judge(self) -> bool:
         """Whether it has in-distribution scores, and so can find images unknown: with class statistics."""
-        return self._ensemble.judge is not None
+        return self.method.judging() is not None
 
     def threshold(self, rate: float) -> float:
         """The in-distribution score below which an image is unknown, so that about this share of known ones is, too.
@@ -242,18 +242,23 @@ class Model:
         Raises:
             ConfigError: the model has no class statistics, without which there are none.
         """
-        judge = self._check_can_judge()
+        self._check_can_judge()
+
+        def judge(x: Tensor) -> tuple[Tensor, Tensor]:
+            made = self._ensemble.judge  # may fail on damaged tensors, which is told by `_asked`
+            assert made is not None
+            return made(x)
+
         width = len(self.classes) + 1
         both = self._asked(pixels, lambda x: torch.cat([part.view(len(x), -1) for part in judge(x)], 1), width)
         return both[:, :-1], both[:, -1]
 
-    def _check_can_judge(self) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        if self._ensemble.judge is None:
+    def _check_can_judge(self) -> None:
+        if not self.can_judge:
             raise ConfigError(
                 f"{self.path}: its classifier cannot say what is unknown; a model with class statistics can "
                 f"(method.classifier=chain, which new models have)"
             )
-        return self._ensemble.judge
 
     @torch.no_grad()
     def _asked(self, pixels: np.ndarray, ask: Callable[[Tensor], Tensor], width: int) -> Tensor:
