@@ -98,12 +98,12 @@ print(f"of class {', '.join(found.strangers)}: {refused.sum()} of {len(refused)}
 #
 # ## One photo
 #
-# Of a class that it knows, and of one that it does not. `unknown_rate=0.05` accepts that one photo of twenty that it
-# could have named is called unknown.
+# Of a class that it knows, and of one that it does not. About one photo of twenty that it could have named is called
+# unknown as well; `unknown_rate` sets another share.
 
 # %%
 photos = [min(Path("test/late/four").iterdir()), min(Path("test/never/six").iterdir())]
-for photo, answer in zip(photos, model.predict(photos, unknown_rate=0.05), strict=True):
+for photo, answer in zip(photos, model.predict(photos), strict=True):
     said = answer.name if answer.known else "unknown"
     print(f"{photo}: {said} ({answer.probabilities[0]:.0%} sure of {answer.name})")
 Image.open(photos[0]).resize((96, 96))

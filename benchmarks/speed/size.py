@@ -52,10 +52,21 @@ def write(path: Path, tasks: int, classes: int) -> None:
     method = build_method(config)
     assert isinstance(method, Pearl) and method.chain is not None
     chain = method.chain
-    # of features drawn at random there is no temperature to be measured
-    percentiles = torch.linspace(-50, 0, 101, dtype=torch.float64)
-    made_up = UNCALIBRATED, torch.zeros(TRIED, dtype=torch.float64), percentiles, None
-    with session(path, config, again="") as work, mock.patch.object(chain, "_calibrate", return_value=made_up):
+    # of features drawn at random there is nothing to be measured
+    facts = {
+        "location": torch.zeros(classes, dtype=torch.float64),
+        "spread": torch.ones((), dtype=torch.float64),
+        "scores": torch.linspace(-3, 3, 101, dtype=torch.float64),
+        "measured": torch.tensor(2 * classes),
+        "losses": torch.zeros(TRIED, dtype=torch.float64),
+    }
+
+    def made_up(*_: object) -> None:
+        for name, value in facts.items():
+            chain.tensors.add(f"task.{len(chain) - 1}.{name}", value.clone())
+        chain.tensors.add("temperature", torch.tensor(UNCALIBRATED, dtype=torch.float64))
+
+    with session(path, config, again="") as work, mock.patch.object(chain, "_calibrate", made_up):
         work.begin(method)
         known = dict(method.state_dict())
         for t in range(tasks):

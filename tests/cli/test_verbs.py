@@ -162,9 +162,12 @@ def test_phases_that_are_kept(cli, tmp_path, monkeypatch):
 def test_predict_as_a_table(shop, cli):
     out, _ = cli("predict", shop / "model", shop / "odd", "--top", 11)
     lines = out.split("\n")[:-1]
-    assert len(lines) == 8 * 4 * 10, "a line for each, whatever the names are"
+    unknown = sum(line.endswith("unknown; nearest:") for line in lines)
+    assert len(lines) == 8 * 4 * 10 + unknown, "a line for each, whatever the names are"
     assert all(line.isprintable() for line in lines)
-    assert all(" %  " in line for line in lines)
+    assert all(" %  " in line for line in lines if not line.endswith("unknown; nearest:"))
+    percent = [line.partition(" %  ")[0].split()[-1] for line in lines if " %  " in line]
+    assert all(len(one.partition(".")[2]) == 1 and float(one) < 100 for one in percent)
 
 
 def test_predict_as_json(shop, cli):
@@ -181,7 +184,12 @@ def test_predict_as_json(shop, cli):
 def test_predict_as_csv(shop, cli):
     out, _ = cli("predict", shop / "model", shop / "odd", "--csv", "-k", 2)
     rows = list(csv.DictReader(io.StringIO(out, newline="")))
-    assert list(rows[0]) == ["file", "rank", "class", "task", "probability"]
+    assert list(rows[0]) == ["file", "rank", "class", "task", "probability", "known", "in_distribution"]
+    assert all((row["known"] == "true") == (float(row["in_distribution"]) >= 0.05) for row in rows)
+    plain = io.StringIO(cli("predict", shop / "model", shop / "odd", "--csv", "-k", 2, "--no-unknown")[0], newline="")
+    assert [{**row, "known": ..., "in_distribution": ...} for row in csv.DictReader(plain)] == [
+        {**row, "known": ..., "in_distribution": ...} for row in rows
+    ]
     shown = {printable(name) for name in NAMES} - {"-leading"} | {"'-leading"}
     assert {Path(row["file"]).parent.name for row in rows} == {printable(name) for name in NAMES}
     assert {row["class"] for row in rows} <= {*shown, "zero", "one"}

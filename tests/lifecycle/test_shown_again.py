@@ -189,14 +189,22 @@ def test_a_strangers_photo_is_unknown(shop, cli):
     assert known > 0.6  # other writers than those of the 40 images a class that were learnt
     assert unknown < known - 0.3
     photo = Image.fromarray(strange[0][0])
-    assert model.predict(photo)[0].known is None
+    assert model.predict(photo)[0] == model.predict(photo, unknown_rate=0.05)[0]
+    assert model.predict(photo)[0].known is False and model.predict(photo)[0].in_distribution < 0.05
+    plain = model.predict(photo, unknown_rate=None)[0]
+    assert plain.known is None and plain.in_distribution is None
     photo.save(shop / "seven.png")
     out, _ = cli("predict", shop / "model", shop / "seven.png", "--unknown-rate", 0.9)
     assert "unknown; nearest:" in out
     out, _ = cli("predict", shop / "model", shop / "seven.png", "--unknown-rate", 0.9, "--json")
-    assert json.loads(out)["known"] is False
+    assert json.loads(out)["known"] is False and 0 <= json.loads(out)["in_distribution"] < 0.9
+    assert json.loads(cli("predict", shop / "model", shop / "seven.png", "--json")[0])["known"] is False
+    assert "known" not in json.loads(cli("predict", shop / "model", shop / "seven.png", "--json", "--no-unknown")[0])
+    _, err = cli("predict", shop / "model", shop / "seven.png", "--no-unknown", "--unknown-rate", 0.1, code=2)
+    assert "--no-unknown and --unknown-rate exclude each other" in err
+    assert "are expected to be called unknown at 0.05" in cli("inspect", shop / "model")[0]
     out, _ = cli("predict", shop / "model", shop / "seven.png", "--unknown-rate", 0.9, "--csv")
-    assert out.splitlines()[0].endswith(",known") and out.splitlines()[1].endswith(",false")
+    assert out.splitlines()[0].endswith(",known,in_distribution") and ",false,0." in out.splitlines()[1]
 
 
 def test_what_an_image_is_does_not_hang_on_what_is_asked(shop):
@@ -261,3 +269,4 @@ def test_a_model_without_statistics_cannot_say(shop, tmp_path):
     made = pearl.learn(tmp_path / "m", shop / "first", quiet=True, **SETTINGS, method={"classifier": {"name": "heads"}})
     with pytest.raises(ConfigError, match="cannot say what is unknown"):
         made.predict(digit(0)[0], unknown_rate=0.05)
+    assert made.predict(digit(0)[0])[0].known is None

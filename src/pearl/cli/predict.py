@@ -17,8 +17,15 @@ def command(
     as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, with a head.")] = False,
     unknown_rate: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Say what is of no known class; this share of known ones will be, too."),
+        typer.Option(
+            metavar="SHARE",
+            help="How strictly images are called unknown: about this share of images of known classes will be, too; "
+            "0.05 if not given. Needs class statistics, which new models have.",
+        ),
     ] = None,
+    no_unknown: Annotated[
+        bool, typer.Option("--no-unknown", help="Name the nearest class, whether or not an image is of a known one.")
+    ] = False,
     tasks: Annotated[int | None, typer.Option(min=1, help="Use the first so many tasks only.")] = None,
     method: Annotated[
         str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
@@ -31,7 +38,7 @@ def command(
     \b
     pearl predict shop photo.jpg
     pearl predict shop photos/ --top 3 --csv > names.csv
-    pearl predict shop photos/ --unknown-rate 0.05
+    pearl predict shop photos/ --unknown-rate 0.01
     find . -name '*.jpg' | pearl predict shop - --json
     """
     from pearl.cli import STARTED
@@ -39,6 +46,8 @@ def command(
 
     if as_json and as_csv:
         raise ConfigError("--json and --csv exclude each other; keep one")
+    if no_unknown and unknown_rate is not None:
+        raise ConfigError("--no-unknown and --unknown-rate exclude each other; keep one")
     times = {"start": STARTED}
     from pearl.lifecycle.predict import named, predict_files, writer
 
@@ -55,8 +64,10 @@ def command(
     _ = opened.method
     times["load"] = time.perf_counter()
     form: Literal["json", "csv", "table"] = "json" if as_json else "csv" if as_csv else "table"
-    write = writer(form, sys.stdout, says_known=unknown_rate is not None)
-    unreadable = predict_files(opened, files, write, task=task, top=top, unknown_rate=unknown_rate, say=say)
+    rate = None if no_unknown else "auto" if unknown_rate is None else unknown_rate
+    judged = opened.can_judge and not no_unknown
+    write = writer(form, sys.stdout, judged=judged)
+    unreadable = predict_files(opened, files, write, task=task, top=top, unknown_rate=rate, say=say)
     times["compute"] = time.perf_counter()
     for line in unreadable:
         say(line)

@@ -9,7 +9,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from threading import RLock
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -41,13 +41,16 @@ _LOADING = RLock()  # of all models: one that has a lock of its own cannot be se
 class Prediction:
     """What a model says of one image: its best classes, best first, with probabilities among all it was asked of.
 
-    `known` is whether it may be of one of them at all; None if that was not asked.
+    `in_distribution` is the share of images of known classes that fit the model less well than this one, and `known`
+    whether it is at least the rate at which such images may be refused; both are None if that was not asked, or if the
+    model has no class statistics.
     """
 
     classes: tuple[str, ...]
     tasks: tuple[str, ...]
     probabilities: tuple[float, ...]
     known: bool | None = None
+    in_distribution: float | None = None
 
     @property
     def name(self) -> str:
@@ -158,14 +161,14 @@ class Model:
         *,
         task: str | None = None,
         top: int = 1,
-        unknown_rate: float | None = None,
+        unknown_rate: float | Literal["auto"] | None = "auto",
     ) -> list[Prediction]:
         """The best `top` classes of each image, among all classes (class-IL), or among those of `task` (task-IL).
 
         Images go through the transforms of training's test images; of any size: files, Pillow images, arrays (H, W, 3)
-        and tensors (3, H, W), uint8 or floats from 0 to 1. One image, or any number of them, of any kinds. With
-        `unknown_rate` each prediction says whether its image is `known`, so strictly that about this share of images of
-        known classes is not.
+        and tensors (3, H, W), uint8 or floats from 0 to 1. One image, or any number of them, of any kinds. Each
+        prediction has whether its image is `known`, so strictly that about a share `unknown_rate` of images of known
+        classes is not; "auto" is 0.05 for a model with class statistics, and None, which leaves it out, for others.
 
         Raises:
             DataError: naming an image that cannot be read or used.
@@ -180,19 +183,27 @@ class Model:
         return found
 
     def predict_pixels(
-        self, pixels: np.ndarray, *, task: str | None = None, top: int = 1, unknown_rate: float | None = None
+        self,
+        pixels: np.ndarray,
+        *,
+        task: str | None = None,
+        top: int = 1,
+        unknown_rate: float | Literal["auto"] | None = "auto",
     ) -> list[Prediction]:
         """As `predict`, of raw pixels (N, S, S, 3) uint8 of the model's stored size."""
         if top < 1:
             raise ConfigError(f"top={top}: ask for 1 class or more")
         index = None if task is None else self.task_index(task)
         names = [(name, info.name) for info in self.tasks for name in info.classes]
-        known: list[bool] | list[None] = [None] * len(pixels)
+        known: list[tuple[bool, float]] | list[tuple[()]] = [()] * len(pixels)
+        if unknown_rate == "auto":
+            unknown_rate = UNKNOWN_RATE if self.can_judge else None
         if unknown_rate is None:
             logits = self.logits(pixels, index)
         else:
-            logits, familiar = self.judge(pixels)
-            known = (familiar >= self.threshold(unknown_rate)).tolist()
+            threshold = self.threshold(unknown_rate)
+            logits, scores = self.judge(pixels)
+            known = [*zip((scores >= threshold).tolist(), self.method.shares(scores).tolist(), strict=True)]
             if index is not None:
                 logits = logits[:, [c for c, (name, _) in enumerate(names) if name in self.tasks[index].names]]
         if index is not None:
@@ -203,22 +214,23 @@ class Model:
                 tuple(names[c][0] for c in row),
                 tuple(names[c][1] for c in row),
                 tuple(float(p) for p in probability),
-                is_known,
+                *judged,
             )
-            for row, probability, is_known in zip(order.tolist(), share.tolist(), known, strict=True)
+            for row, probability, judged in zip(order.tolist(), share.tolist(), known, strict=True)
         ]
 
     @property
     def can_judge(self) -> bool:
-        """Whether it can say how familiar an image is, and so what is unknown to it: by class statistics."""
-        return self._ensemble.judge is not None
+        """Whether it has in-distribution scores, and so can find images unknown: with class statistics."""
+        return self.method.judging() is not None
 
     def threshold(self, rate: float) -> float:
-        """The familiarity below which an image is unknown, so that about this share of images of known classes is.
+        """The in-distribution score below which an image is unknown, so that about this share of known ones is, too.
 
         Raises:
-            ConfigError: not a share, or the model cannot judge.
+            ConfigError: not a share, or the model has no class statistics.
         """
+        self._check_can_judge()
         if not 0 <= rate < 1:
             raise ConfigError(f"unknown_rate={rate}: a share of images of known classes, from 0 to below 1, as 0.05")
         return self.method.threshold(rate)
@@ -235,20 +247,28 @@ class Model:
         return self._asked(pixels, lambda x: self._ensemble(x, task), width)
 
     def judge(self, pixels: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Logits as `logits`, and how familiar each image is, (N,) float32 on the CPU.
+        """Logits as `logits`, and in-distribution scores (N,), float32 on the CPU.
 
         Raises:
-            ConfigError: the model has no class statistics, without which it cannot say.
+            ConfigError: the model has no class statistics, without which there are none.
         """
-        judge = self._ensemble.judge
-        if judge is None:
+        self._check_can_judge()
+
+        def judge(x: Tensor) -> tuple[Tensor, Tensor]:
+            made = self._ensemble.judge  # may fail on damaged tensors, which is told by `_asked`
+            assert made is not None
+            return made(x)
+
+        width = len(self.classes) + 1
+        both = self._asked(pixels, lambda x: torch.cat([part.view(len(x), -1) for part in judge(x)], 1), width)
+        return both[:, :-1], both[:, -1]
+
+    def _check_can_judge(self) -> None:
+        if not self.can_judge:
             raise ConfigError(
                 f"{self.path}: its classifier cannot say what is unknown; a model with class statistics can "
                 f"(method.classifier=chain, which new models have)"
             )
-        width = len(self.classes) + 1
-        both = self._asked(pixels, lambda x: torch.cat([part.view(len(x), -1) for part in judge(x)], 1), width)
-        return both[:, :-1], both[:, -1]
 
     @torch.no_grad()
     def _asked(self, pixels: np.ndarray, ask: Callable[[Tensor], Tensor], width: int) -> Tensor:

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -54,7 +54,7 @@ def predict_files(
     *,
     task: str | None = None,
     top: int = 1,
-    unknown_rate: float | None = None,
+    unknown_rate: float | Literal["auto"] | None = "auto",
     say: Callable[[str], object] = lambda line: None,
 ) -> list[str]:
     """Write a prediction for every file that can be read; return a line for each of the others.
@@ -77,12 +77,16 @@ def predict_files(
     return unreadable
 
 
-def writer(form: Literal["table", "json", "csv"], out: TextIO, *, says_known: bool = False) -> Write:
-    """A function that writes predictions, one after the other; with a column for what is `known`, if it is asked."""
+def writer(form: Literal["table", "json", "csv"], out: TextIO, *, judged: bool = False) -> Write:
+    """A function that writes predictions, one after the other.
+
+    CSV has two columns more if they are `judged`: whether an image is known, and its in-distribution score.
+    """
     if form == "json":
         return lambda file, p: print(
             json.dumps(
-                {"file": str(file), "predictions": _ranked(p)} | ({} if p.known is None else {"known": p.known})
+                {"file": str(file), "predictions": _ranked(p)}
+                | ({} if p.known is None else {"known": p.known, "in_distribution": p.in_distribution})
             ),
             file=out,
             flush=True,
@@ -92,7 +96,7 @@ def writer(form: Literal["table", "json", "csv"], out: TextIO, *, says_known: bo
         def lines(*rows: list[Any]) -> None:
             print(rows_as_csv(rows, end="\n"), end="", file=out)
 
-        lines(["file", "rank", "class", "task", "probability", *(["known"] if says_known else [])])
+        lines(["file", "rank", "class", "task", "probability", *(["known", "in_distribution"] if judged else [])])
         return lambda file, p: lines(
             *(
                 [
@@ -101,7 +105,7 @@ def writer(form: Literal["table", "json", "csv"], out: TextIO, *, says_known: bo
                     best["class"],
                     best["task"],
                     f"{best['probability']:.6f}",
-                    *([str(p.known).lower()] if says_known else []),
+                    *([str(p.known).lower(), f"{p.in_distribution:.4f}"] if judged else []),
                 ]
                 for rank, best in enumerate(_ranked(p), 1)
             )
@@ -114,10 +118,16 @@ def writer(form: Literal["table", "json", "csv"], out: TextIO, *, says_known: bo
             shown = ""
         for best in _ranked(prediction):
             task, name = printable(str(best["task"])), printable(str(best["class"]))
-            print(f"{shown:<40}  {100 * float(best['probability']):6.2f} %  {name}  (task {task})", file=out)
+            print(f"{shown:<40}  {_percent(best)} %  {name}  (task {task})", file=out)
             shown = ""
 
     return row
+
+
+def _percent(best: Mapping[str, str | float]) -> str:
+    """A probability with one decimal; 100.0 only of a class that has no rival."""
+    probability = 100 * float(best["probability"])
+    return f"{probability if probability == 100 else min(probability, 99.9):5.1f}"
 
 
 def _ranked(prediction: "Prediction") -> list[dict[str, str | float]]:

@@ -199,11 +199,15 @@ class Method(nn.Module):
         return [Expert("all", self.forward)]
 
     def judging(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
-        """Images -> logits (B, classes), and how familiar each image is (B,); None of a method that cannot say."""
+        """Images -> logits (B, classes), and in-distribution scores (B,); None of a method that has none."""
         return None
 
     def threshold(self, rate: float) -> float:
-        """The familiarity below which an image is unknown, so that a share `rate` of known ones is, too."""
+        """The in-distribution score below which an image is unknown, so that a share `rate` of known ones is, too."""
+        raise NotImplementedError
+
+    def shares(self, scores: Tensor) -> Tensor:
+        """Of in-distribution scores (B,): the share of images of known classes that have a lower one (B,)."""
         raise NotImplementedError
 
     def left_out(self) -> Answers | None:

@@ -215,6 +215,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         "reused",
         "spaces",
         "temperature",
+        "refused",
         "layers",
     )
     facts: dict[str, Any] = {
@@ -238,6 +239,11 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         of = f"of {'task' if len(asked) == 1 else 'tasks'} {', '.join(str(t + 1) for t in asked)}"
         temperature = manifests[-1].get("temperature") or 0.0
         lines.append(f"classes told apart by statistics in the sub-networks {of}, at temperature {temperature:.3f}")
+        if len(range_ := manifests[-1].get("refused", [])) == 2:
+            low, high = (100 * share for share in range_)
+            lines.append(
+                f"of images of known classes, {low:.1f} to {high:.1f} % are expected to be called unknown at 0.05"
+            )
     before = reference.get("parameters", 0)
     for task in facts["tasks"]:
         lines.append("")

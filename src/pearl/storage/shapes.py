@@ -100,6 +100,7 @@ class Task(Part):
     layers: list[Layer] = []
     spaces: list[Whole] = []  # tasks whose sub-networks are asked, where class statistics answer
     temperature: Number | None = None
+    refused: list[Number] = []  # from and to: the share of known images expected to be called unknown at a rate of 0.05
     train: Names = {}
     estimate: Estimate | None = None
 

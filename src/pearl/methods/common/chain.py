@@ -18,8 +18,20 @@ from torch import Tensor, nn
 
 from pearl.errors import RunError
 from pearl.methods.base import Answers
+from pearl.methods.common.calibration import ENOUGH, Known, LeftOut, Scores, moved, normal, score
 from pearl.methods.common.classifiers import Chain
-from pearl.methods.common.scatter import FOLDS, MANY, folds, inverse, pack, pieces, root, shrunk, statistics, unpack
+from pearl.methods.common.scatter import (
+    MANY,
+    drawn,
+    inverse,
+    pack,
+    pieces,
+    root,
+    shrinkage,
+    shrunk,
+    statistics,
+    unpack,
+)
 from pearl.methods.common.spaces import (
     TRIED,
     Background,
@@ -31,19 +43,16 @@ from pearl.methods.common.spaces import (
     begins_of,
     chain_rule,
     digest_of,
-    familiarity,
+    fits,
     misfit,
     projection,
 )
 from pearl.nn.growing import TaskTensors
 
-New = tuple[Tensor, Tensor, Tensor | None]  # of a task in a space: means, counts; a scatter if it enters the covariance
-
 UNCALIBRATED = 0.2  # the temperature before there are two tasks to measure it with
-MEASURED = 512  # images that the temperature is measured on, of a task that comes to so many prototypes
-ENOUGH = 100  # images that say what is familiar
+# Pairs of an image and a prototype: so many are scored, at most, when a task is learnt; and at each of 40 temperatures.
+PAIRS, TEMPERED = 2**22, 2**19
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), TRIED, dtype=torch.float64)
-DRAWS, WIDTHS = 128, [0.5 * i for i in range(1, 17)]  # images that stand for old ones, and how far they may lie
 
 
 class ChainStatistics(nn.Module):
@@ -52,18 +61,21 @@ class ChainStatistics(nn.Module):
     A space belongs to the task at whose end it was made, and is known to its prototypes and those of later tasks.
     """
 
-    running = ("/scatter", "/freedom")  # ends of the names of what a task replaces
+    running = ("/scatter", "/moment", "/sum", "/images", "/freedom")  # ends of the names of what a task replaces
 
     def __init__(self, options: Chain) -> None:
         super().__init__()
         self.options = options
         # "space.v.birth" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",
-        # ".projected_std" (p,), ".scatter" (p(p+1)/2,), ".freedom" (); "task.t.classes", ".counts" (k,),
-        # ".means.v" (k, p); ".familiarity" (101,), percentiles among images left out, at ".temperature" ();
-        # ".losses" (40,), of these images at each temperature of the grid; "temperature" ()
+        # ".projected_std" (p,); of all images ".scatter" within prototypes and ".moment" (p(p+1)/2,), ".sum" (p,),
+        # ".images" and ".freedom" (); "task.t.classes", ".counts" (k,),
+        # ".means.v" (k, p); ".location" (k,) and ".spread" () of fits, ".levels" (spaces, 4), see `calibration`;
+        # ".scores" (101,), percentiles of in-distribution scores of ".measured" () images left out; ".losses" (40,), of
+        # these images at each temperature of the grid; "temperature" ()
         self.tensors = TaskTensors(buffers=True)
         self._head: list[ChainHead] = []  # in lists: they are no part of the state
         self._backgrounds: list[Background] = []
+        self._usual: list[Tensor] = []
         self.left_out: Answers | None = None  # of the task observed last, see `observe`; no part of the state either
 
     # ---------------------------------------------------------------------------------------------------- what is there
@@ -119,8 +131,10 @@ class ChainStatistics(nn.Module):
         facts |= {"projected_mean": rows.mean(0).to(raw), "projected_std": alive(rows.std(0, unbiased=False)).to(raw)}
         if made is not None:
             facts["projection"] = digest_of(made).to(raw.device)
-        facts["scatter"] = torch.zeros(p * (p + 1) // 2, dtype=torch.float64, device=raw.device)
-        facts["freedom"] = torch.zeros((), dtype=torch.long, device=raw.device)
+        for name, size in (("scatter", p * (p + 1) // 2), ("moment", p * (p + 1) // 2), ("sum", p)):
+            facts[name] = torch.zeros(size, dtype=torch.float64, device=raw.device)
+        for name in ("images", "freedom"):
+            facts[name] = torch.zeros((), dtype=torch.long, device=raw.device)
         facts["birth"] = torch.tensor(birth, device=raw.device)
         for name, value in facts.items():
             self.tensors.add(f"space.{v}.{name}", value)
@@ -135,137 +149,153 @@ class ChainStatistics(nn.Module):
         """
         for v, (space, rows) in enumerate(zip(self.spaces(), raw, strict=True)):
             space(rows)
-            root(shrunk(*self._covariance(v)))
+            root(shrunk(*self.covariance(v)))
 
     @torch.no_grad()
     def observe(self, features: Sequence[Tensor], labels: Tensor) -> None:
         """Add a task: features (N, p) in every space there is, and the classes' logit indices (N,).
 
-        The temperature is measured first, with these images left out of the statistics a quarter at a time: what is
-        then said of them is in `left_out`. What earlier tasks had to say of it counts as much, image by image: one that
-        is never confused, as a single class or more photos of a known one, says next to nothing.
+        Then its images are scored, each left out of the statistics: for the temperature, for what the scores of images
+        of known classes are, and for `left_out`. What earlier tasks had to say of the temperature counts as much, image
+        by image: one that is never confused, as a single class or more photos of a known one, says next to nothing.
         """
         self._forget()
         t = len(self)
-        # what its own sub-network makes of images that it has learnt is no measure; at first there is no other
-        usable = [rows for birth, rows in zip(self.births, features, strict=True) if birth < t or t == 0]
         classes, own = labels.unique(return_inverse=True)
-        temperature, losses, percentiles, self.left_out = self._calibrate(usable, classes, own)
-        value = torch.tensor(temperature, dtype=torch.float64, device=labels.device)
-        if t and percentiles.isfinite().all():  # it was measured
-            self.tensors.add("temperature", value)
-            self.tensors.add(f"task.{t}.losses", losses.to(labels.device))
-        self.tensors.add(f"task.{t}.familiarity", percentiles.to(labels.device))
-        self.tensors.add(f"task.{t}.temperature", value.clone())
-        self.tensors.add(f"task.{t}.classes", classes)
-        self.tensors.add(f"task.{t}.counts", own.bincount(minlength=len(classes)))
+        counts = own.bincount(minlength=len(classes))
+        scatters = []
         for v, rows in enumerate(features):
             means, scatter = statistics(rows, own, len(classes))
             self.tensors.add(f"task.{t}.means.{v}", means.to(rows))
+            scatters.append(scatter)
             if self._updates(v, t):
-                self.tensors.add(f"space.{v}.scatter", self.tensors[f"space.{v}.scatter"] + pack(scatter))
-                freedom = self.tensors[f"space.{v}.freedom"] + len(rows) - len(classes)
-                self.tensors.add(f"space.{v}.freedom", freedom)
+                x = rows.double()
+                more = {"scatter": pack(scatter), "moment": pack(x.T @ x), "sum": x.sum(0)}
+                more |= {"images": torch.tensor(len(x)), "freedom": torch.tensor(len(x) - len(classes))}
+                for name, value in more.items():
+                    known = self.tensors[f"space.{v}.{name}"]
+                    self.tensors.add(f"space.{v}.{name}", known + value.to(known.device))
+        self.tensors.add(f"task.{t}.counts", counts)
+        self.tensors.add(f"task.{t}.classes", classes)
+        precise = torch.float64 if len(self.class_of) <= MANY else torch.float32
+        metrics = [LeftOut(self._known(v), precise) for v in range(len(features))]
+        levels = [
+            metric.levels(rows, scatter, len(classes), counted=self._updates(v, t))
+            for v, (metric, rows, scatter) in enumerate(zip(metrics, features, scatters, strict=True))
+        ]
+        self.tensors.add(f"task.{t}.levels", torch.stack(levels))
+        self._calibrate(metrics, features, classes, own)
 
     def _updates(self, v: int, t: int) -> bool:
         """Whether task t's images enter the covariance of space v."""
         return self.options.covariance == "updated" or t < 2 or t == self.births[v]
 
-    def _calibrate(
-        self, features: Sequence[Tensor], classes: Tensor, own: Tensor
-    ) -> tuple[float, Tensor, Tensor, Answers | None]:
-        """The temperature of the least negative log-likelihood of images among all classes there were.
+    def _calibrate(self, metrics: Sequence[LeftOut], features: Sequence[Tensor], classes: Tensor, own: Tensor) -> None:
+        """Measure, on the newest task's images, the temperature and the scores of images of known classes.
 
-        With it, of a new task's images, that at each temperature of the grid (40,), the percentiles (101,) of their
-        familiarity, and the answers; None if each class has a single image. Each image is left out of the statistics
-        that it meets.
+        The temperature is that of the least negative log-likelihood of images among all classes.
         """
-        labels, births = classes[own], self.births[: len(features)]
-        task_of = torch.cat([self.task_of, torch.full((len(classes),), len(self))])
-        begins = begins_of(task_of, births)
-        by_class = ByClass(torch.cat([self.class_of, classes.cpu()])).to(labels.device)
-        # after many classes the task moves the covariance by little: one of before serves all folds, in float32
-        many = len(self.class_of) > MANY
-        known = [self._discriminants(v, dtype=torch.float32) for v in range(len(features))] if many else []
-        shared = [self._background(v).float() for v in range(len(features))] if many else []
+        t, like = len(self) - 1, metrics[0].inverse
+        rows = (own.bincount()[own] > 1).nonzero()[:, 0]  # one that is its class's only image cannot be left out
+        if not len(rows):  # classes of one image each: nothing is measured, and nothing strange
+            self._note(t, like.new_full((len(classes),), torch.nan), like.new_tensor(torch.nan))
+            return
+        counts = self.tensors[f"task.{t}.counts"]
+        known = [
+            metric.own_fits(
+                x[rows],
+                self.tensors[f"task.{t}.means.{v}"][own[rows]],
+                counts[own[rows]].double(),
+                counted=self._updates(v, t),
+            )
+            for v, (metric, x) in enumerate(zip(metrics, features, strict=True))
+        ]
+        usual = normal(torch.stack(known).mean(0), own[rows], len(classes))
+        self._note(t, usual.location, usual.spread)
+        at = drawn(torch.arange(len(rows), device=rows.device), max(1, PAIRS // len(self.class_of)))
+        some = rows[at]
+        scores, common = [], []
+        for v, (metric, x) in enumerate(zip(metrics, features, strict=True)):
+            means = torch.cat(self._means(v))
+            sizes = torch.cat([self.tensors[f"task.{u}.counts"] for u in range(self.births[v], t + 1)])
+            place = own[some] + len(means) - len(classes)
+            inside, away = metric.distances(x[some], place, means, sizes, counted=self._updates(v, t))
+            scores.append(-0.5 * inside)
+            common.append(0.5 * away)
+        self._scores(t, fits(scores, common), own[some], usual.left_out[at])
+        # what its own sub-network makes of images that it has learnt is no measure; at first there is no other
+        births = [birth for birth in self.births if birth < t or t == 0]
+        few = drawn(torch.arange(len(some), device=some.device), max(1, TEMPERED // len(self.class_of)))
+        self._temper([each[few] for each in scores[: len(births)]], births, classes, classes[own[some][few]])
+
+    def _note(self, t: int, location: Tensor, spread: Tensor) -> None:
+        """Keep where the fits of task t's images lie; no scores yet."""
+        facts = {"location": location, "spread": spread, "scores": location.new_full((101,), torch.nan)}
+        facts["measured"] = torch.zeros((), dtype=torch.long, device=location.device)
+        for name, value in facts.items():
+            self.tensors.add(f"task.{t}.{name}", value)
+        self.left_out = None
+
+    def _scores(self, t: int, found: Tensor, own: Tensor, without: Tensor) -> None:
+        """Keep the percentiles of in-distribution scores of task t's images left out: their fits (N, prototypes).
+
+        The location (N,) of an image's own prototype is the one without it.
+        """
+        location, spread = self.usual()
+        place = own + len(location) - len(self.tensors[f"task.{t}.counts"])
+        locations = location.expand(len(found), -1).scatter(1, place[:, None], without[:, None])
+        every = score(found, locations, spread, ByClass(self.class_of).to(found.device))
+        share = torch.linspace(0, 1, 101, dtype=every.dtype, device=every.device)
+        self.tensors.add(f"task.{t}.scores", every.quantile(share))
+        self.tensors.add(f"task.{t}.measured", torch.tensor(len(every), device=every.device))
+
+    def _temper(self, scores: Sequence[Tensor], births: Sequence[int], classes: Tensor, labels: Tensor) -> None:
+        """Measure the temperature, and what is said of the images, of scores in some spaces and labels (N,)."""
+        t, begins = len(self) - 1, begins_of(self.task_of, births)
         first = [int((self.task_of < birth).sum()) for birth in births]
-        fold = folds(own, MEASURED if many else len(own))
-        total = torch.zeros(len(GRID), dtype=torch.float64)
-        left_out: list[tuple[Tensor, list[Tensor], list[Tensor]]] = []
-        for k in range(FOLDS):
-            out = fold == k
-            if not out.any():
-                continue
-            scores, common = [], []
-            for v, rows in enumerate(features):
-                means, scatter = statistics(rows[~out], own[~out], len(classes))
-                counts = own[~out].bincount(minlength=len(classes))
-                if many:
-                    x, background = rows[out].float(), shared[v]
-                    made = Discriminants([means], inverse(shrunk(*self._covariance(v))), 0, x.dtype)
-                    scores.append(torch.cat([known[v](x), made(x)], 1))
-                else:
-                    new = means, counts, scatter if self._updates(v, len(self)) else None
-                    x, background = rows[out].double(), self._background(v, new)
-                    scores.append(self._discriminants(v, new)(x))
-                common.append(background(x))
-            left_out.append((labels[out], scores, common))
-            for i, temperature in enumerate(GRID):
-                logp = by_class(chain_rule(scores, first, begins, births, float(temperature)))
-                total[i] -= logp.gather(1, labels[out, None]).sum().cpu()
-        if not left_out:  # classes of one image each: nothing is measured, and nothing strange
-            return self.temperature, total, torch.full((101,), -torch.inf, dtype=torch.float64), None
-        earlier = [f"task.{t}.losses" for t in range(len(self)) if f"task.{t}.losses" in self.tensors]
-        vague = (GRID / UNCALIBRATED).log().square() / 2  # decides where no image does: none was ever confused
-        pooled = sum((self.tensors[name].cpu() for name in earlier), total + vague)
-        best = float(GRID[pooled.argmin()]) if len(self) else UNCALIBRATED
-        seen, answers = [], []
-        for true, scores, common in left_out:
-            logp = by_class(chain_rule(scores, first, begins, births, best))
-            seen.append(familiarity(logp, scores, common, best))
-            among = torch.isin(torch.arange(logp.shape[1], device=classes.device), classes)
-            answers.append(Answers.of(logp, true, among.expand_as(logp)))
-        every = torch.cat(seen).double()
-        percentiles = every.quantile(torch.linspace(0, 1, 101, dtype=torch.float64, device=every.device))
-        return best, total, percentiles, Answers.joined(answers)
+        by_class = ByClass(self.class_of).to(labels.device)
 
-    def threshold(self, rate: float) -> float:
-        """The familiarity below which a share `rate` of images of known classes lies, as far as is known.
+        def answer(temperature: float) -> Tensor:
+            return by_class(chain_rule(scores, first, begins, births, temperature))
 
-        Tasks say it whose images met as many spaces as any, none of which had learnt them: in fewer spaces familiarity
-        is another number. While these have few images, or less than half of the prototypes - sketches alone say little
-        of photos -, tasks that met fewer spaces say it as well. The first, which its own network alone judged, is heard
-        where there is no other, and if all others show fewer prototypes, where it makes the threshold lower. None say
-        it that have one image a class. What an earlier temperature gave is brought to today's, in proportion to it.
+        losses = torch.stack([-answer(float(each)).gather(1, labels[:, None]).sum() for each in GRID]).cpu()
+        best = UNCALIBRATED
+        if t:
+            earlier = [f"task.{u}.losses" for u in range(t) if f"task.{u}.losses" in self.tensors]
+            vague = (GRID / UNCALIBRATED).log().square() / 2  # decides where no image does: none was ever confused
+            pooled = sum((self.tensors[name].cpu() for name in earlier), losses + vague)
+            best = float(GRID[pooled.argmin()])
+            self.tensors.add("temperature", torch.tensor(best, dtype=torch.float64, device=labels.device))
+            self.tensors.add(f"task.{t}.losses", losses.to(labels.device))
+        logp = answer(best)
+        among = torch.isin(torch.arange(logp.shape[1], device=classes.device), classes)
+        self.left_out = Answers.of(logp, labels, among.expand_as(logp))
+
+    def usual(self) -> tuple[Tensor, Tensor]:
+        """Where the fits of each prototype's images lie, and how far around, by now: (prototypes,) each, float64.
+
+        A task of which nothing was measured gets the mean of all others.
         """
-        heard = [t for t in range(len(self)) if self.tensors[f"task.{t}.familiarity"].isfinite().all()]
-        if not heard:
-            return -math.inf
-        counts = {t: self.tensors[f"task.{t}.counts"] for t in heard}
-        met = {t: sum(birth < t for birth in self.births) for t in heard}
-        judged = [t for t in heard if met[t]] or heard
-        tasks: list[int] = []
-        for spaces in sorted({met[t] for t in judged}, reverse=True):
-            tasks += [t for t in judged if met[t] == spaces]
-            half = 2 * sum(len(counts[t]) for t in tasks) >= sum(len(counts[t]) for t in judged)
-            if half and sum(int(counts[t].sum()) for t in tasks) >= ENOUGH:
-                break
-        few = 2 * sum(len(counts[t]) for t in judged) < sum(len(of) for of in counts.values())
-        first = [t for t in heard if few and t not in judged]
-        return min(self._quantile(rate, tasks), self._quantile(rate, tasks + first))
+        levels = [self.tensors[f"task.{t}.levels"] for t in range(len(self))]
+        locations, spreads = [], []
+        for t in range(len(self)):
+            shift, wider = moved(levels, self.births, t)
+            locations.append(self.tensors[f"task.{t}.location"] + shift)
+            spreads.append((self.tensors[f"task.{t}.spread"] * wider).expand(len(locations[-1])))
+        location, spread = torch.cat(locations), torch.cat(spreads)
+        mean = location.nanmean().nan_to_num(0.0), spread.nanmean().nan_to_num(1.0)
+        return torch.where(location.isnan(), mean[0], location), torch.where(spread.isnan(), mean[1], spread)
 
-    def _quantile(self, rate: float, tasks: Sequence[int]) -> float:
-        """The familiarity below which a share `rate` of these tasks' images was, at today's temperature."""
-        found = torch.stack([self.tensors[f"task.{t}.familiarity"] * self._warmer(t) for t in tasks])
-        images = torch.tensor([int(self.tensors[f"task.{t}.counts"].sum()) for t in tasks], device=found.device)
-        values, order = found.flatten().sort()
-        share = (images / images.sum() / found.shape[1]).repeat_interleave(found.shape[1])[order].cumsum(0)
-        return float(values[(share >= rate).int().argmax()])
+    def scores(self) -> Scores:
+        """In-distribution scores of images of known classes: of the newest tasks, whose images met the most prototypes.
 
-    def _warmer(self, t: int) -> float:
-        """How many times the temperature is what it was with task t; models of before did not note that."""
-        then = f"task.{t}.temperature"
-        return self.temperature / float(self.tensors[then]) if then in self.tensors else 1.0
+        Of as many tasks as have images enough.
+        """
+        chosen: list[tuple[Tensor, int]] = []
+        for t in reversed(range(len(self))):
+            if sum(images for _, images in chosen) < ENOUGH and (images := int(self.tensors[f"task.{t}.measured"])):
+                chosen.append((self.tensors[f"task.{t}.scores"].cpu(), images))
+        return Scores(chosen)
 
     # ---------------------------------------------------------------------------------------------------------- scoring
 
@@ -302,90 +332,54 @@ class ChainStatistics(nn.Module):
 
     @torch.no_grad()
     def judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """What `head` says of raw features, log P (B, classes), and how familiar each image is (B,)."""
+        """What `head` says of raw features, log P (B, classes), and in-distribution scores (B,)."""
+        logp, found = self._judge(raw)
+        return logp, score(found, *self._usual, self.head().by_class)
+
+    @torch.no_grad()
+    def fits(self, raw: Sequence[Tensor]) -> Tensor:
+        """See `spaces.fits`, of raw features: (B, prototypes)."""
+        return self._judge(raw)[1]
+
+    def _judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         if not self._backgrounds:  # of many classes they take as long to make as all else that answers
+            self._usual = [part.to(raw[0]) for part in self.usual()]  # first: another thread looks at the next line
             self._backgrounds = [self._background(v).to(raw[v]) for v in range(len(self.births))]
         return self.head().judge(raw, self._backgrounds)
 
-    def _discriminants(self, v: int, new: New | None = None, dtype: torch.dtype = torch.float64) -> Discriminants:
-        """Space v's, computed in float64; with a task that is not observed yet."""
-        mu = [*self._means(v), *([new[0]] if new else [])]
+    def _discriminants(self, v: int, dtype: torch.dtype = torch.float64) -> Discriminants:
+        """Space v's, computed in float64."""
         first = int((self.task_of < self.births[v]).sum())
-        return Discriminants(pieces(mu), inverse(shrunk(*self._covariance(v, new))), first, dtype)
+        return Discriminants(pieces(self._means(v)), inverse(shrunk(*self.covariance(v))), first, dtype)
 
-    def _background(self, v: int, new: New | None = None) -> Background:
-        """Space v's, in float64; with a task that is not observed yet."""
-        counts = [self.tensors[f"task.{t}.counts"] for t in range(self.births[v], len(self))]
-        mu, counts = [*self._means(v), *([new[0]] if new else [])], [*counts, *([new[1]] if new else [])]
-        images = torch.cat(counts).sum()
-        centre = sum(weight @ rows for rows, weight in zip(pieces(mu), pieces(counts), strict=True)) / images
-        between = torch.zeros_like(centre)
-        for rows, weight in zip(pieces(mu), pieces(counts), strict=True):
-            between = between + (rows - centre).T @ ((rows - centre) * weight[:, None])
-        pooled, share = self._covariance(v, new)
-        of_all = inverse(shrunk(pooled + between / images, share))
-        return Background(inverse(shrunk(pooled, share)), centre, of_all)
+    def _background(self, v: int) -> Background:
+        """Space v's, in float64."""
+        space = self._known(v)
+        pooled, share = self.covariance(v)
+        return Background(inverse(shrunk(pooled, share)), space.centre, inverse(shrunk(space.of_all(), share)))
 
     def _means(self, v: int) -> list[Tensor]:
         return [self.tensors[f"task.{t}.means.{v}"] for t in range(self.births[v], len(self))]
 
-    def _covariance(self, v: int, new: New | None = None) -> tuple[Tensor, float]:
-        """Of space v, within prototypes, float64 (p, p); and its shrinkage.
+    def _known(self, v: int) -> Known:
+        """What space v knows of all images, float64."""
+        scatter, moment, total, images, freedom = (
+            self.tensors[f"space.{v}.{name}"] for name in ("scatter", "moment", "sum", "images", "freedom")
+        )
+        p, centre = len(total), total / images
+        around = unpack(moment, p) - images * torch.outer(centre, centre)
+        return Known(unpack(scatter, p), around, centre, int(freedom), int(images))
 
-        Sigma = (1 - a) S + a tr(S)/p I, with S the pooled scatter over its degrees of freedom n, a = (p / (n + p))^3,
-        and 1e-4 at least, for float32 has to bear it. On held-out images of two development streams (ResNet-18 with 400
-        images a class, DeiT-Tiny with 40) a = p / (2 (n + p)) is 2.6 and 0.5 points worse.
-        """
+    def covariance(self, v: int) -> tuple[Tensor, float]:
+        """Of space v, within prototypes, float64 (p, p): pooled scatter over its degrees of freedom; its shrinkage."""
         p = len(self.tensors[f"space.{v}.projected_mean"])
-        within, freedom = unpack(self.tensors[f"space.{v}.scatter"], p), int(self.tensors[f"space.{v}.freedom"])
-        if new and (scatter := new[2]) is not None:
-            within = within + scatter
-            freedom += int((new[1] - 1).clamp(min=0).sum())
-        return within / max(1, freedom), max((p / (freedom + p)) ** 3, 1e-4)
+        freedom = int(self.tensors[f"space.{v}.freedom"])
+        return unpack(self.tensors[f"space.{v}.scatter"], p) / max(1, freedom), shrinkage(p, freedom)
 
     def _forget(self) -> None:
         self._head.clear()
         self._backgrounds.clear()
-
-    @torch.no_grad()
-    def remaining(self, t: int, right: int, images: int) -> float:
-        """Of images of task t that were right when it was learnt, which share still is, among all classes now.
-
-        An estimate, since the images are gone: some are drawn around the task's means, in each space by itself, as the
-        covariance says, but wider. How much wider is weighed by how likely it makes it that `right` of the `images`
-        were right among the classes that there were then.
-        """
-        births = [birth for birth in self.births if birth <= t]
-        own = torch.arange(DRAWS) % len(self.tensors[f"task.{t}.classes"])
-        true = self.tensors[f"task.{t}.classes"].cpu()[own]
-        generator = torch.Generator().manual_seed(t)
-        # what answers has them already; of many classes they take seconds
-        made = list(self.head().discriminants)[: len(births)]
-        means, noise = [], []
-        for v in range(len(births)):
-            factor = root(shrunk(*self._covariance(v))).cpu()
-            noise.append(torch.randn(DRAWS, len(factor), generator=generator, dtype=factor.dtype) @ factor.T)
-            means.append(self.tensors[f"task.{t}.means.{v}"].cpu().double()[own])
-        first = self.head().first[: len(births)]
-        kind = self.tensors["space.0.mean"]
-
-        def accuracy(scores: list[Tensor], tasks: int) -> float:
-            """Among the classes of the first so many tasks."""
-            known = int((self.task_of < tasks).sum())
-            among = [rows[:, : known - start] for rows, start in zip(scores, first, strict=True)]
-            begins = begins_of(self.task_of[:known], births)
-            logp = ByClass(self.class_of[:known])(chain_rule(among, first, begins, births, self.temperature))
-            found = float((logp.argmax(1) == true).double().mean())
-            return min(max(found, 0.5 / DRAWS), 1 - 0.5 / DRAWS)
-
-        likely, left = [], []
-        for wider in WIDTHS:
-            drawn = [(mean + wider * away).to(kind) for mean, away in zip(means, noise, strict=True)]
-            scores = [score(x).cpu().double() for score, x in zip(made, drawn, strict=True)]
-            then, now = accuracy(scores, t + 1), accuracy(scores, len(self))
-            likely.append(right * math.log(then) + (images - right) * math.log(1 - then))
-            left.append(min(now / then, 1))
-        return float(torch.tensor(likely).softmax(0) @ torch.tensor(left))
+        self._usual.clear()
 
     def _apply(self, *args: Any, **kwargs: Any) -> "ChainStatistics":
         self._forget()  # the tensors go elsewhere

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pearl.errors import RunError
 
 TRIED = 40  # temperatures that are tried
+WHOLE = ("birth", "freedom", "images", "classes", "counts", "measured")  # tensors of numbers from 0 on
 DEAD = 1e-3  # of the mean standard deviation: below it a dimension says nothing
 
 
@@ -124,11 +125,10 @@ class ChainHead(nn.Module):
         return self._answer(self._scores(raw)[1])
 
     def judge(self, raw: Sequence[Tensor], backgrounds: Sequence[Background]) -> tuple[Tensor, Tensor]:
-        """log P (B, classes), and how familiar each image is (B,); see `familiarity`."""
+        """log P (B, classes), and the fit to each prototype (B, prototypes); see `fits`."""
         features, scores = self._scores(raw)
-        logp = self._answer(scores)
         common = [shared(x) for shared, x in zip(backgrounds, features, strict=True)]
-        return logp, familiarity(logp, scores, common, self.temperature)
+        return self._answer(scores), fits(scores, common)
 
     def _scores(self, raw: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         features = [space(x) for space, x in zip(self.spaces, raw, strict=True)]
@@ -165,20 +165,18 @@ def chain_rule(
     return torch.cat(parts, dim=1)
 
 
-def familiarity(logp: Tensor, scores: Sequence[Tensor], common: Sequence[Tensor], temperature: float) -> Tensor:
-    """How likely an image is to be of a class seen at all (B,): the higher, the likelier.
+def fits(scores: Sequence[Tensor], common: Sequence[Tensor]) -> Tensor:
+    """How well each image fits each prototype (B, prototypes): a mean over the spaces that know the prototype.
 
-    What speaks for the best prototype against any image whatever, averaged over the spaces that know it and times the
-    temperature, less the entropy of the classes' probabilities. The first is a relative Mahalanobis distance (Ren et
-    al., 2021).
+    In a space it is the log-likelihood of the prototype against any image whatever, up to a constant: a relative
+    Mahalanobis distance (Ren et al., 2021).
     """
     width = scores[0].shape[1]
     total, count = torch.zeros_like(scores[0]), scores[0].new_zeros(width)
     for rows, shared in zip(scores, common, strict=True):
         total[:, width - rows.shape[1] :] += rows + shared[:, None]
         count[width - rows.shape[1] :] += 1
-    entropy = -(logp.exp() * logp).sum(1)
-    return temperature * (total / count).max(1).values - entropy
+    return total / count
 
 
 def begins_of(task_of: Tensor, births: Sequence[int]) -> list[int]:
@@ -244,16 +242,20 @@ def misfit(tensors: Mapping[str, Tensor]) -> str | None:
     for v in spaces:
         raw, p = size.get(f"space/{v}/mean", 0), size.get(f"space/{v}/projected_mean", 0)
         of = {"birth": (), "mean": (raw,), "std": (raw,), "projected_mean": (p,), "projected_std": (p,), "freedom": ()}
+        of |= {"sum": (p,), "images": ()}
         expected |= {f"space/{v}/{name}": shape for name, shape in of.items()}
-        expected[f"space/{v}/scatter"] = (p * (p + 1) // 2,)
+        expected |= {f"space/{v}/{name}": (p * (p + 1) // 2,) for name in ("scatter", "moment")}
         optional[f"space/{v}/projection"] = (32,)
+    births = [tensors.get(f"space/{v}/birth") for v in spaces]
+    made = [int(birth) for birth in births if birth is not None and birth.numel() == 1]
     for t in tasks:
         classes = size.get(f"task/{t}/classes", 0)
-        of = {"classes": (classes,), "counts": (classes,), "familiarity": (101,)}
+        seen = sum(birth <= t for birth in made)
+        of = {"classes": (classes,), "counts": (classes,), "location": (classes,), "spread": (), "scores": (101,)}
+        of |= {"measured": (), "levels": (seen, 4)}
         expected |= {f"task/{t}/{name}": shape for name, shape in of.items()}
-        optional |= {f"task/{t}/temperature": (), f"task/{t}/losses": (TRIED,)}
-        for v in spaces:
-            birth = tensors.get(f"space/{v}/birth")
+        optional |= {f"task/{t}/losses": (TRIED,)}
+        for v, birth in enumerate(births):
             if birth is not None and birth.numel() == 1 and birth <= t:
                 expected[f"task/{t}/means/{v}"] = (classes, size.get(f"space/{v}/projected_mean", 0))
     expected |= {name: shape for name, shape in optional.items() if name in shapes}
@@ -269,10 +271,10 @@ def possible(name: str, value: Tensor) -> bool:
     kind = name.split("/")[2 if "/" in name else 0]
     if value.device.type != "cpu" or kind == "means":
         return True
-    if kind in ("birth", "freedom", "classes", "counts", "std", "projected_std"):  # a deviation may be infinite
+    if kind in WHOLE or kind in ("std", "projected_std"):  # a deviation may be infinite
         return bool((value >= 0).all())
-    if kind == "familiarity":  # minus infinity where nothing was measured
-        return not bool(value.isnan().any())
+    if kind in ("location", "spread", "scores", "levels"):  # not a number where nothing was measured
+        return not bool(value.isinf().any())
     return bool(value.isfinite().all()) and (kind != "temperature" or bool(value > 0))
 
 

@@ -12,6 +12,7 @@ from pearl.errors import TrainingError
 from pearl.methods.base import Answers, Expert, Method, Phase
 from pearl.methods.common.chain import ChainStatistics
 from pearl.methods.common.classifiers import Chain, Classifier, Heads
+from pearl.methods.common.retained import retained
 from pearl.nn.fast.fusing import Part, fuse, fusible
 from pearl.nn.growing import CosineHeads
 from pearl.nn.inner import WithInner, inner_layers
@@ -24,6 +25,7 @@ from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
 Spaces = Callable[[Tensor], Sequence[Tensor]]  # images -> the raw features of every space's sub-network
 
 HEADS = Heads()
+USUAL_RATE = 0.05  # of images of known classes that are refused, at which the expected range is noted
 COSINES = 4.0  # what cosines are multiplied by while a sub-network is trained with them
 
 
@@ -179,8 +181,12 @@ class SubNetworks(Method):
         return lambda x: chain.judge(spaces(x))
 
     def threshold(self, rate: float) -> float:
-        """See `Method.threshold`: as measured on all tasks' images, each left out of the statistics it met."""
-        return super().threshold(rate) if self.chain is None else self.chain.threshold(rate)
+        """See `Method.threshold`: by images of the newest tasks, each left out of the statistics."""
+        return super().threshold(rate) if self.chain is None else self.chain.scores().threshold(rate)
+
+    def shares(self, scores: Tensor) -> Tensor:
+        """See `Method.shares`: among the same images."""
+        return super().shares(scores) if self.chain is None else self.chain.scores().shares(scores)
 
     def left_out(self) -> Answers | None:
         """See `Method.left_out`: while the temperature was measured."""
@@ -188,7 +194,7 @@ class SubNetworks(Method):
 
     def remaining(self, task: int, right: int, images: int) -> float | None:
         """See `Method.remaining`: by images drawn from the statistics."""
-        return None if self.chain is None else self.chain.remaining(task, right, images)
+        return None if self.chain is None else retained(self.chain, task, right, images)
 
     def _chained(self, chain: ChainStatistics, spaces: Spaces, x: Tensor) -> Tensor:
         raw = spaces(x)
@@ -233,4 +239,9 @@ class SubNetworks(Method):
         if self.chain is None:
             return {}
         numbers = sum(buffer.numel() for buffer in self.chain.buffers())
-        return {"spaces": self.chain.births, "statistics": numbers, "temperature": self.chain.temperature}
+        return {
+            "spaces": self.chain.births,
+            "statistics": numbers,
+            "temperature": self.chain.temperature,
+            "refused": list(self.chain.scores().expected(USUAL_RATE)),
+        }

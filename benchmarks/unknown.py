@@ -1,0 +1,153 @@
+"""Are 5 % of images of known classes refused, in every task and style, and are unknown classes found?
+
+    python benchmarks/unknown.py            all streams, seeds 0, 1, 2; docs/results/unknown.md
+
+Class statistics in one feature space, that of DeiT-Tiny as it was given (nothing is trained); its features at 112
+pixels are computed once and kept under $PEARL_RUNS. Classes, images and their order are drawn by the seed; two fifths
+of the classes are never learnt. Rivals see the same features: a relative Mahalanobis distance under a single threshold,
+and the distance to the k-th nearest training image, k the best of 1, 5 and 10. Data is looked for under $PEARL_DATA.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pages import RESULTS, cell, table, write_page
+from pearl.data.augment import View
+from pearl.data.domains import seen_as
+from pearl.data.pictures import read_all
+from pearl.data.sources import SOURCES, Source
+from pearl.evaluation.sureness import auroc
+from pearl.lifecycle.saved import build_backbone
+from pearl.methods.common.chain import ChainStatistics
+from pearl.methods.common.classifiers import Chain
+from pearl.nn.inner import WithInner, inner_layers
+from pearl.settings.config import load_config
+from pearl.settings.sections import Domain
+
+RECIPES = {"CIFAR-100": "cpu-cifar100-deit_tiny", "Grocery": "cpu-grocery-deit_tiny"}
+STYLES: list[Domain] = ["plain", "noisy", "inverted", "edges"]
+TESTED = 20  # images of a class, in every style the same ones
+# data, styles, photos of a class in a style to learn from, tasks (one style each, if there are several), their classes
+STREAMS: dict[str, tuple[str, int, int, int, int]] = {
+    "CIFAR-100, 20 photos": ("CIFAR-100", 1, 20, 10, 6),
+    "CIFAR-100, 6 photos": ("CIFAR-100", 1, 6, 10, 6),
+    "Grocery, 16 photos": ("Grocery", 1, 16, 8, 6),
+    "Grocery, 6 photos": ("Grocery", 1, 6, 8, 6),
+    "CIFAR-100 in 4 styles, 20 photos": ("CIFAR-100", 4, 20, 4, 10),
+    "Grocery in 4 styles, 12 photos": ("Grocery", 4, 12, 4, 10),
+}
+COLUMNS = ("refused", "lowest", "median", "highest", "AUROC", "relative Mahalanobis", "nearest neighbours")
+Features = dict[tuple[int, int], tuple[Tensor, Tensor]]  # of a style and class: images to learn from, and to test on
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    options = parser.parse_args(arguments)
+    rows: dict[str, list[dict[str, float]]] = {}
+    for stream, (data, styles, *shape) in STREAMS.items():
+        found = features(data, styles)
+        rows[stream] = [row(found, styles, *shape, seed=seed) for seed in options.seeds]
+        write(rows)
+
+
+@torch.no_grad()
+def features(data: str, styles: int) -> Features:
+    """DeiT-Tiny's of all classes, of 20 in several styles; images to learn from are other ones in each style."""
+    file = Path(os.environ.get("PEARL_RUNS", "runs")) / "unknown" / f"{data}-{styles}.pt"
+    if not file.is_file():
+        config = load_config(RECIPES[data])
+        backbone = build_backbone(config).eval()
+        network, view = WithInner(backbone, inner_layers(backbone)), View(config.images)
+        photos = max(photos for name, number, photos, *_ in STREAMS.values() if (name, number) == (data, styles))
+        made: Features = {}
+        for c, images in enumerate(
+            of_classes(SOURCES.build(config.data), photos * styles + TESTED, config.images.stored)
+        ):
+            if styles > 1 and len({c for _, c in made}) == 20:
+                break
+            if len(images) < photos * styles + 8:
+                continue
+            for s, style in enumerate(STYLES[:styles]):
+                some = np.concatenate([images[s * photos : (s + 1) * photos], images[styles * photos :]])
+                looks = torch.from_numpy(seen_as(style, some, np.arange(len(some)) + 1000 * c))
+                rows = torch.cat([network(view.test(x)) for x in looks.split(64)])
+                made[s, c] = rows[:photos], rows[photos:]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(made, file)
+    loaded: Features = torch.load(file)
+    return loaded
+
+
+def of_classes(source: Source, most: int, size: int) -> Iterator[np.ndarray]:
+    """Of each class images (N, S, S, 3) of both splits, shuffled; Grocery's test photos are of other shops."""
+    parts = [(part.images, row, label) for part in (source.train, source.test) for row, label in enumerate(part.labels)]
+    order = np.random.default_rng(0).permutation(len(parts))
+    for c in range(len(source.classes)):
+        chosen = [parts[i] for i in order if parts[i][2] == c][:most]
+        if isinstance(source.train.images, np.ndarray):
+            yield np.stack([images[row] for images, row, _ in chosen])
+        else:
+            yield read_all([images[row] for images, row, _ in chosen], size)[1]
+
+
+@torch.no_grad()
+def row(found: Features, styles: int, photos: int, tasks: int, classes: int, *, seed: int) -> dict[str, float]:
+    """Learn a stream of classes drawn by the seed, each task with `photos` of a class; all in percent."""
+    order = np.random.default_rng(seed).permutation(sorted({c for _, c in found}))
+    known = order[: classes * (tasks if styles == 1 else 1)]
+    groups = [(t, known) if styles > 1 else (0, known[t * classes : (t + 1) * classes]) for t in range(tasks)]
+    label = {c: i for i, c in enumerate(known.tolist())}
+    chain = ChainStatistics(Chain(spaces=1))
+    for style, own in groups:
+        raw = torch.cat([found[style, c][0][:photos] for c in own])
+        if not len(chain):
+            chain.add_space(0, raw)
+        chain.observe([chain.spaces()[0](raw)], torch.tensor([label[c] for c in own]).repeat_interleave(photos))
+    tests = [torch.cat([found[style, c][1] for c in own]) for style, own in groups]
+    strange = torch.cat([found[style, c][1] for style in range(styles) for c in order if c not in label])
+    bank = torch.cat([found[style, c][0][:photos] for style, own in groups for c in own])
+    scores = [chain.judge([x])[1].numpy() for x in (*tests, strange)]
+    least = chain.scores().threshold(0.05)
+    refused = [100 * float((part < least).mean()) for part in scores[:-1]]
+    fits = [chain.fits([x]).max(1).values.numpy() for x in (*tests, strange)]
+    (space,) = chain.spaces()
+
+    def neighbours(k: int) -> float:
+        near = [
+            -torch.cdist(F.normalize(space(x)), F.normalize(space(bank))).kthvalue(k).values.numpy()
+            for x in (*tests, strange)
+        ]
+        return auroc(np.concatenate(near[:-1]), near[-1])
+
+    values = (
+        float(np.mean(refused)),
+        min(refused),
+        float(np.median(refused)),
+        max(refused),
+        auroc(np.concatenate(scores[:-1]), scores[-1]),
+        auroc(np.concatenate(fits[:-1]), fits[-1]),
+        max(neighbours(k) for k in (1, 5, 10)),
+    )
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def write(rows: dict[str, list[dict[str, float]]]) -> None:
+    """The rows of every seed, and a table."""
+    (RESULTS / "unknown.json").write_text(json.dumps(rows, indent=1) + "\n")
+    about = "`python benchmarks/unknown.py`; mean ± standard deviation over seeds, in percent."
+    body = [[stream, *(cell((one[column] for one in of), 1) for column in COLUMNS)] for stream, of in rows.items()]
+    write_page(RESULTS / "unknown.md", ["# Unknown classes", "", about, "", *table(["", *COLUMNS], body)])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,222 @@
+"""In-distribution scores: how well an image fits a prototype, beside how well that prototype's own images fit it.
+
+The fit is a relative Mahalanobis distance (Ren et al., 2021), averaged over the feature spaces that know the prototype.
+Sketches fit their prototypes less well than photos do, and one class less well than another, so that no single
+threshold is right for all. A prototype therefore keeps where the fits of its own images lie, measured with each image
+left out of the statistics (in closed form, Sherman and Morrison, 1950), and shrunk towards its task's mean, since it
+has few images (empirical Bayes).
+
+Fits move when the covariance does, after the images are gone. Two traces of the covariance give the mean fit of all
+images so far, so that each task can measure by how much it moved the fits of the earlier ones.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pearl.methods.common.scatter import inverse, root, shrinkage, shrunk
+
+DOUBT = 0.5  # weight of the entropy over prototypes
+ENOUGH = 400  # images whose scores set the threshold: those of the newest tasks, whose images met the most prototypes
+
+
+class Known(NamedTuple):
+    """What a space knows of all images that its covariance is of."""
+
+    scatter: Tensor  # (p, p) within prototypes
+    total: Tensor  # (p, p) around the centre
+    centre: Tensor  # (p,)
+    freedom: int  # images less prototypes
+    images: int
+
+    def of_all(self, without: int = 0) -> Tensor:
+        """The covariance (p, p) of images of whatever class; over the degrees of freedom that fewer images have."""
+        return self.total / max(1, self.images - 1 - without)
+
+
+class LeftOut:
+    """A space's covariances for images that are in its statistics, to be left out one at a time.
+
+    They have the shrinkage and the degrees of freedom of one image less. The trace, towards which they are shrunk,
+    changes with the image that is left out; here it is the mean over images.
+    """
+
+    def __init__(self, space: Known, dtype: torch.dtype = torch.float64) -> None:
+        self.space, self.freedom = space, max(1, space.freedom - 1)
+        self.share = shrinkage(len(space.centre), self.freedom)
+        trace = float(space.scatter.trace()) / max(1, space.freedom)
+        self.root = root(shrunk(space.scatter / self.freedom, self.share, trace))
+        self.inverse = torch.cholesky_inverse(self.root)
+        self.of_all = inverse(shrunk(space.of_all(without=1), self.share, float(space.of_all().trace())))
+        self.dtype = dtype
+        self.lighter = (1 - self.share) / self.freedom  # what an image weighs in the covariance
+        self.lighter_of_all = (1 - self.share) / max(1, space.images - 2)
+
+    def within(self, square: Tensor, count: Tensor | float, counted: bool = True) -> Tensor:
+        """Squared distances to a prototype's mean of `count` images -> with the image left out."""
+        wider = count / (count - 1)
+        return wider**2 * square / (1 - counted * self.lighter * wider * square)
+
+    def around(self, square: Tensor) -> Tensor:
+        """Squared distances to the centre of all images -> with the image left out."""
+        wider = self.space.images / max(1, self.space.images - 1)
+        return wider**2 * square / (1 - self.lighter_of_all * wider * square)
+
+    def distances(
+        self, rows: Tensor, own: Tensor, means: Tensor, counts: Tensor, *, counted: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Squared distances (N, prototypes) to all means, and (N,) to the centre, each image of `rows` left out.
+
+        Args:
+            rows: features (N, p) of images in the statistics.
+            own: the prototype (N,) that each of them is of, with two images or more.
+            means: (prototypes, p).
+            counts: images (prototypes,) that the means are of.
+            counted: whether these images are in the covariance.
+        """
+
+        def white(x: Tensor) -> Tensor:
+            return torch.linalg.solve_triangular(self.root.to(self.dtype), x.to(self.dtype).T, upper=False).T
+
+        x, mu = white(rows), white(means)
+        residual = x - mu[own]
+        square = residual.square().sum(1)
+        found = (x.square().sum(1, keepdim=True) - 2 * x @ mu.T + mu.square().sum(1)).double()
+        count = counts[own].double()
+        if counted:  # Sherman and Morrison
+            weight = self.lighter * count / (count - 1)
+            weight = weight / (1 - weight * square)
+            along = (residual * x).sum(1, keepdim=True) - residual @ mu.T
+            found += weight[:, None] * along.double().square()
+        found.scatter_(1, own[:, None], self.within(square.double(), count, counted)[:, None])
+        return found, self.around(self._to_centre(rows))
+
+    def own_fits(self, rows: Tensor, means: Tensor, count: Tensor, *, counted: bool) -> Tensor:
+        """Fits (N,) of images to their own prototypes, (N, p) and of `count` (N,) images, each image left out."""
+        square = self._squares(rows - means)
+        return 0.5 * (self.around(self._to_centre(rows)) - self.within(square, count, counted))
+
+    def levels(self, rows: Tensor, scatter: Tensor, classes: int, *, counted: bool) -> Tensor:
+        """Mean fit and spread of all images in the covariance, and of those that are not of the newest task, (4,).
+
+        The spread of fits is taken to be proportional to how much farther images are from their prototypes than, along
+        the same directions, from the centre. Of the newest task: features (N, p), their scatter (p, p) within classes,
+        and whether they are in the covariance.
+        """
+        space = self.space
+        pairs = (self.inverse, space.scatter), (self.of_all, space.scatter), (self.of_all, space.total)
+        sums = torch.stack([(inverse * of).sum() for inverse, of in pairs])
+        every = self._level(sums, space.images, space.freedom)
+        if not counted:
+            return torch.cat([every, every])
+        own = [(inverse * scatter).sum() for inverse in (self.inverse, self.of_all)]
+        sums = sums - torch.stack([*own, self._to_centre(rows).sum()])
+        images = space.images - len(rows)
+        return torch.cat([every, self._level(sums, images, space.freedom - len(rows) + classes)])
+
+    def _level(self, sums: Tensor, images: int, freedom: int) -> Tensor:
+        if images <= 0 or freedom <= 0:
+            return sums.new_full((2,), torch.nan)
+        inside, along, away = sums / images
+        inside = self.within(inside, images / max(1, images - freedom))
+        return 0.5 * torch.stack([self.around(away) - inside, (inside - along).clamp(min=1e-6)])
+
+    def _squares(self, rows: Tensor) -> Tensor:
+        return ((rows.double() @ self.inverse) * rows).sum(1)
+
+    def _to_centre(self, rows: Tensor) -> Tensor:
+        away = rows.double() - self.space.centre
+        return ((away @ self.of_all) * away).sum(1)
+
+
+class Normal(NamedTuple):
+    """Where the fits of a task's images lie: (k,) of each prototype, and how far around (); the images' own (N,)."""
+
+    location: Tensor
+    spread: Tensor
+    left_out: Tensor
+
+
+def normal(fits: Tensor, own: Tensor, classes: int) -> Normal:
+    """From fits (N,) of images of prototypes 0 to classes - 1 (N,), two images or more of each that has any.
+
+    A prototype's mean is shrunk towards that of all (James and Stein): by the variance between prototypes over the
+    variance of a mean. `left_out` (N,) are the locations without the image itself. A prototype without images gets the
+    mean of all.
+    """
+    count = own.bincount(minlength=classes).double()
+    there = count > 0
+    sums = fits.new_zeros(classes).index_add_(0, own, fits)
+    grand = fits.mean()
+    means = torch.where(there, sums / count.clamp(min=1), grand)
+    within = (fits - means[own]).square().sum() / (count - 1).clamp(min=0).sum()
+    noise = within / count.clamp(min=1)
+    between = ((means - grand).square() - noise)[there].mean().clamp(min=0)
+    weight = torch.where(there, between / (between + noise).clamp(min=1e-12), 0.0)
+    others = (sums[own] - fits) / (count[own] - 1)
+    spread = within.sqrt().clamp(min=1e-6)
+    return Normal(grand + weight * (means - grand), spread, grand + weight[own] * (others - grand))
+
+
+def score(fits: Tensor, location: Tensor, spread: Tensor, by_class: Callable[[Tensor], Tensor]) -> Tensor:
+    """In-distribution scores (B,): the higher, the likelier that an image (B, prototypes) is of a known class.
+
+    The fit to the prototype that the image fits best, in standard deviations from where that one's images lie, less the
+    entropy over classes. `by_class`: log P (B, prototypes) -> (B, classes).
+    """
+    away = (fits - location) / spread
+    logp = by_class(away.log_softmax(1))
+    return away.max(1).values + DOUBT * (logp.exp() * logp).sum(1)
+
+
+class Scores:
+    """In-distribution scores of images of known classes: percentiles (101,) of some tasks, of so many images each."""
+
+    def __init__(self, percentiles: Sequence[tuple[Tensor, int]]) -> None:
+        self.images = sum(images for _, images in percentiles)
+        parts = [(values, torch.full((101,), images / 101 / self.images)) for values, images in percentiles]
+        self._values, order = torch.cat([torch.empty(0), *(values for values, _ in parts)]).sort()
+        self._share = torch.cat([torch.empty(0), *(share for _, share in parts)])[order].double().cumsum(0)
+
+    def threshold(self, rate: float) -> float:
+        """The score below which a share `rate` of the images lies; minus infinity if there are none."""
+        return float(self._values[int((self._share >= rate).int().argmax())]) if self.images else -math.inf
+
+    def shares(self, scores: Tensor) -> Tensor:
+        """The share of the images that have a lower score than each of `scores` (B,): 1 if there are none."""
+        if not self.images:
+            return torch.ones_like(scores)
+        below = torch.cat([self._share.new_zeros(1), self._share])
+        return below[torch.searchsorted(self._values, scores.to(self._values))].to(scores)
+
+    def expected(self, rate: float) -> tuple[float, float]:
+        """The share of other images of known classes that is refused at `rate`: a range, right in nine of ten cases.
+
+        Of n images the threshold is number k = rate n from below; the share of all images that lies below it has a beta
+        distribution (k, n - k + 1), if these images are drawn as those.
+        """
+        from scipy.special import betaincinv  # slow to import
+
+        if not self.images:
+            return 0.0, 1.0
+        below = max(1.0, rate * self.images)
+        low, high = betaincinv(below, self.images - below + 1, [0.05, 0.95])
+        return float(low), float(high)
+
+
+def moved(levels: list[Tensor], births: list[int], t: int) -> tuple[float, float]:
+    """By how much the fits of task t's images have moved since, and how many times as far they spread.
+
+    `levels` (spaces, 4) of each task, see `LeftOut.levels`; a mean over the spaces that know the task's prototypes.
+    """
+    shift, wider = 0.0, 1.0
+    known = [v for v, birth in enumerate(births) if birth <= t]
+    for before, after in zip(levels[t:], levels[t + 1 :], strict=False):
+        steps = torch.stack([torch.stack([after[v, 2] - before[v, 0], after[v, 3] / before[v, 1]]) for v in known])
+        if steps.isfinite().all():
+            shift += float(steps[:, 0].mean())
+            wider *= float(steps[:, 1].mean())
+    return shift, wider

@@ -1,0 +1,55 @@
+"""What is left of the accuracy of old classes, whose images are gone: estimated from class statistics."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pearl.methods.common.chain import ChainStatistics
+from pearl.methods.common.scatter import root, shrunk
+from pearl.methods.common.spaces import ByClass, begins_of, chain_rule
+
+DRAWS, WIDTHS = 128, [0.5 * i for i in range(1, 17)]  # images that stand for old ones, and how far they may lie
+FEWEST, PAIRS = 16, 2**17  # of many prototypes fewer are drawn: so many pairs of an image and a prototype
+
+
+@torch.no_grad()
+def retained(chain: ChainStatistics, t: int, right: int, images: int) -> float:
+    """Of images of task t that were right when it was learnt, which share still is, among all classes now.
+
+    An estimate, since the images are gone: some are drawn around the task's means, in each space by itself, as the
+    covariance says, but wider. How much wider is weighed by how likely it makes it that `right` of the `images`
+    were right among the classes that there were then.
+    """
+    births = [birth for birth in chain.births if birth <= t]
+    draws = max(FEWEST, min(DRAWS, PAIRS // len(chain.class_of)))
+    own = torch.arange(draws) % len(chain.tensors[f"task.{t}.classes"])
+    true = chain.tensors[f"task.{t}.classes"].cpu()[own]
+    generator = torch.Generator().manual_seed(t)
+    # what answers has them already; of many classes they take seconds
+    made = list(chain.head().discriminants)[: len(births)]
+    means, noise = [], []
+    for v in range(len(births)):
+        factor = root(shrunk(*chain.covariance(v))).cpu()
+        noise.append(torch.randn(draws, len(factor), generator=generator, dtype=factor.dtype) @ factor.T)
+        means.append(chain.tensors[f"task.{t}.means.{v}"].cpu().double()[own])
+    first = chain.head().first[: len(births)]
+    kind = chain.tensors["space.0.mean"]
+
+    def accuracy(scores: list[Tensor], tasks: int) -> float:
+        """Among the classes of the first so many tasks."""
+        known = int((chain.task_of < tasks).sum())
+        among = [rows[:, : known - start] for rows, start in zip(scores, first, strict=True)]
+        begins = begins_of(chain.task_of[:known], births)
+        logp = ByClass(chain.class_of[:known])(chain_rule(among, first, begins, births, chain.temperature))
+        found = float((logp.argmax(1) == true).double().mean())
+        return min(max(found, 0.5 / draws), 1 - 0.5 / draws)
+
+    likely, left = [], []
+    for wider in WIDTHS:
+        drawn = [(mean + wider * away).to(kind) for mean, away in zip(means, noise, strict=True)]
+        scores = [score(x).cpu().double() for score, x in zip(made, drawn, strict=True)]
+        then, now = accuracy(scores, t + 1), accuracy(scores, len(chain))
+        likely.append(right * math.log(then) + (images - right) * math.log(1 - then))
+        left.append(min(now / then, 1))
+    return float(torch.tensor(likely).softmax(0) @ torch.tensor(left))
