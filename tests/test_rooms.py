@@ -30,7 +30,7 @@ class Room(NamedTuple):
 ROOMS = {
     room.name: room
     for room in (
-        Room("ground", light=True),  # errors.py, version.py, moved.py
+        Room("ground", light=True),  # errors.py, names.py, version.py, moved.py
         Room("settings", light=True),
         Room("storage", light=True, but=("checkpoint",), apart=("settings",)),
         Room("data"),
@@ -47,7 +47,7 @@ ROOMS = {
         Room("front", light=True, but=("objects",)),  # __init__.py, __main__.py, objects.py
     )
 }
-GROUND, FRONT = {"errors", "version", "moved"}, {"__init__", "__main__", "objects"}
+GROUND, FRONT = {"errors", "names", "version", "moved"}, {"__init__", "__main__", "objects"}
 PLAIN = {"numpy", "pydantic", "yaml"}  # all that the ground and the settings may have beside the standard library
 TORCH = {"torch", "torchvision", "timm", "lightning_fabric", "safetensors"}
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
