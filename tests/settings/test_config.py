@@ -733,6 +733,8 @@ def _of_then(raw: dict[str, Any]) -> dict[str, Any]:
         later["sparcl_ewc"] = "clip"
     for name in later.keys() & phases.keys():
         phases[name] = {key: value for key, value in phases[name].items() if key != later[name]}
+    if raw["recipe"] == "photos-vit":  # it had the rates of PEARL alone
+        raw["train"]["phases"] = {name: phases[name] for name in ("probe", "allocate", "adapt")}
     if raw["recipe"].startswith("tinyimagenet"):
         phases["ewc"] = {**phases["ewc"], "lr": 0.1}
     then = THEN | ({"sparcl_ewc": {"e_lambda": 1e5}} if raw["recipe"].endswith(("vit", "deit_tiny")) else {})
