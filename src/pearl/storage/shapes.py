@@ -102,6 +102,7 @@ class Task(Part):
     temperature: Number | None = None
     train: Names = {}
     estimate: Estimate | None = None
+    image_hashes: dict[Text, Text] = {}  # of the images that it learnt, by class; see `data.copies`
 
 
 class Listed(Record):
