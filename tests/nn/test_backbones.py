@@ -211,6 +211,14 @@ def test_a_norm_layer_in_the_head_is_not_a_classifier(tmp_path: Path) -> None:
     same(ours(images()), theirs(images()))
 
 
+def test_a_weight_file_takes_the_place_of_pretrained_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = randomise(timm.create_model("test_vit", img_size=32))
+    safetensors.torch.save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
+    monkeypatch.setattr("pearl.nn.timm.hub", lambda: pytest.fail("nothing is to be downloaded"))
+    ours = timm_backbone("test_vit", 32, pretrained=True, weights=str(tmp_path / "vit.safetensors"))
+    assert torch.equal(ours.state_dict()["cls_token"], theirs.state_dict()["cls_token"]) and ours.pretrained
+
+
 # ----------------------------------------------------------------------------------------- what timm cannot provide
 
 
