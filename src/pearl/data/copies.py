@@ -19,7 +19,7 @@ def hashes(pixels: np.ndarray) -> list[bytes]:
 def written(found: Sequence[bytes], labels: np.ndarray, names: Sequence[str]) -> dict[str, str]:
     """Return the hashes of N images by class, as text for a manifest; labels (N,) are places in `names`."""
     return {
-        names[row]: base64.b64encode(b"".join(found[i] for i in np.flatnonzero(labels == row))).decode()
+        names[row]: base64.b64encode(b"".join(found[i] for i in np.flatnonzero(labels == row).tolist())).decode()
         for row in np.unique(labels)
     }
 
@@ -30,7 +30,7 @@ def read(text: Mapping[str, str]) -> dict[bytes, str]:
     Raises:
         ValueError: it is not such a text.
     """
-    found = {}
+    found: dict[bytes, str] = {}
     for name, of_class in text.items():
         content = base64.b64decode(of_class, validate=True)
         found |= {content[start : start + WIDTH]: name for start in range(0, len(content), WIDTH)}
