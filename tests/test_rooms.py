@@ -30,7 +30,7 @@ class Room(NamedTuple):
 ROOMS = {
     room.name: room
     for room in (
-        Room("ground", light=True),  # errors.py, version.py
+        Room("ground", light=True),  # errors.py, names.py, version.py
         Room("settings", light=True),
         Room("storage", light=True, but=("checkpoint",), apart=("settings",)),
         Room("data"),
@@ -47,13 +47,8 @@ ROOMS = {
         Room("front", light=True, but=("objects",)),  # __init__.py, __main__.py, objects.py
     )
 }
-GROUND, FRONT = {"errors", "version"}, {"__init__", "__main__", "objects"}
-PLAIN = {
-    "numpy",
-    "pydantic",
-    "regex",
-    "yaml",
-}  # what ground and settings may import beside the standard library
+GROUND, FRONT = {"errors", "names", "version"}, {"__init__", "__main__", "objects"}
+PLAIN = {"numpy", "pydantic", "regex", "yaml"}  # what ground and settings may import beside the standard library
 TORCH = {"torch", "torchvision", "timm", "lightning_fabric", "safetensors"}
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 BY_NAME = {"settings.registry"}  # who imports by name

@@ -80,6 +80,7 @@ def learn(
     fast: bool = False,
     nested: bool = False,
     holdout: float = 0.0,
+    allow_new_style: bool = False,
     device: str = "auto",
     quiet: bool = False,
     log: str | Sequence[str] = (),
@@ -96,6 +97,7 @@ def learn(
     the first task. A class may be shown again, more images or another kind of them: it gets one more prototype.
     `aliases` maps folders to the classes that they show; `fast` adds classes in seconds, by their statistics alone.
     `holdout` keeps this share of each class's images out of training, for the model's `outcome` to be measured on.
+    Images of a known class of which nearly none is recognised are refused; `allow_new_style` learns them.
     `log` is as of `run`. `overrides` are settings, nested as dictionaries:
     `learn("shop", "fruit", backbone="resnet18", train={"epochs": 5})`.
 
@@ -119,6 +121,7 @@ def learn(
         fast=fast,
         nested=nested,
         holdout=holdout,
+        allow_new_style=allow_new_style,
         device=device,
         show=logged(display(quiet), log, Path(model)),
     )

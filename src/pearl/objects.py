@@ -21,6 +21,7 @@ class Model(Learnt):
         fast: bool = False,
         nested: bool = False,
         holdout: float = 0.0,
+        allow_new_style: bool = False,
         quiet: bool = False,
         log: str | Sequence[str] = (),
         **overrides: Any,
@@ -36,7 +37,7 @@ class Model(Learnt):
         from pearl import learn
 
         how: dict[str, Any] = {"task": task, "aliases": aliases, "fast": fast, "nested": nested, "holdout": holdout}
-        how |= {"quiet": quiet, "log": log, "device": self.device.type, **overrides}
+        how |= {"allow_new_style": allow_new_style, "quiet": quiet, "log": log, "device": self.device.type, **overrides}
         return learn(self.path, data, **how)
 
     @typed

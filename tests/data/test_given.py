@@ -68,6 +68,11 @@ def as_list(folder: Path, *, sign: str = ",", head: str = "path{}label\n", start
     return place
 
 
+def rewritten(place: Path, encoding: str, old: str, new: str) -> Path:
+    place.write_bytes(place.read_text().replace(old, new).encode(encoding))
+    return place
+
+
 def tensors(dtype: torch.dtype) -> torch.Tensor:
     images = torch.from_numpy(arrays()[0])
     return images if dtype == torch.uint8 else (images / 255).to(dtype)
@@ -78,6 +83,8 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "list without a head": lambda folder: as_list(folder, head=""),
     "list of semicolons, with a BOM": lambda folder: as_list(folder, sign=";", start=b"\xef\xbb\xbf"),
     "list of tabs": lambda folder: as_list(folder, sign="\t", head=""),
+    "list of Hugging Face": lambda folder: as_list(folder, head="file_name{}Category\n"),
+    "list of a spreadsheet": lambda folder: rewritten(as_list(folder, sign="\t"), "utf-16", "/", "\\"),
     "data set": lambda _: Pairs(),
     "data set of arrays": lambda _: Pairs(lambda image: image),
     "data set of tensors": lambda _: Pairs(lambda image: torch.from_numpy(image)[None] / 255),
@@ -203,16 +210,16 @@ LISTS: dict[str, tuple[str | bytes, str]] = {
     "a head alone": ("path,label\n", "names no image"),
     "one column": ("0.png\n1.png\n", "not every line has two columns"),
     "missing": ("0.png,a\nb.png,a\n", r"1 of 2 files missing \(line 2: b.png\)"),
-    "another head": ("file,class\n0.png,a\n", "line 1: file.*a first line other than data is path,label"),
+    "another header": ("photo,breed\n0.png,a\n", "line 1 is a header of other columns; call the two that count path"),
     "twice": ("0.png,a\n./0.png,b\n", "line 2 names the image of line 1 again"),
     "no label": ("0.png,a\n1.png,\n", "line 2 has no label"),
     "no path": ("0.png,a\n,b\n", "line 2 has no path"),
     "an open quote": ('0.png,"a\n1.png,b\n', r"not every line has two columns, PATH,LABEL \(unexpected end of data\)"),
-    "UTF-16": ("path,label\n0.png,a\n".encode("utf-16"), "is no UTF-8 text"),
+    "another encoding": ("path,label\n0.png,Açaí\n".encode("latin-1"), "is not a text in UTF-8"),
     "a NUL": ("0.png\0,a\n", "NUL|lines? contain"),
     "short": ("x,path,label\n1,0.png,a\n2,1.png\n", "line 3 has fewer columns"),
     "a long name": (f"{'x' * 5000},a\n", "1 of 1 file missing"),
-    "either sign": ("0;1.png,0;a\n", "may be parted by one of several signs; begin it with a line path,label"),
+    "either sign": ("0;1.png,0;a\n", "several signs may separate its columns; begin it with the header path,label"),
 }
 
 

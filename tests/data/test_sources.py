@@ -582,6 +582,14 @@ def test_folder_ignores_what_is_no_image(tmp_path: Path) -> None:
     assert len(source.train.images) == 13 and source.classes == ("ant", "bee", "cow")
 
 
+def test_folder_notes_test_images_among_the_training_images(tmp_path: Path) -> None:
+    root = layouts.image_folder(tmp_path / "zoo")
+    assert "copies" not in folder(path=str(root)).notes
+    shutil.copy(root / "train/ant/train_0.png", root / "test/bee/other.png")
+    note = folder(path=str(root)).notes["copies"]
+    assert "1 test image also among the training images, as " in note and "bee/other.png" in note
+
+
 def test_folder_that_does_not_fit(tmp_path: Path) -> None:
     root = layouts.image_folder(tmp_path / "zoo")
     (root / "test" / "dog").mkdir()

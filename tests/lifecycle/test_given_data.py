@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 import pearl
 from pearl.errors import ConfigError, DataError, Interrupted, RunError
+from pearl.lifecycle.choices import config_for
 from pearl.lifecycle.learning import learn, resume
 from pearl.training.engine import Observer
 from photos import SETTINGS, StopAt, digit, folders, weights_of, write_photos
@@ -131,6 +132,16 @@ def test_a_class_called_almost_as_a_known_one_is_a_hint(shop, tmp_path):
     (line,) = [line for line in show.said if "beside" in line]
     assert line == ("'One' is a new class beside the known 'one'; if they are the same, learn it with --alias One=one")
     assert pearl.load(path, device="cpu").classes == ("one", "zero", "One", "two")
+
+
+def test_options_without_a_name_are_of_the_recipes_network(tmp_path):
+    for recipe, overrides, name in (
+        ("digits", {"width": 4}, "resnet18"),
+        ("photos-vit", {"weights": "file.safetensors"}, "timm/deit_tiny_patch16_224"),
+        (None, {"weights": "file.safetensors"}, "timm/deit_tiny_patch16_224"),
+    ):
+        made = config_for(tmp_path / "new", None, recipe, None, {"backbone": overrides}).backbone
+        assert {**made, **overrides} == made and made["name"] == name and not made.get("pretrained")
 
 
 def test_what_a_model_was_made_with_can_be_said_again(shop, tmp_path):

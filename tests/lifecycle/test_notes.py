@@ -1,6 +1,7 @@
 """What is said of a task before it is trained, and of files that are not read."""
 
 import json
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ from PIL import Image
 
 from pearl.data.augment import View
 from pearl.data.batches import Task
-from pearl.data.sources import left_out, tree
+from pearl.data.sources import left_out, tree, trees
+from pearl.errors import DataError
 from pearl.lifecycle.notes import notes
+from pearl.lifecycle.predict import named
 from pearl.lifecycle.small import SIZE, config, learn, make_task, small_vit
 from pearl.methods.adapters.ada import Ada
 from pearl.methods.adapters.sema import Sema
@@ -24,6 +27,7 @@ from pearl.methods.sparse.clnp import Clnp
 from pearl.nn.dynamic.pruned import AdaLoraRule, DoraRule
 from pearl.nn.lowrank import select_targets
 from pearl.nn.timm import timm_backbone
+from pearl.settings.sections import ImagesConfig
 from pearl.training.engine import Engine, Observer
 from zoo import ZOO
 
@@ -95,6 +99,18 @@ def test_how_much_is_adapted():
     ]
 
 
+def test_a_crop_that_throws_most_of_a_picture_away_is_said():
+    def said(**images):
+        task = make_task(0)
+        task.view = View(ImagesConfig(**images))
+        return [note for note in notes(ZOO["pearl"](), task) if "of the picture" in note]
+
+    assert said(size=224, resize=256) == said(size=112) == []
+    (line,) = said(size=112, resize=256)
+    assert line.startswith("the network sees the central 112 of 256 pixels, 19 % of the picture")
+    assert line.endswith("or set it to 128 (auto)")
+
+
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     for name in ("a", "b"):
@@ -112,8 +128,58 @@ def test_files_that_are_not_read_are_counted(photos):
     (photos / "b" / "0.png").rename(photos / "b" / "more" / "0.png")
     assert left_out(photos) == [
         f"{photos}: files that are no image known here (2 .xyz, 1 .txt) are left out",
-        f"{photos}: 1 image deeper than class folders left out; --nested makes classes of their folders",
+        f"{photos}: 1 image deeper than class folders left out; move them up into these",
     ]
+    for place in (photos / "b").glob("*.png"):
+        place.unlink()
+    with pytest.raises(
+        DataError, match=r"no image in .*/b \(1 .txt, 1 image in folders\): .*; --nested makes classes of"
+    ):
+        tree(photos)
+    assert {*tree(photos, nested=True)} == {"a", "b/more"}
+
+
+def test_what_operating_systems_leave_is_no_class_and_no_image(photos):
+    for folder in ("__MACOSX", "@eaDir", "lost+found", "$RECYCLE.BIN", "#recycle", ".Trashes", "a/@eaDir", "a/notes"):
+        (photos / folder).mkdir()
+    for name in ("a/Thumbs.db", "a/desktop.ini", "b/@eaDir"):
+        (photos / name).touch()
+    (photos / "a" / "0.png").rename(photos / "a" / "@eaDir" / "thumbnail.png")
+    assert {*tree(photos)} == {*tree(photos, nested=True)} == {"a", "b"}
+    assert left_out(photos) == [] and len(named([str(photos)])) == 9
+
+
+@pytest.mark.parametrize(
+    ("suffix", "words"),
+    [
+        (".heic", r"5 .heic\): HEIC needs pip install 'pearl\[heic\]'$"),
+        ("", r"5 no suffix\): give images without a suffix one, as .jpg$"),
+        (".nef", r"5 .nef\): convert images of other kinds to JPEG or PNG$"),
+    ],
+)
+def test_a_class_without_images_says_what_is_there_and_what_reads_it(photos, suffix, words, monkeypatch):
+    monkeypatch.setattr(trees, "suffixes", lambda: frozenset({".png"}))
+    for file in (photos / "a").iterdir():
+        file.rename(file.with_suffix(suffix))
+    with pytest.raises(DataError, match=f"^no image in {photos}/a \\({words}"):
+        tree(photos)
+
+
+def test_linked_class_folders_are_predicted_as_they_are_evaluated(photos, tmp_path_factory):
+    links = tmp_path_factory.mktemp("links")
+    for name in ("a", "b"):
+        (links / name).symlink_to(photos / name)
+    (photos / "a" / "up").symlink_to(links)
+    assert named([str(links)]) == [file for files in tree(links).values() for file in files]
+
+
+def test_a_name_in_two_forms_is_one_class(photos):
+    composed, decomposed = (unicodedata.normalize(form, "Açaí") for form in ("NFC", "NFD"))
+    (photos / "a").rename(photos / f"{decomposed} ")
+    assert [*tree(photos)] == [composed, "b"]
+    (photos / "b").rename(photos / composed)
+    with pytest.raises(DataError, match=f"both are class '{composed}'; put them into one folder"):
+        tree(photos)
 
 
 def test_they_are_said_by_every_verb(photos, cli):

@@ -89,7 +89,8 @@ def test_known_classes_alone_are_a_task(shop, two):
 
 
 def test_folders_of_other_names(shop, two):
-    root = write_photos(two.parent / "sketches", {"null": 0, "naught": 0, "seven": 7}, count=20)
+    root = write_photos(two.parent / "sketches", {"null": 0, "seven": 7}, count=20, start=60)
+    write_class(root / "naught", 0, count=20, start=80)
     model = pearl.learn(two, root, aliases={"null": "zero", "naught": "zero"}, quiet=True)
     assert model.tasks[-1].names == ("zero", "seven")
     assert model.method.chain.tensors["task.2.counts"].tolist() == [40, 20]
@@ -127,7 +128,18 @@ def test_it_is_said(shop, one_copy, cli):
     _, err = cli("learn", one_copy, "--data", shop / "again", "--alias", "three=drei", "--fast")
     assert "without training, as was asked" in err
     assert pearl.load(one_copy).classes == ("one", "zero", "two", "drei")
-    out, _ = cli("learn", one_copy, "--data", shop / "single", "--task", "more", "--alias", "two=drei", "--fast")
+    out, _ = cli(
+        "learn",
+        one_copy,
+        "--data",
+        shop / "single",
+        "--task",
+        "more",
+        "--alias",
+        "two=drei",
+        "--fast",
+        "--allow-new-style",
+    )
     assert out.startswith("learnt task more: known classes again, 4 in all; stored in ")
     assert "task more: known classes again\n" in cli("inspect", one_copy)[0]
     assert "task more" not in cli("evaluate", one_copy, "--data", shop / "first")[0]  # none of its classes is its own

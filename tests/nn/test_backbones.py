@@ -210,6 +210,14 @@ def test_a_norm_layer_in_the_head_is_not_a_classifier(tmp_path: Path) -> None:
     same(ours(images()), theirs(images()))
 
 
+def test_a_weight_file_takes_the_place_of_pretrained_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = randomise(timm.create_model("test_vit", img_size=32))
+    safetensors.torch.save_file(theirs.state_dict(), tmp_path / "vit.safetensors")
+    monkeypatch.setattr("pearl.nn.timm.hub", lambda: pytest.fail("nothing is to be downloaded"))
+    ours = timm_backbone("test_vit", 32, pretrained=True, weights=str(tmp_path / "vit.safetensors"))
+    assert torch.equal(ours.state_dict()["cls_token"], theirs.state_dict()["cls_token"]) and ours.pretrained
+
+
 # ----------------------------------------------------------------------------------------- what timm cannot provide
 
 
@@ -220,7 +228,6 @@ def test_a_norm_layer_in_the_head_is_not_a_classifier(tmp_path: Path) -> None:
         ("deit_tiny_patch16_224", 40, {}, "images.size=40: deit_tiny_patch16_224 cuts patches of 16 pixels; use 32"),
         ("deit_tiny_patch16_224", 7, {}, "images.size=7: deit_tiny_patch16_224 cuts patches of 16 pixels; use 16"),
         ("test_convnext", 2, {}, "images.size=2: test_convnext cannot take it"),
-        ("test_vit", 32, {"pretrained": True, "weights": "x"}, "exclude each other"),
     ],
 )  # fmt: skip
 def test_networks_that_timm_cannot_build(model: str, size: int, options: dict[str, Any], says: str) -> None:
@@ -237,7 +244,7 @@ def test_weights_that_cannot_be_downloaded(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError("no route to host")
 
     monkeypatch.setattr(timm, "create_model", offline)
-    with pytest.raises(WeightsError, match=r"cannot be downloaded.*give a local file"):
+    with pytest.raises(WeightsError, match=r"cannot be downloaded.*give a local file: backbone.weights=FILE"):
         timm_backbone("deit_tiny_patch16_224", 32, pretrained=True)
     with pytest.raises(OSError, match="no route"):  # not a matter of weights
         timm_backbone("deit_tiny_patch16_224", 32)

@@ -50,6 +50,21 @@ def test_half_precision_is_taken(tmp_path):
     assert torch.equal(net.state_dict()[KEY], VALUE.half().float())
 
 
+@pytest.mark.parametrize("prefix", ["module.", "model.backbone."])
+def test_a_prefix_of_all_names_is_taken_off(prefix, tmp_path):
+    state = {f"{prefix}{key}": value + 1 for key, value in STATE.items()} | {f"{prefix}fc.weight": VALUE}
+    assert torch.equal(given(tmp_path, state).state_dict()[KEY], VALUE + 1)
+    with pytest.raises(WeightsError, match=r"conv1\.weight is missing"):
+        given(tmp_path, {**state, "other.weight": VALUE})
+
+
+def test_an_error_names_five_tensors(tmp_path):
+    state = {key: value for key, value in STATE.items() if not key.startswith("layer")}
+    with pytest.raises(WeightsError, match=r"is missing; and \d+ more like that; choose the backbone") as caught:
+        given(tmp_path, state)
+    assert str(caught.value).count("is missing") == 5
+
+
 @pytest.mark.parametrize("name", ["w.pt", "w.safetensors"])
 def test_fifos_and_devices(name, tmp_path):
     os.mkfifo(tmp_path / name)

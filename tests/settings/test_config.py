@@ -764,6 +764,8 @@ def _of_then(raw: dict[str, Any]) -> dict[str, Any]:
         if name == "hide_prompt":
             own.pop("schedule", None)  # the recipe's, a cosine
         phases[name] = own | {"weight_decay": 0.0005}
+    if raw["recipe"] == "photos-vit":  # it had the rates of PEARL alone
+        raw["train"]["phases"] = {name: phases[name] for name in ("probe", "allocate", "adapt")}
     if raw["recipe"].startswith("tinyimagenet"):
         phases["ewc"] = {**phases["ewc"], "lr": 0.1}
     then = dict(THEN.get(raw["method"]["name"], {}))

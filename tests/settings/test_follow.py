@@ -2,7 +2,9 @@
 
 import pytest
 
-from pearl.settings.config import ModelConfig, as_stored, check_config, load_config, raw_config
+from pearl.settings.config import ModelConfig, as_stored, check_config, load_config, raw_config, unused_phases
+from pearl.settings.parts import METHODS
+from pearl.settings.sections import PhaseConfig
 
 VIT = "backbone=timm/test_vit"
 GIVEN = f"{VIT}", "backbone.pretrained=true"
@@ -56,6 +58,36 @@ def test_a_model_has_no_stream_to_follow():
     raw = {key: raw[key] for key in ("images", "backbone", "method", "train")}
     assert check_config(raw, ModelConfig).method["tasks"] == "auto"
     assert check_config({**raw, "method": "derpp"}, ModelConfig).method["beta"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "resize"),
+    [
+        ("photos-vit", [], 256),
+        ("photos-vit", ["images.size=112"], 128),
+        ("photos-vit", ["images.size=112", "images.resize=120"], 120),
+        ("photos-vit", ["images.size=112", "images.resize=null"], None),
+        ("imagenet_r-5t-vit", ["images.size=384"], 439),
+        ("cpu-grocery-deit_tiny", ["images.size=224"], 256),
+        ("cpu-cifar100-deit_tiny", ["images.size=224"], None),
+    ],
+    ids=str,
+)
+def test_the_shorter_side_follows_what_the_network_sees(recipe, overrides, resize):
+    assert load_config(recipe, overrides).images.resize == resize
+
+
+def test_every_method_for_vits_has_its_rates_at_the_photo_recipe():
+    """Those of Adam at 1e-4, which fine-tuning bears, leave a prompt or an adapter where it began."""
+    phases = load_config("photos-vit").train.phases
+    lacking = {
+        (name, phase)
+        for name in METHODS.own
+        if (kind := METHODS.load(name)).backbones == "vit"
+        for phase in {*kind.phases} - {"reference", "extractor"} - unused_phases({"name": name})
+        if "lr" not in phases.get(phase, PhaseConfig()).model_fields_set
+    }
+    assert lacking == set()
 
 
 def test_a_run_of_fecam_that_was_written_before_stays_what_it_was():

@@ -42,6 +42,10 @@ def command(
         float,
         typer.Option(metavar="SHARE", help="Keep this share of each class out of training, to measure on."),
     ] = 0.0,
+    allow_new_style: Annotated[
+        bool,
+        typer.Option("--allow-new-style", help="Learn images of known classes of which none is recognised so far."),
+    ] = False,
     evaluate: Annotated[
         list[Path] | None,
         typer.Option(metavar="DIR", help="At the end, measure on these images too, of old classes or new; repeatable."),
@@ -91,6 +95,7 @@ def command(
         fast=fast,
         nested=nested,
         holdout=holdout,
+        allow_new_style=allow_new_style,
         show=logged(display(quiet), log or [], model),
         minutes=store_every,
     )

@@ -12,6 +12,7 @@ from pearl.data.listed import SUFFIXES, read_list
 from pearl.data.pictures import Picture, is_one, one_of, pixels_of, read_all
 from pearl.data.sources import Files, class_names, columns, is_from_hub, labelled, left_out, some, tree
 from pearl.errors import DataError, counted, printable
+from pearl.names import class_name
 from pearl.settings.parts import SOURCES
 from pearl.settings.registry import nearest
 
@@ -27,7 +28,7 @@ Progress = Callable[[int, int], None]
 class Given:
     """Images with their classes: files still to be read, pictures that a library reads, or pixels.
 
-    `labels` (N,) int64 are places in `classes`, which are in order of the alphabet. `place` is where they can be found
+    `labels` (N,) int64 are places in `classes`, which are as `in_order` puts them. `place` is where they can be found
     again, None if that is nowhere. `notes` say what was left out.
     """
 
@@ -51,10 +52,15 @@ class Given:
             return self.images[start:stop], []
         return pixels_of(self.images, np.arange(start, min(stop, len(self))), size, self.decoding), []
 
+    def where(self, index: int) -> str:
+        """The name of an image: its file, or its number, counted from 0."""
+        return printable(str(self.images[index])) if isinstance(self.images, tuple) else f"image {index}"
+
     def renamed(self, names: Mapping[str, str]) -> "Given":
         """With other names of some classes; those that get one name become one class."""
+        names = by_class_name(names)
         named = [names.get(name, name) for name in self.classes]
-        merged = sorted({*named})
+        merged = in_order({*named})
         return replace(
             self, classes=tuple(merged), labels=np.array([merged.index(name) for name in named])[self.labels]
         )
@@ -97,6 +103,12 @@ def given(
     return _of_files(root, tree(folder, nested=nested), left_out(folder, nested=nested), decoding)
 
 
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names in the order of their classes: of the alphabet, or, if all are whole numbers, counted."""
+    found = sorted(names)
+    return sorted(found, key=int) if all(name.isascii() and name.isdigit() for name in found) else found
+
+
 def check_aliases(aliases: Mapping[str, str], parts: Sequence[Given]) -> None:
     """Refuse an alias of a folder that none of them has: a name mistyped would leave its images under another class.
 
@@ -104,9 +116,14 @@ def check_aliases(aliases: Mapping[str, str], parts: Sequence[Given]) -> None:
         DataError: naming it, and the folder that was meant.
     """
     names = sorted({name for part in parts for name in part.classes})
-    if strange := sorted(aliases.keys() - {*names}):
+    if strange := sorted(by_class_name(aliases).keys() - {*names}):
         places, hint = ", ".join(part.place or part.name for part in parts), nearest(strange[0], names)
         raise DataError(f"{places}: no folder {printable(strange[0])!r} that could be an alias; {hint}")
+
+
+def by_class_name(aliases: Mapping[str, str]) -> dict[str, str]:
+    """Aliases with both names in the form that classes have."""
+    return {class_name(folder): class_name(name) for folder, name in aliases.items()}
 
 
 def name_of(data: Any) -> str:
@@ -118,20 +135,20 @@ def name_of(data: Any) -> str:
         return ""
     place = Path(data).resolve()
     if place.is_file():
-        return Path(data).stem
-    return place.parent.name or place.name if place.name == "train" else place.name
+        return class_name(Path(data).stem)
+    return class_name(place.parent.name or place.name if place.name == "train" else place.name)
 
 
 def _of_files(place: Path, files: Files, notes: Iterable[str], decoding: Decoding) -> Given:
-    split = labelled(files, files)
-    notes = tuple(notes)
-    return Given(str(place.absolute()), name_of(place), tuple(files), split.images, split.labels, notes, decoding)
+    classes, notes = tuple(in_order(files)), tuple(notes)
+    split = labelled(files, classes)
+    return Given(str(place.absolute()), name_of(place), classes, split.images, split.labels, notes, decoding)
 
 
 def _sorted(found: Given) -> Given:
-    """With the classes that have images, in order of the alphabet."""
+    """With the classes that have images, in their order."""
     present = {found.classes[label]: label for label in np.unique(found.labels)}
-    names = sorted(present)
+    names = in_order(present)
     place = np.zeros(len(found.classes), dtype=np.int64)
     place[[present[name] for name in names]] = np.arange(len(names))
     return replace(found, classes=tuple(names), labels=place[found.labels])
@@ -150,7 +167,7 @@ def _in_memory(data: Any, size: int, decoding: Decoding, on_progress: Progress |
         raise DataError("no image to be learnt from: the data set is empty; give one that has some")
     if len({type(label) for label in labels}) > 1:
         raise DataError("some labels are whole numbers, others names; give all of them as one or the other")
-    classes = tuple(sorted({str(label) for label in labels}))
+    classes = tuple(in_order({str(label) for label in labels}))
     images = np.frombuffer(pixels, np.uint8).reshape(len(labels), size, size, 3)
     rows = {name: row for row, name in enumerate(classes)}
     ordered = np.array([rows[str(label)] for label in labels])
@@ -187,7 +204,7 @@ def _of_arrays(images: Any, labels: Any, names: Any = ()) -> tuple[Iterable[tupl
         raise DataError(
             f"{counted(counts[0], 'image')}, but {counted(counts[1], 'label')}; give one label for each image"
         )
-    names = tuple(names)
+    names = tuple(class_name(name) if isinstance(name, str) else name for name in names)
     if not all(isinstance(name, str) for name in names) or len({*names}) != len(names):
         raise DataError("the names in (images, labels, names) must be texts, each once; mend them")
     return zip(images, labels, strict=True), names
@@ -228,8 +245,8 @@ def _class_of(label: Any, names: tuple[str, ...], index: int) -> str | int:
     value = label
     if getattr(value, "shape", None) in ((), (1,)) and hasattr(value, "item"):
         value = value.item()
-    if isinstance(value, str) and value.strip() and (not names or value in names):
-        return str(value)
+    if isinstance(value, str) and (name := class_name(value)).strip() and (not names or name in names):
+        return name
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0 and (not names or value < len(names)):
         return names[value] if names else value
     shape = f" of shape {tuple(value.shape)}" if getattr(value, "shape", None) else f" {value!r}"[:80]

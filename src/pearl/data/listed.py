@@ -4,20 +4,25 @@ import csv
 import io
 from pathlib import Path
 
-from pearl.data.sources import Files, reason, some
+from pearl.data.sources import Files, is_image, reason, some
 from pearl.errors import DataError, counted, printable
+from pearl.names import class_name
 from pearl.storage.files import read_regular
 from pearl.storage.paths import as_path
 
 SUFFIXES = (".csv", ".tsv", ".txt")
-_COLUMNS = ("path", "label")
+# What the two columns may be called, the likeliest first.
+_PATHS = ("path", "file_name", "filename", "file", "image")
+_LABELS = ("label", "class", "category")
+_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # of an encoding, at the start of a file; else it is UTF-8
 
 
 def read_list(place: Path) -> Files:
     """The images that a CSV file names, by class, in order of the alphabet; paths are relative to the file.
 
-    The columns are called path and label in the first line, or are the first two of a file without a head. They are
-    parted by commas, semicolons or tabs; texts may be quoted.
+    The header, if there is one, names the columns: path (or file_name, filename, file, image) and label (or class,
+    category). Without a header they are the first two. They are separated by commas, semicolons or tabs; texts may be
+    quoted. Paths may have the separators of Windows. The text is in UTF-8, or in UTF-16 with a byte order mark.
 
     Raises:
         DataError: with the lines that cannot be used.
@@ -32,7 +37,11 @@ def read_list(place: Path) -> Files:
         if not path or not label:
             raise DataError(f"{place}: line {number} has no {'label' if path else 'path'}; write PATH,LABEL")
         file = place.parent / as_path(path, what=f"{place}, line {number}", error=DataError)
+        if "\\" in path and not _is_file(file):
+            file = place.parent / path.replace("\\", "/")
         if not _is_file(file):
+            if number == 1 and len(lines) > 1 and not is_image(path):
+                raise DataError(f"{place}: line 1 is a header of other columns; call the two that count path and label")
             missing.append(f"line {number}: {printable(path)}")
         elif (first := seen.setdefault(file.resolve(), number)) != number:
             raise DataError(f"{place}: line {number} names the image of line {first} again; keep one of them")
@@ -40,7 +49,7 @@ def read_list(place: Path) -> Files:
     if missing:
         raise DataError(
             f"{place}: {len(missing)} of {counted(len(lines), 'file')} missing ({some(missing, 5)}); paths are "
-            f"relative to the folder of the list, and a first line other than data is path,label"
+            f"relative to the folder of the list"
         )
     return {label: sorted(files[label]) for label in sorted(files)}
 
@@ -55,9 +64,10 @@ def _is_file(place: Path) -> bool:
 def _lines(place: Path) -> list[tuple[int, str, str]]:
     """Number, path and label of each line that names an image."""
     try:
-        text = read_regular(place).decode("utf-8-sig")
+        content = read_regular(place)
+        text = content.decode(_MARKS.get(content[:2], "utf-8-sig"))
     except UnicodeDecodeError:
-        raise DataError(f"{place}: is no UTF-8 text; save the list as CSV in UTF-8") from None
+        raise DataError(f"{place}: is not a text in UTF-8; save the list as CSV in UTF-8") from None
     except OSError as error:
         raise DataError(f"{place}: cannot be read ({reason(error)}); give a CSV file of paths and labels") from None
     tables, problems = [], []
@@ -69,20 +79,26 @@ def _lines(place: Path) -> list[tuple[int, str, str]]:
             problems.append(str(error))
             continue
         rows = [(number, row) for number, row in rows if any(row)]
-        if all(len(row) >= len(_COLUMNS) for _, row in rows):
+        if all(len(row) >= 2 for _, row in rows):
             tables.append(rows)
     if not tables:
         why = f" ({problems[0]})" if problems else ""
         raise DataError(f"{place}: not every line has two columns, PATH,LABEL{why}; mend it, or quote names")
-    with_head = [rows for rows in tables if rows and {*_COLUMNS} <= {cell.lower() for cell in rows[0][1]}]
-    if len(tables) > 1 and any(tables) and len(with_head) != 1:
-        raise DataError(f"{place}: its columns may be parted by one of several signs; begin it with a line path,label")
-    rows = (with_head or tables)[0]
+    with_header = [rows for rows in tables if rows and _columns(rows[0][1])]
+    if len(tables) > 1 and any(tables) and len(with_header) != 1:
+        raise DataError(f"{place}: several signs may separate its columns; begin it with the header path,label")
+    rows = (with_header or tables)[0]
     first, second = 0, 1
-    if with_head:
-        head = [cell.lower() for cell in rows.pop(0)[1]]
-        first, second = map(head.index, _COLUMNS)
+    if with_header:
+        first, second = _columns(rows.pop(0)[1]) or (0, 1)
         short = [number for number, row in rows if len(row) <= max(first, second)]
         if short:
             raise DataError(f"{place}: line {short[0]} has fewer columns than the first one; mend it")
-    return [(number, row[first], row[second]) for number, row in rows]
+    return [(number, row[first], class_name(row[second])) for number, row in rows]
+
+
+def _columns(header: list[str]) -> tuple[int, int] | None:
+    """Where a first line names the columns of paths and of labels; None if it is no header."""
+    names = [cell.lower() for cell in header]
+    found = [next((names.index(name) for name in choices if name in names), None) for choices in (_PATHS, _LABELS)]
+    return None if found[0] is None or found[1] is None else (found[0], found[1])

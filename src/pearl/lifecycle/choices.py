@@ -66,8 +66,9 @@ def _new_config(recipe: str | None, backbone: Backbone, overrides: dict[str, Any
     """The settings of a new model."""
     own = ModelConfig.model_fields
     spec = merge({"backbone": backbone}, {"backbone": overrides.get("backbone", {})})["backbone"]
-    timm = str(spec.get("name", "timm/")).startswith("timm/")
-    raw = raw_config(recipe or ("photos-vit" if timm else "photos-resnet18"))
+    raw = raw_config(recipe) if recipe else {"backbone": "timm/"}
+    timm = str(merge({"backbone": raw.get("backbone")}, {"backbone": spec})["backbone"].get("name")).startswith("timm/")
+    raw = raw if recipe else raw_config("photos-vit" if timm else "photos-resnet18")
     if timm and (spec or not recipe):
         spec = {"pretrained": not spec.get("weights"), **spec}
     raw = merge(raw, {"backbone": spec})

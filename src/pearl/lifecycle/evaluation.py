@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from pearl.data import copies
 from pearl.data.decoding import Decoding
 from pearl.data.given import Given, check_aliases, given
 from pearl.data.pictures import unreadable
-from pearl.errors import DataError, printable
+from pearl.errors import DataError, counted, printable
 from pearl.evaluation import sureness
-from pearl.lifecycle.saved import TaskInfo
+from pearl.lifecycle.saved import TaskInfo, learnt_images
 from pearl.methods.base import Answers
 from pearl.settings.registry import near
 from pearl.storage.sheets import aligned, rows_as_html
@@ -197,7 +198,9 @@ def evaluate(
     place = {name: index for index, name in enumerate([*model.classes, *strange])}
     threshold = model.threshold(unknown_rate) if model.can_judge else math.nan
     task_of = torch.repeat_interleave(torch.tensor([len(task.classes) for task in model.tasks]))
+    learnt = learnt_images(model.tasks)
     files: list[Path | np.ndarray] = []
+    hashes: list[bytes] = []
     answers: list[Answers] = []
     familiarity: list[np.ndarray] = []
     problems: list[str] = []
@@ -217,18 +220,48 @@ def evaluate(
         answers.append(Answers.of(logits, here, own))
         familiarity += [] if familiar is None else [familiar.numpy()]
         files += [part.images[start + row] for row in asked] if isinstance(part.images, tuple) else [*pixels]
+        hashes += copies.hashes(pixels)
     if problems:
         raise unreadable(problems, sum(map(len, parts)))
+    joined = Answers.joined(answers)
+    stay, found = _counted(hashes, joined.true, learnt, tuple(place), len(model.classes), files)
     return Evaluation(
         tuple(model.tasks),
         tuple(strange),
-        tuple(files),
-        Answers.joined(answers),
-        np.concatenate(familiarity) if familiarity else None,
+        tuple(files[i] for i in np.flatnonzero(stay)),
+        joined[stay],
+        np.concatenate(familiarity)[stay] if familiarity else None,
         unknown_rate,
         threshold,
-        (*(note for part in parts for note in part.notes), *notes, *decoding.notes()),
+        (*(note for part in parts for note in part.notes), *notes, *found, *decoding.notes()),
     )
+
+
+def _counted(
+    hashes: Sequence[bytes],
+    true: np.ndarray,
+    learnt: Mapping[bytes, str],
+    names: Sequence[str],
+    known: int,
+    files: Sequence[Path | np.ndarray],
+) -> tuple[np.ndarray, list[str]]:
+    """Which images (N,) count, and notes on the others: copies of each other, and images that the model has learnt.
+
+    If no image of its `known` classes would be left, those that it has learnt count, and the note says what for.
+    """
+
+    def where(index: int) -> str:
+        file = files[index]
+        return f"image {index}" if isinstance(file, np.ndarray) else printable(str(file))
+
+    stay, notes = copies.without_copies(hashes, true, names, {}, where)
+    seen = np.array([one in learnt for one in hashes], dtype=bool)
+    count = counted(int(seen.sum()), "image")
+    if not seen.any():
+        return stay, notes
+    if not (stay & ~seen)[true < known].any():
+        return stay, [*notes, f"{count} that the model has learnt: this says how well, and nothing of new images"]
+    return stay & ~seen, [*notes, f"{count} that the model has learnt, as {where(int(seen.argmax()))}: left out"]
 
 
 def _strange(model: "Model", parts: Sequence[Given]) -> tuple[list[str], list[str]]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pearl.data import copies
 from pearl.data.augment import View
 from pearl.data.batches import Task, fold
 from pearl.data.decoding import Decoding
@@ -25,14 +26,17 @@ from pearl.errors import ConfigError, DataError, RunError, printable
 from pearl.lifecycle import outcome
 from pearl.lifecycle.choices import Backbone, config_for, has_statistics
 from pearl.lifecycle.copying import check_place, copy_model, is_copy
+from pearl.lifecycle.recognition import check_known
 from pearl.lifecycle.saved import (
     build_method,
+    learnt_images,
     load_method,
     read_config,
     resume_command,
     task_infos,
 )
 from pearl.lifecycle.session import session
+from pearl.names import class_name, without_marks
 from pearl.settings.config import ModelConfig, admit, as_stored, check_config
 from pearl.storage.files import MANIFEST, PENDING, finished, half_learnt, read_json, write_json
 from pearl.training.engine import Engine, Observer
@@ -54,6 +58,7 @@ def learn(
     fast: bool = False,
     nested: bool = False,
     holdout: float = 0.0,
+    allow_new_style: bool = False,
 ) -> None:
     """Let the model at `path` learn the classes of `data` as task `task`.
 
@@ -71,18 +76,23 @@ def learn(
     `holdout` is a share of each class's images that is kept out of training, to measure the model on; one at least of
     two. See `outcome` for what is known of it without that.
 
+    Images of a known class of which the model recognises nearly none are refused, as they may show something else; with
+    `allow_new_style` they are learnt. Copies of an image are learnt once; see `copies.without_copies`.
+
     Raises:
         PearlError: anything a user can mend. The model is then as it was.
     """
     if not 0 <= holdout < 1:
         raise ConfigError(f"holdout={holdout}: a share of each class's images, from 0 to below 1, as 0.1")
     path, overrides = Path(path), admit(overrides or {})
+    task = task and class_name(task)
     name = name_of(data) if task is None else task
     source = None if start is None or is_copy(path, Path(start), name) else Path(start)
     check_place(path, source, "leave out --from to go on with it, or choose another name")
     config = config_for(path, source, recipe, backbone, overrides)
     how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
     how |= {"aliases": dict(aliases or {}), "fast": fast, "nested": nested, "holdout": holdout}
+    how["allow_new_style"] = allow_new_style
     _learn(path, data, task, config, source=source, **how)
 
 
@@ -108,6 +118,7 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
         )
     how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
     how |= {key: known[key] for key in ("aliases", "fast", "nested", "holdout")}
+    how["allow_new_style"] = True  # or the task would not have begun
     _learn(path, data, name, config, resumed=True, **how)
 
 
@@ -123,6 +134,7 @@ def _learn(
     fast: bool,
     nested: bool,
     holdout: float,
+    allow_new_style: bool,
     device: str,
     show: Observer | None,
     minutes: float,
@@ -136,10 +148,7 @@ def _learn(
         check_aliases(aliases, [found])
         found = found.renamed(aliases)
         name, names = found.name if name is None else name, found.classes
-        if holdout and np.bincount(found.labels).max() < 2:
-            raise ConfigError(
-                f"{found.place or found.name}: holdout={holdout:g} needs a class of two images or more; leave it out"
-            )
+        _check_holdout(found, found.labels, holdout)
         if source is None and _is_learnt(path, name, found, config, holdout, show):
             with session(path, config, again="", device=device, show=show):
                 return
@@ -155,7 +164,7 @@ def _learn(
         method = build_method(config, structure_only=written)
         if method.oracle:
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
-        Engine(config, device=device)
+        engine = Engine(config, device=device)
         pixels = decode(found, size, show)
         images = facts_of(pixels, found.labels)
         facts = {
@@ -174,6 +183,21 @@ def _learn(
                 f"{found.place}: not the images that the half-learnt task {name!r} began with; bring those back, "
                 f"or begin it anew with `pearl learn`"
             )
+        infos = task_infos(before)
+        every = [label for info in infos for label in info.classes]
+        index_of = {label: index for index, label in enumerate([*every, *new])}
+        labels = np.array([index_of[label] for label in names])[found.labels]
+        stay, notes = copies.without_copies(
+            copies.hashes(pixels), found.labels, names, learnt_images(infos), found.where
+        )
+        if not stay.all():
+            pixels, labels = pixels[stay], labels[stay]
+            _check_holdout(found, labels, holdout)
+        if not new:
+            notes.append("no new class: these are more images of known ones")
+        if (known_ones := labels < len(every)).any():
+            of_known = pixels[known_ones], labels[known_ones], every
+            notes += check_known(before, config, engine, done, *of_known, allow_new_style=allow_new_style)
         # what a first task that was cut off began with is there already, whatever became of a file of weights
         begun = written and (done > 0 or same)
         precision = known.get("precision") if same else None  # another machine may prefer another one, not in mid-task
@@ -186,29 +210,36 @@ def _learn(
                 raise RunError(f"{path}: another process has learnt a task meanwhile; run the same command again")
             if not same:
                 shutil.rmtree(path / "resume", ignore_errors=True)
-                place = {"data": found.place or "", "nested": nested, "precision": work.engine.precision}
-                write_json(path / PENDING, {"format": 1, **facts, **place})
+                origin = {"data": found.place or "", "nested": nested, "precision": work.engine.precision}
+                write_json(path / PENDING, {"format": 1, **facts, **origin})
             if begun:
                 method = load_method(path, config, done, place=work.engine.place)
             else:
                 method = work.begin(build_method(config) if written else method)
-            every = [label for info in task_infos(path) for label in info.classes]
             view = View(config.images, channels_last=config.engine.channels_last)
-            index_of = {label: index for index, label in enumerate([*every, *new])}
-            labels = np.array([index_of[label] for label in names])[found.labels]
-            task = Task(done, name, new, len(every), pixels, labels, view, work.engine.fabric.device, train=not fast)
+            place = view, work.engine.fabric.device
+            task = Task(done, name, new, len(every), pixels, labels, *place, train=not fast)
             if holdout:
                 torch.manual_seed(fold(config.seed, done, "holdout"))
                 (task, held), images["holdout"] = task.hold_out(holdout), holdout
+            learnt = task.images.cpu().numpy(), task.labels.cpu().numpy()
+            images["image_hashes"] = copies.written(copies.hashes(learnt[0]), learnt[1], [*every, *new])
             measure = outcome.held_out(held) if holdout else outcome.left_out
-            notes = (*found.notes, *found.decoding.notes())
-            for line in (*notes, *_much_alike(new, every), *_heads_alone(path, done, config)):
+            every_note = (*found.notes, *notes, *found.decoding.notes())
+            for line in (*every_note, *_much_alike(new, every), *_heads_alone(path, done, config)):
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
             how: dict[str, Any] = {"also": again_shown, "measure": measure}
             work.learn(method, task, **how, train=settings["train"], seed=config.seed, **images)
     finally:
         show.close()
+
+
+def _check_holdout(found: Given, labels: np.ndarray, holdout: float) -> None:
+    if holdout and np.bincount(labels).max() < 2:
+        raise ConfigError(
+            f"{found.place or found.name}: holdout={holdout:g} needs a class of two images or more; leave it out"
+        )
 
 
 def _is_learnt(
@@ -221,7 +252,7 @@ def _is_learnt(
 ) -> bool:
     """Whether the model's last task is this one, of these images and settings: a process was killed after it."""
     last = task_infos(path)[-1:]
-    if not last or last[0].name != name or sorted(last[0].names) != list(found.classes):
+    if not last or last[0].name != name or sorted(last[0].names) != sorted(found.classes):
         return False
     wanted = {"train": config.model_dump(mode="json")["train"], "seed": config.seed}
     manifest = read_json(last[0].folder / MANIFEST)
@@ -259,10 +290,10 @@ def _heads_alone(path: Path, done: int, config: ModelConfig) -> Iterator[str]:
 
 
 def _much_alike(new: Sequence[str], known: Sequence[str]) -> Iterator[str]:
-    """A line for each new class that is called as a known one but for capitals and spaces."""
+    """A line for each new class that is called as a known one but for capitals, spaces and marks."""
 
     def plain(name: str) -> str:
-        return "".join(c for c in name.casefold() if c.isalnum())
+        return "".join(c for c in without_marks(name).casefold() if c.isalnum())
 
     place = {plain(name): name for name in known}
     for name in new:

@@ -24,6 +24,7 @@ from pearl.lifecycle.evaluation import UNKNOWN_RATE, Data, Evaluation, evaluate
 from pearl.lifecycle.outcome import Outcome, estimated
 from pearl.lifecycle.saved import TaskInfo, check_method, load_method, read_config, resume_command, task_infos
 from pearl.methods.base import Method
+from pearl.names import class_name
 from pearl.nn.layout import placed
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
@@ -147,10 +148,10 @@ class Model:
         Raises:
             ConfigError: no such task; the message gives the nearest one.
         """
-        names = [task.name for task in self.tasks]
-        if name not in names:
+        names = [class_name(task.name) for task in self.tasks]
+        if class_name(name) not in names:
             raise ConfigError(f"{self.path}: no task {name!r}; {nearest(name, names)}")
-        return names.index(name)
+        return names.index(class_name(name))
 
     # ------------------------------------------------------------------------------------------------- predictions
 

@@ -8,14 +8,17 @@ from pearl.data.batches import Task
 from pearl.data.sources import some
 from pearl.errors import counted, printable
 from pearl.methods.base import Method
+from pearl.settings.follow import usual_resize
 
 FEW = 5  # images of a class: below, most of what is learnt is those images
+SEEN = 0.5  # share of a picture: below, the crop at its centre throws away most of it
 UNBALANCED = 10  # times as many images of one class as of another: the larger one is named too often
 
 
 def notes(method: Method, task: Task) -> Iterator[str]:
     """The method's and those of the images, of a task that has not been learnt yet."""
     yield from method.notes(task)
+    yield from _crop(task)
     if method.oracle or task.shows_known_classes:  # what a joint task holds is no task of the user's
         return
     counts = np.bincount(task.labels.cpu().numpy() - task.first_class, minlength=len(task.classes))
@@ -33,3 +36,13 @@ def notes(method: Method, task: Task) -> Iterator[str]:
     if counts[most] >= UNBALANCED * counts[least]:
         small, large = (f"{printable(task.classes[row])!r} ({counted(counts[row], 'image')})" for row in (least, most))
         yield f"very unbalanced: {large} will be named too often where it is {small}; even them out if you can"
+
+
+def _crop(task: Task) -> Iterator[str]:
+    """A line for images of which the network sees the least part, before the first task."""
+    size, resize = task.view.images.size, task.view.images.stored
+    if task.id == 0 and (share := (size / resize) ** 2) < SEEN:
+        yield (
+            f"the network sees the central {size} of {resize} pixels, {100 * share:.0f} % of the picture; leave out "
+            f"images.resize={resize}, or set it to {usual_resize(size)} (auto)"
+        )

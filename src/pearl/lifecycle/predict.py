@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from pearl.data.decoding import Decoding
 from pearl.data.pictures import read_all
-from pearl.data.sources import image_files, no_images
+from pearl.data.sources import files_below, image_files, no_images
 from pearl.errors import DataError, printable
 from pearl.storage.sheets import rows_as_csv
 
@@ -35,7 +35,7 @@ def named(
             files += [Path(line) for line in stdin.read().split("\n") if line.strip()]
         elif os.path.isdir(name):  # noqa: PTH112 - a name that is too long is no folder, and no error here
             found = image_files(Path(name))
-            for line in no_images(Path(name), Path(name).rglob("*")):
+            for line in no_images(Path(name), files_below(Path(name))):
                 say(line)
             if not found:
                 raise DataError(f"{name}: no image in this folder; give a folder that has some, or a file")

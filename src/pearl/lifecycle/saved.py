@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pearl.data import copies
 from pearl.data.batches import fold
 from pearl.errors import ConfigError, RunError, counted, short_of_memory
 from pearl.methods.base import Method
+from pearl.names import class_name
 from pearl.settings.config import ModelConfig, RunConfig, as_stored, check_config
 from pearl.settings.documents import parse_yaml
 from pearl.settings.parts import BACKBONES, METHODS
@@ -135,7 +137,7 @@ def task_infos(path: Path, tasks: int | None = None) -> list[TaskInfo]:
     first = 0
     for (folder, manifest), known in zip(manifests(path, tasks), chain(listed(path), repeat(None)), strict=False):
         info = TaskInfo(manifest["name"], tuple(manifest["classes"]), first, folder, tuple(manifest.get("also", ())))
-        if known and known != (info.name, [*info.classes]):
+        if known and (known[0], _composed(known[1])) != (info.name, _composed(info.classes)):
             raise RunError(
                 f"{folder / MANIFEST}: not the name or other classes than in classes.json; restore it from a copy"
             )
@@ -147,6 +149,29 @@ def task_infos(path: Path, tasks: int | None = None) -> list[TaskInfo]:
             )
         found.append(info)
         first += len(info.classes)
+    every = [name for info in found for name in info.classes]
+    if len({*map(class_name, every)}) < len(every):  # of a model that took two forms of a name for two classes
+        return found
+    return [replace(info, classes=_composed(info.classes), also=_composed(info.also)) for info in found]
+
+
+def _composed(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(map(class_name, names))
+
+
+def learnt_images(tasks: Sequence[TaskInfo]) -> dict[bytes, str]:
+    """The class of each image that was learnt, by the hash of its pixels; tasks of before have none.
+
+    Raises:
+        RunError: a manifest is damaged.
+    """
+    found: dict[bytes, str] = {}
+    for info in tasks:
+        file = info.folder / MANIFEST
+        try:
+            found |= copies.read(read_json(file, Task).get("image_hashes", {}))
+        except ValueError:
+            raise RunError(f"{file}: its image_hashes are damaged; restore it from a copy") from None
     return found
 
 

@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 from pearl.data.batches import Task
 from pearl.errors import Busy, Interrupted, Lost, RunError
 from pearl.lifecycle.notes import notes
+from pearl.lifecycle.recognition import sample, unlearnt
 from pearl.lifecycle.saved import CODE, config_bytes, isolation_size, task_infos
 from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
@@ -179,7 +180,7 @@ class Session:
         for note in notes(method, task):
             self.log.event("note", task=task.id, text=note)
         started = time.perf_counter()
-        images = len(task)
+        images, some = len(task), sample(task)
         seconds = self.engine.learn(method, task, self.replay)
         if not self.world.first:
             self.replay.end()
@@ -205,6 +206,8 @@ class Session:
         write_part(self.path / "tasks" / folder_name(task.id, task.name), added, facts, method.file_of)
         self.list_classes()
         self.replay.end()
+        for note in () if self.config.smoke else unlearnt(method, task.view, *some, task.shown):
+            self.log.event("note", task=task.id, text=note)
         self.log.event(
             "learnt", task=task.id, parameters=method.size(), seconds=round(time.perf_counter() - started, 2)
         )

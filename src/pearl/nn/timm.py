@@ -19,16 +19,16 @@ def timm_backbone(model: str, image_size: int, *, pretrained: bool = False, weig
     """A timm network without its head, random, pretrained by name, or from a local weight file.
 
     A ViT is built for `image_size`; position embeddings of another size are resampled (bicubic, as timm does).
-    `weights` is a weight file with timm's names, or a run directory whose reference is to be used again.
+    `weights` is a weight file with timm's names, or a run directory whose reference is to be used again; it takes the
+    place of `pretrained`.
 
     Raises:
         ConfigError: timm has no network of this name, or the network cannot take this image size.
         WeightsError: the weights cannot be downloaded or do not fit.
     """
-    if pretrained and weights is not None:
-        raise ConfigError("backbone: pretrained=true and weights exclude each other; keep one")
     if not timm.is_model(model):
         raise ConfigError(f"unknown timm network {model!r}; {nearest(model, timm.list_models())}")
+    pretrained = pretrained and weights is None
     net = _create(model, image_size, pretrained)
     patch = getattr(getattr(net, "patch_embed", None), "patch_size", (1, 1))
     patch = (patch, patch) if isinstance(patch, int) else patch
@@ -58,7 +58,7 @@ def _create(model: str, image_size: int, pretrained: bool) -> Any:
             raise
         raise WeightsError(
             f"pretrained weights of {model} cannot be downloaded ({type(error).__name__}); without internet, give a "
-            f"local file: backbone.pretrained=false backbone.weights=FILE.safetensors"
+            f"local file: backbone.weights=FILE.safetensors"
         ) from None
 
 

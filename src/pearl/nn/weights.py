@@ -1,6 +1,7 @@
 """Reference weights from a file or from another run, checked name by name and shape by shape."""
 
 import warnings
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from pearl.storage.files import check_no_gap, finished, open_regular
 from pearl.storage.paths import find
 
 _HEADS = ("head.", "head_dist.", "fc.", "classifier.")  # a file's classifier is of no use here
+_NAMED = 5  # tensors of each problem that an error names
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -68,14 +70,16 @@ def _is_plain(value: Tensor) -> bool:
 def load_weights(net: Any, path: str) -> None:
     """Load a weight file or a run's reference into a backbone, strictly, and mark it as pretrained.
 
-    A classifier in the file is left out; a ViT's position embedding of another image size is resampled (bicubic).
+    A classifier in the file is left out; a ViT's position embedding of another image size is resampled (bicubic). If a
+    wrapper put a prefix before all names (`module.`, `model.`), it is taken off.
 
     Raises:
-        WeightsError: missing, surplus or misshapen tensors, each one named.
+        WeightsError: missing, surplus or misshapen tensors, with the names of the first of them.
     """
     file = find(path, what="weights", error=WeightsError)
     own = net.state_dict()
-    state = {key: value for key, value in read_weights(file).items() if key in own or not key.startswith(_HEADS)}
+    given = _without_prefix(read_weights(file), own)
+    state = {key: value for key, value in given.items() if key in own or not key.startswith(_HEADS)}
     if "pos_embed" in state and "pos_embed" in own and state["pos_embed"].shape != own["pos_embed"].shape:
         prefix = 0 if getattr(net, "no_embed_class", False) else net.num_prefix_tokens
         from timm.layers import resample_abs_pos_embed  # slow to import, and of use here alone
@@ -87,21 +91,38 @@ def load_weights(net: Any, path: str) -> None:
     for key in own:
         if key.endswith("num_batches_tracked"):  # old files lack these counters; nothing reads them
             state.setdefault(key, own[key])
-    problems = [f"{key} is missing" for key in own if key not in state]
-    problems += [f"{key} is not in the network" for key in state if key not in own]
-    problems += [
+    problems = _first(f"{key} is missing" for key in own if key not in state)
+    problems += _first(f"{key} is not in the network" for key in state if key not in own)
+    problems += _first(
         f"{key} is {tuple(state[key].shape)}, the network needs {tuple(own[key].shape)}"
         for key in own
         if key in state and state[key].shape != own[key].shape
-    ]
-    problems += [
+    )
+    problems += _first(
         f"{key} is {state[key].dtype}, the network needs {own[key].dtype}"
         for key in own
         if key in state and state[key].dtype != own[key].dtype and not _rounded(state[key], own[key])
-    ]
+    )
     if problems:
         raise WeightsError(
             f"{file}: weights of another network: {'; '.join(problems)}; choose the backbone they are of"
         )
     net.load_state_dict(state)
     net.pretrained = True
+
+
+def _without_prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The tensors without the parts that all names begin with, if the network has such names then."""
+    bare = state
+    while not own.keys() & bare.keys():
+        prefixes = {key.partition(".")[0] for key in bare}
+        if len(prefixes) != 1 or not all("." in key for key in bare):
+            return state
+        bare = {key.partition(".")[2]: value for key, value in bare.items()}
+    return bare
+
+
+def _first(problems: Iterable[str]) -> list[str]:
+    """The first problems of a kind, and how many more there are."""
+    every = [*problems]
+    return [*every[:_NAMED], *([f"and {len(every) - _NAMED} more like that"] if len(every) > _NAMED else [])]

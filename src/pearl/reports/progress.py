@@ -54,8 +54,10 @@ class Lines(Observer):
             names = ", ".join(facts["classes"][:6]) + (" ..." if len(facts["classes"]) > 6 else "")
             size = f"{counted(len(facts['classes']), 'class')} ({names}), {counted(facts['images'], 'image')}"
             return f"task {facts['task'] + 1}/{self.tasks}: {size}"
-        if kind == "data" and "left_out" in facts["notes"]:
-            return f"note: {facts['notes']['left_out']}"
+        if kind == "data" and (
+            said := [facts["notes"][key] for key in ("left_out", "copies") if key in facts["notes"]]
+        ):
+            return f"note: {'; '.join(said)}"
         if kind == "note":
             return f"  note: {facts['text']}"
         if kind == "phase":

@@ -57,6 +57,11 @@ def whole_benchmark(config: Any) -> bool:
     return stream is not None and stream.per_class is None and data_of(config) in known
 
 
+def usual_resize(size: int) -> int:
+    """Shorter side, in pixels, of an image whose centre of `size` is cut out: as 256 is to 224, ImageNet's protocol."""
+    return round(size * 256 / 224)
+
+
 def convolutional(config: Any) -> bool:
     """Whether the backbone is one of pearl's own, which are convolutional; of others, only the network knows."""
     return config.backbone["name"] in {"resnet18", "bsc", "convnet"}

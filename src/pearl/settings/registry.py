@@ -27,6 +27,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from pearl.errors import ConfigError, Interrupted, PearlError, printable
+from pearl.names import without_marks
 from pearl.settings.born import Born, as_written, without_born
 from pearl.settings.code import Code, in_words, run_file
 from pearl.settings.declared import are_phases
@@ -51,14 +52,14 @@ def _family(name: str) -> str | None:
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """A hint for a word that is not one of the choices: the nearest one, or all of them if none is near."""
-    choices = sorted(choices)
-    return near(word, choices) or f"choose from {', '.join(map(printable, choices))}"
+    return near(word, choices := sorted(choices)) or f"choose from {', '.join(map(printable, choices))}"
 
 
 def near(word: str, choices: Iterable[str], enough: float = 0.5) -> str:
     """A hint at the nearest of the choices; nothing if none is near `enough` (1: the same)."""
-    found = difflib.get_close_matches(word, sorted(choices), n=1, cutoff=enough)
-    return f"did you mean {found[0]!r}?" if found else ""
+    bare = {without_marks(choice): choice for choice in sorted(choices)}
+    found = difflib.get_close_matches(without_marks(word), bare, n=1, cutoff=enough)
+    return f"did you mean {bare[found[0]]!r}?" if found else ""
 
 
 def problems_of(

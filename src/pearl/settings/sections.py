@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
 from pearl.settings.born import Born
+from pearl.settings.follow import AUTO, usual_resize
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -80,8 +81,9 @@ class ImagesConfig(AugmentConfig):
 
     size: Pixels
     """Side of the square that the network sees, in pixels."""
-    resize: Pixels | None = None
-    """Shorter side to which an image is scaled before the centre is cut out, in pixels; `size` if null."""
+    resize: Pixels | Literal["auto"] | None = None
+    """Shorter side to which an image is scaled before the centre is cut out, in pixels; `size` if null. `auto` follows
+    `size` by the usual ratio, 256 to 224."""
     augment: Literal["none", "crop", "resized_crop"] = "none"
     """What training makes of an image: nothing, a random crop after padding, or a random part of it, resized."""
     mean: Triple = (0.0, 0.0, 0.0)
@@ -96,11 +98,13 @@ class ImagesConfig(AugmentConfig):
     @property
     def stored(self) -> int:
         """Pixels of the shorter side of images as they are kept."""
-        return self.resize or self.size
+        return self.resize if isinstance(self.resize, int) else self.size
 
     @model_validator(mode="after")
     def _consistent(self) -> "ImagesConfig":
-        if self.resize is not None and self.resize < self.size:
+        if self.resize == AUTO:
+            self.resize = usual_resize(self.size)
+        if isinstance(self.resize, int) and self.resize < self.size:
             raise ValueError(f"resize {self.resize} is below size {self.size}: make it at least as large")
         return self
 

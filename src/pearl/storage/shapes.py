@@ -103,6 +103,7 @@ class Task(Part):
     refused: list[Number] = []  # from and to: the share of known images expected to be called unknown at a rate of 0.05
     train: Names = {}
     estimate: Estimate | None = None
+    image_hashes: dict[Text, Text] = {}  # of the images that it learnt, by class; see `data.copies`
 
 
 class Listed(Record):

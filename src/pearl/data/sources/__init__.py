@@ -8,7 +8,17 @@ from pearl.data.sources.imagenets import imagenet_r, tinyimagenet
 from pearl.data.sources.rows import class_names
 from pearl.data.sources.scikit import digits
 from pearl.data.sources.source import Rows, Source, Split, reason, some
-from pearl.data.sources.trees import Files, image_files, image_formats, labelled, left_out, no_images, tree
+from pearl.data.sources.trees import (
+    Files,
+    files_below,
+    image_files,
+    image_formats,
+    is_image,
+    labelled,
+    left_out,
+    no_images,
+    tree,
+)
 from pearl.data.sources.vision import vision
 
 __all__ = [
@@ -20,12 +30,14 @@ __all__ = [
     "class_names",
     "columns",
     "digits",
+    "files_below",
     "folder",
     "hugging_face",
     "image_files",
     "image_formats",
     "imagenet_r",
     "is_from_hub",
+    "is_image",
     "labelled",
     "left_out",
     "no_images",

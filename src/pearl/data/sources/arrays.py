@@ -9,6 +9,7 @@ import numpy as np
 
 from pearl.data.sources.source import Source, Split, checked, reason, some, three_channels
 from pearl.errors import DataError, counted
+from pearl.names import class_name
 from pearl.storage.files import open_regular
 from pearl.storage.paths import find
 
@@ -76,10 +77,11 @@ def _npz_names(place: Path, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
     names = arrays["class_names"]
     if names.ndim != 1 or names.dtype.kind != "U":
         raise DataError(f"{place}: class_names must be a list of str, not {names.dtype} of shape {names.shape}")
-    repeated = [name for name, count in Counter(names.tolist()).items() if count > 1]
+    found = tuple(map(class_name, names.tolist()))
+    repeated = [name for name, count in Counter(found).items() if count > 1]
     if repeated:
         raise DataError(f"{place}: class_names repeats {some(repeated)}; give each class a name of its own")
-    return tuple(names.tolist())
+    return found
 
 
 def _npz_split(place: Path, arrays: dict[str, np.ndarray], part: str, names: Sequence[str]) -> Split:

@@ -6,8 +6,8 @@ from typing import Annotated
 import numpy as np
 
 from pearl.data.sources.source import Source, checked, some
-from pearl.data.sources.trees import Files, draw, labelled, left_out, split_hash, tree
-from pearl.errors import DataError
+from pearl.data.sources.trees import Files, copies_among, draw, labelled, left_out, split_hash, tree
+from pearl.errors import DataError, counted
 from pearl.settings.born import Born
 from pearl.storage.paths import find
 
@@ -53,6 +53,11 @@ def folder(
             raise DataError(f"{root} has validation images of its own: leave data.validation_share at 0")
         train, drawn = draw(train, validation_share, rng, "validation_share")
         rest = [drawn]
+    if among := copies_among(train, test):
+        notes["copies"] = (
+            f"{root}: {counted(len(among), 'test image')} also among the training images, as {among[0]}: such an image "
+            f"is counted as right more often than a new one; remove it"
+        )
     notes["split_sha256"] = split_hash(root, test)
     return checked(
         Source(

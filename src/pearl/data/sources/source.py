@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pearl.errors import DataError
+from pearl.names import class_name
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,6 @@ def reason(error: Exception) -> str:
 
 def unique(ids: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]:
     """A name for each class: its word; its id where it has none; both where another class has the same word."""
-    names = [words.get(one) or one for one in ids]
+    names = [class_name(words.get(one) or one) for one in ids]
     count = Counter(names)
     return tuple(name if count[name] == 1 else f"{name} ({one})" for name, one in zip(names, ids, strict=True))

@@ -3,9 +3,10 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,19 +14,51 @@ import numpy as np
 
 from pearl.data.sources.source import Split, reason, some
 from pearl.errors import DataError, counted
+from pearl.names import class_name
 from pearl.storage.files import read_regular
 
 Files = dict[str, list[Path]]  # class -> its images; both in order
 Image = TypeVar("Image")
 
+# What operating systems and network storage put beside a user's files; in lower case.
+_SYSTEM = {
+    "__macosx",
+    "@eadir",
+    "#recycle",
+    "$recycle.bin",
+    "lost+found",
+    "system volume information",
+    "thumbs.db",
+    "desktop.ini",
+}
+
+
+def is_users(name: str) -> bool:
+    """Return whether a file or folder of this name is the user's: not hidden, and not an operating system's."""
+    return not name.startswith(".") and name.casefold() not in _SYSTEM
+
+
+def files_below(place: Path) -> Iterator[Path]:
+    """Every file of the user's in a folder and the folders below it, linked ones too; each folder once."""
+    seen: set[str] = set()
+    for folder, folders, names in os.walk(place, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(filter(is_users, folders))
+        yield from (Path(folder, name) for name in names if is_users(name))
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file of this name is taken for an image, by its suffix."""
+    return Path(name).suffix.lower() in suffixes()
+
 
 def image_files(place: Path) -> list[Path]:
-    """Every image file in a folder and the folders below it, in order."""
-    return sorted(
-        file
-        for file in place.rglob("*")
-        if file.suffix.lower() in suffixes() and not file.name.startswith(".") and file.is_file()
-    )
+    """Every image file in a folder and the folders below it, linked ones too, in order."""
+    return sorted(file for file in files_below(place) if is_image(file.name) and file.is_file())
 
 
 def tree(root: Path, *, nested: bool = False) -> Files:
@@ -43,7 +76,7 @@ def class_places(root: Path, *, nested: bool = False) -> dict[str, Path]:
     Classes are the folders in ROOT. If `nested` they are the innermost ones, at any depth, named by their path: a/b.
 
     Raises:
-        DataError: no folder, no class in it, or, if `nested`, images beside folders.
+        DataError: no folder, no class in it, two folders of one name, or, if `nested`, images beside folders of images.
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: give one that holds a folder of images per class")
@@ -59,15 +92,20 @@ def class_places(root: Path, *, nested: bool = False) -> dict[str, Path]:
         place, above = waiting.pop()
         inner = [folder for folder in _folders(place) if folder.resolve() not in above] if nested else []
         if inner and images_in(place):
-            raise DataError(f"{place} has images beside folders of classes: move them into a folder of their own")
+            inner = [folder for folder in inner if image_files(folder)]
+            if inner:
+                raise DataError(f"{place} has images beside folders of classes: move them into a folder of their own")
         if not inner:
-            classes[place.relative_to(root).as_posix()] = place
+            name = "/".join(map(class_name, place.relative_to(root).parts))
+            if name in classes:  # two forms of one name, as in an archive that was packed on another system
+                raise DataError(f"{classes[name]!s} and {place!s}: both are class {name!r}; put them into one folder")
+            classes[name] = place
         waiting += [(folder, (*above, folder.resolve())) for folder in inner]
     return dict(sorted(classes.items()))
 
 
 def _folders(place: Path) -> list[Path]:
-    return [folder for folder in place.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
+    return [folder for folder in place.iterdir() if folder.is_dir() and is_users(folder.name)]
 
 
 def class_images(places: dict[str, Path]) -> Files:
@@ -77,45 +115,79 @@ def class_images(places: dict[str, Path]) -> Files:
         DataError: a class without images, or without a folder.
     """
     files = {name: images_in(place) for name, place in places.items()}
-    empty = [str(places[name]) for name, images in files.items() if not images]
-    if empty:
-        raise DataError(f"no image in {some(empty)}: add images, or remove the class")
+    if empty := [places[name] for name, images in files.items() if not images]:
+        found = [_contents(place) for place in empty]
+        named = [f"{place} ({words})" if words else str(place) for place, (words, _) in zip(empty, found, strict=True)]
+        fixes = dict.fromkeys(fix for _, fixes in found for fix in fixes)
+        raise DataError(f"no image in {some(named)}: {'; '.join(fixes)}")
     return files
+
+
+def _contents(place: Path) -> tuple[str, list[str]]:
+    """What a folder without readable images holds, in words, and what can be done about it."""
+    kinds = _kinds(place.iterdir())
+    below = len(image_files(place))
+    words = [*_counts(kinds), *([f"{counted(below, 'image')} in folders"] if below else [])]
+    fixes = [*_fixes(kinds), *(["convert images of other kinds to JPEG or PNG"] if kinds.keys() - _NAMED else [])]
+    fixes += ["--nested makes classes of the innermost folders"] if below else []
+    return ", ".join(words), fixes or ["add images, or remove the class"]
 
 
 def images_in(place: Path) -> list[Path]:
     """The image files directly in a folder, sorted by name."""
     if not place.is_dir():
         raise DataError(f"the folder {place} is missing: unpack the data set anew, or give the right path")
-    images = (file for file in place.iterdir() if file.suffix.lower() in suffixes() and not file.name.startswith("."))
+    images = (file for file in place.iterdir() if is_image(file.name) and is_users(file.name))
     return sorted(images, key=lambda file: file.name)
 
 
 def left_out(root: Path, *, nested: bool = False) -> list[str]:
     """What lies in the folders of classes beside the images that are read, counted, in words."""
-    inside = [file for place in class_places(root, nested=nested).values() for file in place.iterdir()]
-    below = sum(len(image_files(file)) for file in inside if file.is_dir())
+    places = class_places(root, nested=nested).values()
+    inside = [file for place in places for file in place.iterdir() if is_users(file.name)]
     lines = no_images(root, inside)
-    if below and not nested:
-        mend = "--nested makes classes of their folders"
-        lines.append(f"{root}: {counted(below, 'image')} deeper than class folders left out; {mend}")
+    deeper = {place: sum(len(image_files(inner)) for inner in _folders(place)) for place in places}
+    if (below := sum(deeper.values())) and not nested:
+        beside = any(count and images_in(place) for place, count in deeper.items())
+        fix = "move them up into these" if beside else "--nested makes classes of their folders"
+        lines.append(f"{root}: {counted(below, 'image')} deeper than class folders left out; {fix}")
     return lines
 
 
 def no_images(root: Path, files: Iterable[Path]) -> list[str]:
     """A line that counts the files that are no image by their suffix; none if all are."""
-    kinds = Counter(
-        file.suffix.lower() or "no suffix"
-        for file in files
-        if file.suffix.lower() not in suffixes() and not file.name.startswith(".") and file.is_file()
-    )
+    kinds = _kinds(files)
     if not kinds:
         return []
+    what = f"files that are no image known here ({', '.join(_counts(kinds))}) are left out"
+    return ["; ".join([f"{root}: {what}", *_fixes(kinds)])]
+
+
+_NONE = "no suffix"
+_NAMED = {".heic", ".heif", _NONE}  # see `_fixes`
+
+
+def _kinds(files: Iterable[Path]) -> Counter[str]:
+    """How many files of each suffix are not read."""
+    return Counter(
+        file.suffix.lower() or _NONE
+        for file in files
+        if not is_image(file.name) and is_users(file.name) and file.is_file()
+    )
+
+
+def _counts(kinds: Counter[str]) -> list[str]:
     first = kinds.most_common(5)
     named = [f"{count} {kind}" for kind, count in first]
-    named += [counted(kinds.total() - sum(count for _, count in first), "other")] if len(kinds) > len(first) else []
-    heic = "; HEIC needs pip install 'pearl[heic]'" if kinds.keys() & {".heic", ".heif"} else ""
-    return [f"{root}: files that are no image known here ({', '.join(named)}) are left out{heic}"]
+    return named + (
+        [counted(kinds.total() - sum(count for _, count in first), "other")] if len(kinds) > len(first) else []
+    )
+
+
+def _fixes(kinds: Counter[str]) -> list[str]:
+    """What reads files that are not read, of kinds for which it can be named."""
+    fixes = ["HEIC needs pip install 'pearl[heic]'"] if kinds.keys() & _NAMED - {_NONE} else []
+    return fixes + (["give images without a suffix one, as .jpg"] if _NONE in kinds else [])
 
 
 @cache
@@ -166,6 +238,27 @@ def labelled(files: Files, classes: Iterable[str]) -> Split:
     parts = [files.get(name, []) for name in classes]
     labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     return Split(tuple(image for part in parts for image in part), labels.astype(np.int64))
+
+
+def copies_among(train: Files, test: Files) -> list[Path]:
+    """Return the test images that are a training image byte for byte, whatever their names and classes."""
+
+    def size(file: Path) -> int | None:
+        with suppress(OSError):  # reading the images names it
+            return file.stat().st_size
+        return None
+
+    def digest(file: Path) -> bytes | None:
+        with suppress(OSError):
+            return hashlib.sha256(read_regular(file)).digest()
+        return None
+
+    sizes: dict[int | None, list[Path]] = {}
+    for file in chain.from_iterable(train.values()):
+        sizes.setdefault(size(file), []).append(file)
+    learnt = cache(lambda bytes_: {digest(file) for file in sizes.get(bytes_, [])} - {None})
+    tested = chain.from_iterable(test.values())
+    return [file for file in tested if (same := learnt(size(file))) and digest(file) in same]
 
 
 def split_hash(root: Path, test: Files) -> str:

@@ -1,4 +1,4 @@
-"""Joint training: at every stage a network is trained anew on the data of all tasks so far. The usual upper bound."""
+"""Joint training: at every stage a network is trained anew on the data of all tasks so far, as a reference."""
 
 import copy
 from collections.abc import Iterator

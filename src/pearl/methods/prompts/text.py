@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pearl.data.sources.arrays import read_npz
 from pearl.errors import ConfigError, counted, printable
+from pearl.names import class_name
 from pearl.storage.paths import find
 
 
@@ -65,4 +66,4 @@ class TextFeatures:
 
 
 def _plain(name: str) -> str:
-    return " ".join(name.replace("_", " ").split()).casefold()
+    return " ".join(class_name(name).replace("_", " ").split()).casefold()
