@@ -83,6 +83,7 @@ def learn(
     fast: bool = False,
     nested: bool = False,
     holdout: float = 0.0,
+    discard: bool = False,
     device: str = "auto",
     quiet: bool = False,
     log: str | Sequence[str] = (),
@@ -99,6 +100,7 @@ def learn(
     the first task. A class may be shown again, more images or another kind of them: it gets one more prototype.
     `aliases` maps folders to the classes that they show; `fast` adds classes in seconds, by their statistics alone.
     `holdout` keeps this share of each class's images out of training, for the model's `outcome` to be measured on.
+    `discard` throws away a task that is half learnt, which is refused otherwise; the same task begins anew with it.
     `log` is as of `run`. `overrides` are settings, nested as dictionaries:
     `learn("shop", "fruit", backbone="resnet18", train={"epochs": 5})`.
 
@@ -122,6 +124,7 @@ def learn(
         fast=fast,
         nested=nested,
         holdout=holdout,
+        discard=discard,
         device=device,
         show=logged(display(quiet), log, Path(model)),
     )

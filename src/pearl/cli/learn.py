@@ -46,6 +46,9 @@ def command(
         list[Path] | None,
         typer.Option(metavar="DIR", help="At the end, measure on these images too, of old classes or new; repeatable."),
     ] = None,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Throw away what is stored of a task that is half learnt, and begin anew.")
+    ] = False,
     start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to go on from.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     store_every: StoreEvery = 10.0,
@@ -91,6 +94,7 @@ def command(
         fast=fast,
         nested=nested,
         holdout=holdout,
+        discard=discard,
         show=logged(display(quiet), log or [], model),
         minutes=store_every,
     )

@@ -7,7 +7,6 @@ learnt what it is made of, so that `resume` needs nothing else.
 
 import hashlib
 import shlex
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from pearl.data.augment import View
 from pearl.data.batches import Task, fold
 from pearl.data.given import Given, check_aliases, given, name_of
 from pearl.data.pictures import unreadable
-from pearl.errors import ConfigError, DataError, RunError, printable
+from pearl.errors import ConfigError, DataError, RunError, TrainingError, printable
 from pearl.lifecycle import outcome
 from pearl.lifecycle.choices import Backbone, config_for, has_statistics
 from pearl.lifecycle.copying import check_place, copy_model, is_copy
@@ -33,7 +32,9 @@ from pearl.lifecycle.saved import (
 )
 from pearl.lifecycle.session import session
 from pearl.settings.config import ModelConfig, admit, as_stored, check_config
-from pearl.storage.files import MANIFEST, PENDING, finished, half_learnt, read_json, write_json
+from pearl.storage.aside import remove_leftovers
+from pearl.storage.files import MANIFEST, PENDING, finished, half_learnt, read_json, stored_checkpoints, write_json
+from pearl.storage.inside import remove_tree
 from pearl.training.engine import Engine, Observer
 
 
@@ -53,6 +54,7 @@ def learn(
     fast: bool = False,
     nested: bool = False,
     holdout: float = 0.0,
+    discard: bool = False,
 ) -> None:
     """Let the model at `path` learn the classes of `data` as task `task`.
 
@@ -78,11 +80,13 @@ def learn(
     path, overrides = Path(path), admit(overrides or {})
     name = name_of(data) if task is None else task
     source = None if start is None or is_copy(path, Path(start), name) else Path(start)
+    if start is not None and source is None:  # the copy was made, but its maker was perhaps killed just then
+        remove_leftovers(path)
     check_place(path, source, "leave out --from to go on with it, or choose another name")
     config = config_for(path, source, recipe, backbone, overrides)
     how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
     how |= {"aliases": dict(aliases or {}), "fast": fast, "nested": nested, "holdout": holdout}
-    _learn(path, data, task, config, source=source, **how)
+    _learn(path, data, task, config, source=source, discard=discard, **how)
 
 
 def resume(path: Path, *, device: str = "auto", show: Observer | None = None, minutes: float = 10.0) -> None:
@@ -100,7 +104,9 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
     try:
         data, name, config = known["data"], known["name"], check_config(known["config"], ModelConfig)
     except ConfigError as error:
-        raise RunError(f"{path / PENDING}: damaged ({error}); begin the task anew with `pearl learn`") from None
+        raise RunError(
+            f"{path / PENDING}: damaged ({error}); begin the task anew with `pearl learn --discard`"
+        ) from None
     if not data:
         raise RunError(
             f"{path}: task {name!r} was of images in memory; give them again: pearl.learn({str(path)!r}, ...)"
@@ -118,6 +124,7 @@ def _learn(
     *,
     source: Path | None = None,
     resumed: bool = False,
+    discard: bool = False,
     aliases: dict[str, str],
     fast: bool,
     nested: bool,
@@ -128,7 +135,7 @@ def _learn(
 ) -> None:
     show = show or Observer()
     size, before = config.images.stored, source or path
-    known, settings = _half_learnt(path), config.model_dump(mode="json")
+    known, settings = {} if discard else _half_learnt(path), config.model_dump(mode="json")
     try:
         found = given(data, size, part="train", nested=nested, on_progress=_progress(show))
         check_aliases(aliases, [found])
@@ -154,24 +161,21 @@ def _learn(
         if method.oracle:
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         Engine(config, device=device)
+        facts: dict[str, Any] = {"index": done, "name": name, "classes": list(names), "config": settings}
+        facts |= {"fast": fast, "aliases": aliases, "holdout": holdout}
+        if not resumed and not facts.items() <= known.items():  # before the images are decoded
+            _check_nothing_half_learnt(path, known, config)
         pixels = decode(found, size, show)
         images = facts_of(pixels, found.labels)
-        facts = {
-            "index": done,
-            "name": name,
-            "classes": list(names),
-            **images,
-            "config": settings,
-            "fast": fast,
-            "aliases": aliases,
-            "holdout": holdout,
-        }
+        facts |= images
         same = all(known.get(key) == value for key, value in facts.items())
         if resumed and not same:
             raise RunError(
                 f"{found.place}: not the images that the half-learnt task {name!r} began with; bring those back, "
-                f"or begin it anew with `pearl learn`"
+                f"or begin it anew with `pearl learn --discard`"
             )
+        if not same:
+            _check_nothing_half_learnt(path, known, config)
         # what a first task that was cut off began with is there already, whatever became of a file of weights
         begun = written and (done > 0 or same)
         precision = known.get("precision") if same else None  # another machine may prefer another one, not in mid-task
@@ -183,9 +187,9 @@ def _learn(
             if len(finished(path)) != done:
                 raise RunError(f"{path}: another process has learnt a task meanwhile; run the same command again")
             if not same:
-                shutil.rmtree(path / "resume", ignore_errors=True)
+                remove_tree(path / "resume", path)
                 place = {"data": found.place or "", "nested": nested, "precision": work.engine.precision}
-                write_json(path / PENDING, {"format": 1, **facts, **place})
+                write_json(path / PENDING, {"format": 1, **facts, **place}, within=path)
             if begun:
                 method = load_method(path, config, done, place=work.engine.place)
             else:
@@ -203,7 +207,12 @@ def _learn(
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
             how: dict[str, Any] = {"also": again_shown, "measure": measure}
-            work.learn(method, task, **how, train=settings["train"], seed=config.seed, **images)
+            try:
+                work.learn(method, task, **how, train=settings["train"], seed=config.seed, **images)
+            except TrainingError as error:
+                if not stored_checkpoints(path):
+                    raise
+                raise TrainingError(f"{error}; with other settings the task begins anew, by --discard") from None
     finally:
         show.close()
 
@@ -244,6 +253,20 @@ def _half_learnt(path: Path) -> dict[str, Any]:
         with suppress(ConfigError):  # a damaged one equals no other, so that the task begins anew
             known["config"] = as_stored(known["config"], ModelConfig)
     return known
+
+
+def _check_nothing_half_learnt(path: Path, known: Mapping[str, Any], config: ModelConfig) -> None:
+    """Refuse to throw away what is stored of another task, if anything is.
+
+    Raises:
+        RunError: naming the task, and both ways to go on.
+    """
+    if known and stored_checkpoints(path):
+        again = resume_command(path, config) if known["data"] else "the same pearl.learn, with the same images"
+        raise RunError(
+            f"{path}: task {known['name']!r} is half learnt; go on with: {again}; or throw it away with --discard "
+            f"(in Python discard=True)"
+        )
 
 
 def _heads_alone(path: Path, done: int, config: ModelConfig) -> Iterator[str]:
