@@ -7,6 +7,7 @@ interpreters.
 """
 
 import atexit
+import fcntl
 import json
 import os
 import runpy
@@ -19,8 +20,6 @@ import tempfile
 import traceback
 from contextlib import suppress
 from pathlib import Path
-
-from filelock import FileLock
 
 PLACE, SESSION = "PEARL_TEST_ZYGOTE", "PEARL_TEST_SESSION"  # its socket, and the process with which it ends
 _STARTED = []
@@ -170,7 +169,8 @@ def place():
     """The socket of the zygote, which the first who asks starts; all test processes of a session share it."""
     path = Path(os.environ[PLACE])
     if not path.exists():
-        with FileLock(path.with_suffix(".lock")):
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 command = [sys.executable, __file__, path, os.environ[SESSION]]
                 quiet = {**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch's C++ reads it once

@@ -81,6 +81,7 @@ def learn(
     nested: bool = False,
     holdout: float = 0.0,
     allow_new_style: bool = False,
+    discard: bool = False,
     device: str = "auto",
     quiet: bool = False,
     log: str | Sequence[str] = (),
@@ -98,6 +99,7 @@ def learn(
     `aliases` maps folders to the classes that they show; `fast` adds classes in seconds, by their statistics alone.
     `holdout` keeps this share of each class's images out of training, for the model's `outcome` to be measured on.
     Images of a known class of which nearly none is recognised are refused; `allow_new_style` learns them.
+    `discard` throws away a task that is half learnt, which is refused otherwise; the same task begins anew with it.
     `log` is as of `run`. `overrides` are settings, nested as dictionaries:
     `learn("shop", "fruit", backbone="resnet18", train={"epochs": 5})`.
 
@@ -122,6 +124,7 @@ def learn(
         nested=nested,
         holdout=holdout,
         allow_new_style=allow_new_style,
+        discard=discard,
         device=device,
         show=logged(display(quiet), log, Path(model)),
     )

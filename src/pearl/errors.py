@@ -1,5 +1,6 @@
 """What can go wrong by a user's hand. Each message is one line: what is wrong, where, and the mend."""
 
+import errno
 import functools
 import inspect
 import io
@@ -115,6 +116,24 @@ class Drawn:
 def drawn_on(stream: TextIO) -> TextIO:
     """The stream for what draws with a terminal's own codes, and sees to names by itself."""
     return cast(TextIO, Drawn(stream.below if isinstance(stream, Printable) else stream))
+
+
+def reason(error: BaseException) -> str:
+    """Why the operating system refused something, in its own words."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def remedy(error: OSError, otherwise: str) -> str:
+    """What a user can do about a file that cannot be written, by its cause; `otherwise` helps in any case."""
+    known = {
+        errno.EACCES: "change its permissions",
+        errno.EPERM: "change its permissions",
+        errno.ENOSPC: "free space there",
+        errno.EDQUOT: "free space there",
+        errno.ELOOP: "remove that link",
+        errno.ENOTDIR: "remove what is in a folder's place",
+    }
+    return f"{known[error.errno]}, or {otherwise}" if error.errno in known else otherwise
 
 
 def short_of_memory(error: BaseException) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pearl.errors import typed
 from pearl.lifecycle.model import Model as Learnt
+from pearl.storage.checkpoint import RUNNING
 
 
 class Model(Learnt):
@@ -22,6 +23,7 @@ class Model(Learnt):
         nested: bool = False,
         holdout: float = 0.0,
         allow_new_style: bool = False,
+        discard: bool = False,
         quiet: bool = False,
         log: str | Sequence[str] = (),
         **overrides: Any,
@@ -36,8 +38,11 @@ class Model(Learnt):
         """
         from pearl import learn
 
+        if (self.tasks[-1].folder / RUNNING).exists():  # the next task replaces what this object would read later
+            _ = self.method
         how: dict[str, Any] = {"task": task, "aliases": aliases, "fast": fast, "nested": nested, "holdout": holdout}
-        how |= {"allow_new_style": allow_new_style, "quiet": quiet, "log": log, "device": self.device.type, **overrides}
+        how |= {"allow_new_style": allow_new_style, "discard": discard, "quiet": quiet, "log": log}
+        how |= {"device": self.device.type, **overrides}
         return learn(self.path, data, **how)
 
     @typed

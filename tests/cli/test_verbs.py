@@ -22,7 +22,7 @@ from photos import files_of, folders, weights_of, write_class, write_photos
 
 TINY = ["backbone.width=8", "images.size=8", "images.pad=1", "images.flip=false", "train.batch_size=8"]
 TASK = "../evil/a\nb"
-TINY += ["train.epochs=2", "train.phases.probe.epochs=1"]
+TINY += ["train.epochs=2", "train.phases.probe.epochs=1", "engine.earlier_states=true"]
 # a folder may be called so
 NAMES = [
     "'quoted' \"twice\"",

@@ -594,12 +594,14 @@ def test_interruption_leaves_nothing(photos: Split, root: Path) -> None:
 
 
 def test_leftovers_of_killed_builds_are_removed(photos: Split, root: Path) -> None:
-    old, live, new = (root / f"{name}.tmp" for name in ("old", "live", "new"))
-    for place in (old, live, new):
+    old, live, new = (root / f"{name * 64}.{name * 32}.tmp" for name in "abc")
+    another = root / "holiday.tmp"  # somebody's
+    for place in (old, live, new, another):
         place.mkdir(parents=True)
         (place / "images.npy").touch()
     two_days_ago = time.time() - 2 * 24 * 3600
-    for path in (old / "images.npy", old, live):  # a build that has long been going on still writes to its file
+    # a build that has long been going on still writes to its file
+    for path in (old / "images.npy", old, live, another / "images.npy", another):
         os.utime(path, (two_days_ago, two_days_ago))
     decode(photos, 8, root=root)
-    assert not old.exists() and live.exists() and new.exists()
+    assert not old.exists() and live.exists() and new.exists() and another.exists()

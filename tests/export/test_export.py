@@ -36,6 +36,7 @@ from pearl.nn.rank_rules import FixedRule
 from pearl.settings.config import load_config
 from pearl.settings.parts import BACKBONES
 from pearl.settings.sections import ImagesConfig
+from pearl.storage.aside import MARKER, WORDS
 
 SIZES = (3, 2)  # classes of the tasks
 RESNET = {"name": "resnet18", "width": 4}
@@ -581,11 +582,12 @@ def test_a_full_disk_leaves_nothing_and_keeps_what_was_there(to, tmp_path, monke
 def test_an_export_that_was_killed_loses_nothing_and_leaves_nothing(tmp_path):
     """Between its two renames, which is the worst moment."""
     needs("peft")
-    model, out, beside = learnt(), tmp_path / "model", tmp_path / ".model.new"
+    model, out, beside = learnt(), tmp_path / "model", tmp_path / f".model.{'0' * 32}.new"
     export(model, "peft", out, pictures(model))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     beside.mkdir()
-    out.rename(beside / "replaced")
+    (beside / MARKER).write_bytes(WORDS)
+    out.rename(beside / "replaced-model")
     (beside / "model").mkdir()
     (beside / "model" / "half.safetensors").write_bytes(b"")
     with pytest.raises(ExportError, match="model: is there already"):

@@ -79,7 +79,9 @@ def test_other_images_begin_anew(shop, tmp_path):
     path, (images, labels, names) = tmp_path / "m", named(0, "zero", "one")
     with pytest.raises(Interrupted):
         learn(path, (images.flip(3), labels, names), task="first", overrides=SHORT, show=StopAt("reference", 2))
-    learn(path, (images, labels, names), task="first", overrides=SHORT)
+    with pytest.raises(RunError, match=r"half learnt; go on with: the same pearl\.learn, with the same images"):
+        learn(path, (images, labels, names), task="first", overrides=SHORT)
+    learn(path, (images, labels, names), task="first", overrides=SHORT, discard=True)
     assert weights_of(path) == weights_of(shop / "of_memory")
 
 

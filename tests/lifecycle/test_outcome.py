@@ -28,7 +28,7 @@ def shop(tmp_path_factory):
     write_photos(root / "test", {"zero": 0, "one": 1, "two": 2, "three": 3}, count=60, start=100)
     write_photos(root / "mixed", {"zero": 0, "two": 2, "eight": 8, "thre": 3}, count=20, start=100)
     with folders(root):
-        pearl.learn(root / "one", root / "first", quiet=True, **SETTINGS)
+        pearl.learn(root / "one", root / "first", quiet=True, **SETTINGS, engine={"earlier_states": True})
         shutil.copytree(root / "one", root / "model")
         pearl.learn(root / "model", root / "second", quiet=True)
         pearl.learn(root / "heads", root / "first", quiet=True, **SETTINGS, **HEADS)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
@@ -19,10 +18,11 @@ from pearl.errors import Busy, Interrupted, RunError
 from pearl.lifecycle.learning import learn, resume
 from pearl.lifecycle.runs import execute
 from pearl.lifecycle.saved import task_infos, verify
-from pearl.lifecycle.session import locked
 from pearl.reports.records import read
 from pearl.settings.config import load_config
+from pearl.storage.aside import beside
 from pearl.storage.files import finished, half_learnt
+from pearl.storage.locks import locked
 from pearl.training.engine import Engine, Observer
 from pearl.training.launch import BUSY
 from pearl.training.stop import Stop
@@ -74,8 +74,8 @@ class Faults:
 
 @contextmanager
 def faulty_disk(monkeypatch, faults, *, removals=False):
-    """Every write, fsync, rename and new folder is counted, and may fail; if `removals`, those too."""
-    real_open = pathlib.Path.open
+    """Every new file, write, fsync, rename and new folder is counted, and may fail; if `removals`, those too."""
+    real_open, real_write, real_fdopen = os.open, os.write, os.fdopen
 
     def watch(real):
         def call(*args, **kwargs):
@@ -84,19 +84,29 @@ def faulty_disk(monkeypatch, faults, *, removals=False):
 
         return call
 
-    def opened(self, mode="r", *args, **kwargs):
-        file = real_open(self, mode, *args, **kwargs)
-        if "w" not in mode and "a" not in mode:
-            return file
-        return Written(file, faults)
+    def opened(path, flags, *args, **kwargs):
+        if flags & os.O_CREAT:
+            faults.check()
+        return real_open(path, flags, *args, **kwargs)
+
+    def written(descriptor, data):
+        try:
+            faults.check()
+        except OSError:
+            real_write(descriptor, data[: len(data) // 2])
+            raise
+        return real_write(descriptor, data)
+
+    def wrapped(descriptor, mode="r", *args, **kwargs):
+        file = real_fdopen(descriptor, mode, *args, **kwargs)
+        return Written(file, faults) if "a" in mode else file
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", watch(os.fsync))
-        patch.setattr(pathlib.Path, "replace", watch(pathlib.Path.replace))
-        patch.setattr(pathlib.Path, "mkdir", watch(pathlib.Path.mkdir))
-        patch.setattr(pathlib.Path, "open", opened)
-        for name in ("unlink", "rmdir") if removals else ():
+        for name in ("fsync", "replace", "rename", "mkdir", *(("unlink", "rmdir") if removals else ())):
             patch.setattr(os, name, watch(getattr(os, name)))
+        patch.setattr(os, "open", opened)
+        patch.setattr(os, "write", written)
+        patch.setattr(os, "fdopen", wrapped)
         yield
 
 
@@ -221,13 +231,16 @@ def test_two_that_make_one_model_from_another_at_once(tmp_path):
 def test_a_copy_that_is_being_made_is_not_made_twice(tmp_path):
     learn(tmp_path / "start", write_photos(tmp_path / "before", {"zero": 0, "one": 1}, 4), overrides=SHORT)
     data = write_photos(tmp_path / "data", {"two": 2, "three": 3}, 4)
-    with locked(tmp_path / ".new.copy"):
-        (tmp_path / ".new.copy" / "reference").mkdir()
+    with beside(tmp_path / "new") as folder:
+        (folder / "new" / "reference").mkdir(parents=True)
         with pytest.raises(Busy, match="is at work on it"):
             learn(tmp_path / "new", data, start=tmp_path / "start")
-        assert (tmp_path / ".new.copy" / "reference").exists()
+        assert (folder / "new" / "reference").exists()
+        killed = Path(shutil.copytree(folder, folder.with_name(f".new.{'0' * 32}.new")))
+    (killed / ".holder.json").unlink()
     learn(tmp_path / "new", data, start=tmp_path / "start")  # what is left of a copy that was killed is no hindrance
-    assert verify(tmp_path / "new") == [] and not (tmp_path / ".new.copy").exists()
+    assert verify(tmp_path / "new") == []
+    assert {place.name for place in tmp_path.iterdir()} == {"before", "data", "start", "new"}
 
 
 # ------------------------------------------------------------------------------------------------- damaged files
@@ -388,7 +401,7 @@ def test_the_second_process_is_told_who_holds_the_directory(tmp_path):
 
 def test_a_lock_dies_with_its_process(tmp_path):
     path = tmp_path / "run"
-    code = "import os, pathlib; from pearl.lifecycle.session import locked\n"
+    code = "import os, pathlib; from pearl.storage.locks import locked\n"
     code += f"with locked(pathlib.Path({str(path)!r})): os._exit(9)"
     assert zygote.run([], program=["-c", code]).returncode == 9
     assert json.loads((path / ".holder.json").read_text())["pid"] != os.getpid()

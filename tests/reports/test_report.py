@@ -283,9 +283,12 @@ def test_a_model_shows_what_its_files_hold(model, shop):
     start = json.loads((model / "reference" / "manifest.json").read_text())["parameters"]
     first, second = manifests
     added = [first["parameters"] - start, second["parameters"] - first["parameters"]]
+    folders = sorted((model / "tasks").iterdir())
+    stored = [sum(file.stat().st_size for file in folder.glob("*.safetensors")) for folder in folders]
+    assert stored[0] < first["bytes"] and stored[1] == second["bytes"], "the second task has replaced statistics"
     assert files["tasks-of-shop.csv"][1:] == [
-        ["1", "fruit", "8", str(added[0]), str(first["bytes"]), "apple, pear"],
-        ["2", "roots", "12", str(added[1]), str(second["bytes"]), "beet, leek, swede"],
+        ["1", "fruit", "8", str(added[0]), str(stored[0]), "apple, pear"],
+        ["2", "roots", "12", str(added[1]), str(stored[1]), "beet, leek, swede"],
     ]
     for key, name in (("threshold", "threshold"), ("rank", "selected-rank"), ("full_rank", "full-rank")):
         rows = files[f"{name}-of-each-layer.csv"][1:]
@@ -295,7 +298,7 @@ def test_a_model_shows_what_its_files_hold(model, shop):
     np.testing.assert_allclose(grown, sizes, rtol=1e-12)
     shares = [float(row[1]) for row in files["share-of-the-stored-bytes.csv"][1:]]
     assert sum(shares) == pytest.approx(100)
-    assert shares[0] / shares[1] == pytest.approx(first["bytes"] / second["bytes"])
+    assert shares[0] / shares[1] == pytest.approx(stored[0] / stored[1])
     values = {row[2]: float(row[1]) for row in files["metrics-of-shop.csv"][1:]}
     assert values.keys() == {"parameters_million", "growth", "mean_rank"}
     assert values["growth"] == second["parameters"] / second["isolation_parameters"]

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from filelock import FileLock
 
 from fake_runs import Fake, states
 from pearl.errors import ConfigError, Interrupted
@@ -22,6 +21,7 @@ from pearl.lifecycle.runs import execute
 from pearl.reports.records import read
 from pearl.settings.config import load_config
 from pearl.storage.files import done
+from pearl.storage.locks import Lock, locked
 from pearl.sweeps import jobs, local, slurm
 from pearl.sweeps.board import Board, LineBoard, LiveBoard, Position, Status
 from pearl.sweeps.jobs import Job, run_jobs
@@ -185,7 +185,7 @@ def test_a_damaged_run_fails_and_is_let_be(fake):
 def test_a_locked_run_is_waited_for_while_others_run(fake):
     made = fake.jobs("well", "well")
     made[0].run.mkdir(parents=True)
-    lock = FileLock(made[0].run / ".lock", thread_local=False)
+    lock = Lock(made[0].run / ".lock", made[0].run / ".holder.json")
     lock.acquire()
     threading.Timer(1.0, lock.release).start()
     assert states(run_jobs(made, workers=1)) == ["done", "done"]
@@ -196,7 +196,7 @@ def test_a_lock_that_cannot_be_opened_is_not_waited_for(fake, monkeypatch):
     (made,) = fake.jobs("well")
     made.run.mkdir(parents=True)
     (made.run / ".lock").touch()
-    monkeypatch.setattr(FileLock, "acquire", lambda *_, **__: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    monkeypatch.setattr(Lock, "held", lambda *_: (_ for _ in ()).throw(PermissionError(13, "denied")))
     assert not jobs.locked(made.run)
     assert states(run_jobs([made])) == ["done"], "whoever starts is told by the run itself"
 
@@ -481,7 +481,7 @@ def test_a_busy_run_has_its_own_exit_code(cli):
     run = load_config("digits", TINY).id
     place = Path(os.environ["PEARL_RUNS"]) / run
     place.mkdir(parents=True)
-    with FileLock(place / ".lock"):
+    with locked(place):
         _, err = cli("run", "digits", *TINY, "-q", code=launch.BUSY)
     assert "is at work on it" in err
 

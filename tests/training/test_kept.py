@@ -525,7 +525,7 @@ def test_what_is_damaged_is_trained_again(harm, once, tmp_path):
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RunError("no; do something")])
 def test_where_nothing_can_be_written_it_is_said_once(error, once, tmp_path, monkeypatch):
-    def fails(*args):
+    def fails(*args, **how):
         (args[0]).mkdir()
         raise error
 
@@ -544,7 +544,7 @@ def test_a_folder_that_may_only_be_read_serves(once, tmp_path, monkeypatch):
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(kept.FileLock, "acquire", refused)
+    monkeypatch.setattr(kept.Lock, "acquire", refused)
     monkeypatch.setattr(phases.os, "utime", refused)
     assert one_phase(tmp_path)[1] == [["isolation"]]
     shutil.rmtree(only(tmp_path))
@@ -565,6 +565,23 @@ def test_a_folder_that_may_not_be_looked_into_stops_nothing(once, tmp_path, monk
     method, reused, told, _ = one_phase(tmp_path)
     assert reused == [[]] and "Permission denied" in told.of("note")[0]["text"]
     assert equal(method, once[1])
+
+
+def test_a_phase_that_is_removed_while_it_is_read_was_never_there(once, tmp_path, monkeypatch):
+    """Another process makes room: nothing is damaged, and the phase is trained and kept again."""
+    shutil.copytree(once[0], tmp_path, dirs_exist_ok=True)
+    usual = kept.read_part
+
+    def removed(place, *args):
+        if place.parent == tmp_path and place.exists():
+            shutil.rmtree(place)
+        return usual(place, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept, "read_part", removed)
+        method, reused, told, _ = one_phase(tmp_path)
+    assert reused == [[]] and told.of("note") == [] and equal(method, once[1])
+    assert one_phase(tmp_path)[1] == [["isolation"]]
 
 
 def test_a_process_that_comes_second_waits(tmp_path):

@@ -50,6 +50,9 @@ def command(
         list[Path] | None,
         typer.Option(metavar="DIR", help="At the end, measure on these images too, of old classes or new; repeatable."),
     ] = None,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Throw away what is stored of a task that is half learnt, and begin anew.")
+    ] = False,
     start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to go on from.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     store_every: StoreEvery = 10.0,
@@ -96,6 +99,7 @@ def command(
         nested=nested,
         holdout=holdout,
         allow_new_style=allow_new_style,
+        discard=discard,
         show=logged(display(quiet), log or [], model),
         minutes=store_every,
     )

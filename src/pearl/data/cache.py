@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import time
 import uuid
@@ -28,10 +29,11 @@ from pearl.data.pictures import pixels_of, read_image, unreadable
 from pearl.data.resources import threads
 from pearl.data.sources import Split, reason
 from pearl.errors import DataError
-from pearl.storage.files import sync_folder
+from pearl.storage.inside import sync_folder
 from pearl.storage.paths import data_root
 
 FORMAT = 1  # of the folder and of the pixels in it: raise it when either changes
+_ASIDE = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}\.tmp")  # what is built, or thrown away; all else is not ours
 _STALE_SECONDS = 24 * 3600
 _BATCH = 512  # images decoded ahead of the writer, so that memory stays bounded
 
@@ -149,7 +151,7 @@ def _aside(target: Path) -> Path:
 
 def _remove_stale(root: Path) -> None:
     """Remove what builds left behind that were killed long ago."""
-    for place in root.glob("*.tmp"):
+    for place in (place for place in root.iterdir() if _ASIDE.fullmatch(place.name)):
         with suppress(FileNotFoundError):  # its builder is alive and has just finished
             newest = max(path.stat().st_mtime for path in (place, *place.iterdir()))
             if time.time() - newest > _STALE_SECONDS:

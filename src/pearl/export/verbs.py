@@ -1,8 +1,8 @@
 """`pearl export`: a model written aside, loaded as its user will load it, compared, and only then given its name."""
 
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +12,19 @@ from torch import Tensor
 from pearl.data.decoding import Decoding
 from pearl.data.pictures import Picture, pixels_of
 from pearl.data.sources import image_files
-from pearl.errors import DataError, ExportError, PearlError, counted
+from pearl.errors import DataError, ExportError, PearlError, counted, reason
 from pearl.export.adapters import write_peft
 from pearl.export.programs import write_onnx, write_torch
 from pearl.export.trained import FACTS, Trained
 from pearl.lifecycle.model import Model
-from pearl.lifecycle.session import LOCK, locked
 from pearl.settings.config import ModelConfig, RunConfig
 from pearl.settings.parts import SOURCES
 from pearl.settings.registry import nearest
+from pearl.storage.aside import beside
 from pearl.storage.files import check_writable
+from pearl.storage.inside import sync_folder, sync_tree
 from pearl.storage.paths import runs_root
 
-_OLD = "replaced"  # what --force is about to replace, for the moment between two renames
 _CHECKED = 16  # images that a result is checked with
 
 
@@ -119,23 +119,18 @@ def _aside(out: Path, *, force: bool, folder: bool) -> Iterator[Path]:
     if not out.parent.is_dir():
         raise ExportError(f"{out}: cannot be written (no such folder); choose another place with -o")
     check_writable(out.parent, mend="choose another place with -o")
-    beside = out.with_name(f".{out.name}.new")
-    with locked(beside):
-        try:
-            _put_back(beside, out)  # what an export that was killed had in its hands
-            for leftover in (place for place in beside.iterdir() if place.name not in LOCK):
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    try:
+        with beside(out, rescue=partial(_put_back, out)) as made:
             if out.exists() or out.is_symlink():
                 _check_replaced(out, force=force, folder=folder)
-            yield beside / out.name
+            yield made / out.name
+            sync_tree(made)
             if folder and out.exists():
-                out.rename(beside / _OLD)
-            (beside / out.name).replace(out)
-        except OSError as error:
-            raise ExportError(f"{out}: cannot be written ({error.strerror or error}); choose another -o") from None
-        finally:
-            _put_back(beside, out)
-            shutil.rmtree(beside, ignore_errors=True)
+                out.rename(_old(out, made))
+            (made / out.name).replace(out)
+            sync_folder(out.parent)
+    except OSError as error:
+        raise ExportError(f"{out}: cannot be written ({reason(error)}); choose another -o") from None
 
 
 def _check_replaced(out: Path, *, force: bool, folder: bool) -> None:
@@ -146,9 +141,15 @@ def _check_replaced(out: Path, *, force: bool, folder: bool) -> None:
         raise ExportError(f"{out}: is not an earlier export of this kind; choose another -o, or move it away")
 
 
-def _put_back(beside: Path, out: Path) -> None:
-    if (beside / _OLD).exists() and not out.exists():
-        (beside / _OLD).rename(out)
+def _put_back(out: Path, made: Path) -> None:
+    """Bring back what an export was about to replace, if it was killed before it had."""
+    if _old(out, made).exists() and not out.exists():
+        _old(out, made).rename(out)
+
+
+def _old(out: Path, made: Path) -> Path:
+    """Where what --force replaces is, for the moment between two renames."""
+    return made / f"replaced-{out.name}"
 
 
 _WRITERS: dict[str, Callable[[Trained, Path, Tensor], float | None]] = {

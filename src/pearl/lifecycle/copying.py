@@ -1,44 +1,44 @@
 """A model that begins with what another directory has learnt."""
 
-import shutil
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pearl.errors import RunError
+from pearl.errors import RunError, reason, remedy
 from pearl.lifecycle.saved import CODE, config_bytes, read_config, task_infos, verify
-from pearl.lifecycle.session import LOCK, locked
 from pearl.settings.config import ModelConfig, check_config
-from pearl.storage.files import MANIFEST, finished
-
-# what may lie in a directory before its configuration does
-_EARLY = {*LOCK, "resume", "events.jsonl"}
+from pearl.storage.aside import beside
+from pearl.storage.checkpoint import FILES
+from pearl.storage.files import MANIFEST, PENDING, finished, read_regular
+from pearl.storage.inside import is_temporary, replace_file, sync_folder, sync_tree
+from pearl.storage.locks import LOCK
 
 
 @contextmanager
 def made_aside(path: Path) -> Iterator[Path]:
-    """A locked folder in which a model is made that gets its name, `path`, when it is whole.
+    """A folder in which a model is made that gets its name, `path`, when it is whole.
 
     Raises:
         RunError: there is something of that name, or the place cannot be written to.
         Busy: another process is at it.
     """
-    aside = path.with_name(f".{path.name}.copy")
-    with locked(aside):
-        try:
-            if path.exists():
-                raise RunError(f"{path}: another process has made it meanwhile; run the same command again")
-            for leftover in aside.iterdir():  # of a copy that was killed
-                if leftover.is_dir():
-                    shutil.rmtree(leftover)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside(path) as folder:
+            aside = folder / path.name
+            aside.mkdir()
             yield aside
-            aside.rename(path)  # with its lock
-        except (OSError, shutil.Error) as error:
-            raise RunError(
-                f"{path}: cannot be made ({getattr(error, 'strerror', None) or error}); mend permissions or free space"
-            ) from None
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
+            sync_tree(aside)
+            if path.exists():
+                raise FileExistsError
+            aside.rename(path)
+            sync_folder(path.parent)
+    except OSError as error:
+        if error.errno in (None, errno.EEXIST, errno.ENOTEMPTY):
+            raise RunError(f"{path}: another process has made it meanwhile; run the same command again") from None
+        fix = remedy(error, "choose another place")
+        raise RunError(f"{path}: cannot be made ({reason(error)}); {fix}") from None
 
 
 def check_whole(path: Path) -> None:
@@ -62,16 +62,23 @@ def copy_model(start: Path, path: Path) -> None:
     raw = read_config(start).model_dump(mode="json", include=set(ModelConfig.model_fields))
     with made_aside(path) as aside:
         for folder in (start / "reference", *finished(start)):
-            shutil.copytree(folder, aside / folder.relative_to(start))
+            copy_part(folder, aside / folder.relative_to(start))
         copy_beside(start, aside, check_config(raw, ModelConfig))
+
+
+def copy_part(source: Path, target: Path) -> None:
+    """Copy the files that `write_part` wrote into a folder, and nothing else that may lie there."""
+    for name in (MANIFEST, *FILES):
+        if (source / name).is_file():
+            replace_file(target / name, read_regular(source / name))
 
 
 def copy_beside(start: Path, path: Path, config: ModelConfig) -> None:
     """What a model has beside the folders of its tensors, with this configuration."""
     for name in ("classes.json", "environment.json", CODE):
         if (start / name).is_file():
-            shutil.copy2(start / name, path / name)
-    (path / "config.yaml").write_bytes(config_bytes(config))
+            replace_file(path / name, read_regular(start / name))
+    replace_file(path / "config.yaml", config_bytes(config))
 
 
 def is_copy(path: Path, start: Path, name: str) -> bool:
@@ -95,5 +102,12 @@ def check_place(path: Path, source: Path | None, instead: str = "choose another 
             raise RunError(f"{path}: is there already; {instead}")
     elif path.exists() and not path.is_dir():
         raise RunError(f"{path}: is a file; choose another name for the model")
-    elif path.is_dir() and (source or {place.name for place in path.iterdir()} - _EARLY):
+    elif path.is_dir() and (source or not all(map(_is_early, path.iterdir()))):
         raise RunError(f"{path}: a folder of other things, not a model; choose a name that is not there yet")
+
+
+def _is_early(place: Path) -> bool:
+    """Whether something may lie in a directory before its configuration does."""
+    if place.name == "resume" and place.is_dir():  # somebody may have a folder of that name, and all in it is removed
+        return (place / Path(PENDING).name).is_file() or all(is_temporary(each.name) for each in place.iterdir())
+    return place.name in (*LOCK, "events.jsonl") or is_temporary(place.name)

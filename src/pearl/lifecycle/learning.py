@@ -7,7 +7,6 @@ learnt what it is made of, so that `resume` needs nothing else.
 
 import hashlib
 import shlex
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ from pearl.data.batches import Task, fold
 from pearl.data.decoding import Decoding
 from pearl.data.given import Given, check_aliases, given, name_of
 from pearl.data.pictures import unreadable
-from pearl.errors import ConfigError, DataError, RunError, printable
+from pearl.errors import ConfigError, DataError, RunError, TrainingError, printable
 from pearl.lifecycle import outcome
 from pearl.lifecycle.choices import Backbone, config_for, has_statistics
 from pearl.lifecycle.copying import check_place, copy_model, is_copy
@@ -38,7 +37,9 @@ from pearl.lifecycle.saved import (
 from pearl.lifecycle.session import session
 from pearl.names import class_name, without_marks
 from pearl.settings.config import ModelConfig, admit, as_stored, check_config
-from pearl.storage.files import MANIFEST, PENDING, finished, half_learnt, read_json, write_json
+from pearl.storage.aside import remove_leftovers
+from pearl.storage.files import MANIFEST, PENDING, finished, half_learnt, read_json, stored_checkpoints, write_json
+from pearl.storage.inside import remove_tree
 from pearl.training.engine import Engine, Observer
 
 
@@ -59,6 +60,7 @@ def learn(
     nested: bool = False,
     holdout: float = 0.0,
     allow_new_style: bool = False,
+    discard: bool = False,
 ) -> None:
     """Let the model at `path` learn the classes of `data` as task `task`.
 
@@ -88,11 +90,13 @@ def learn(
     task = task and class_name(task)
     name = name_of(data) if task is None else task
     source = None if start is None or is_copy(path, Path(start), name) else Path(start)
+    if start is not None and source is None:  # the copy was made, but its maker was perhaps killed just then
+        remove_leftovers(path)
     check_place(path, source, "leave out --from to go on with it, or choose another name")
     config = config_for(path, source, recipe, backbone, overrides)
     how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
     how |= {"aliases": dict(aliases or {}), "fast": fast, "nested": nested, "holdout": holdout}
-    how["allow_new_style"] = allow_new_style
+    how |= {"allow_new_style": allow_new_style, "discard": discard}
     _learn(path, data, task, config, source=source, **how)
 
 
@@ -111,7 +115,9 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
     try:
         data, name, config = known["data"], known["name"], check_config(known["config"], ModelConfig)
     except ConfigError as error:
-        raise RunError(f"{path / PENDING}: damaged ({error}); begin the task anew with `pearl learn`") from None
+        raise RunError(
+            f"{path / PENDING}: damaged ({error}); begin the task anew with `pearl learn --discard`"
+        ) from None
     if not data:
         raise RunError(
             f"{path}: task {name!r} was of images in memory; give them again: pearl.learn({str(path)!r}, ...)"
@@ -130,6 +136,7 @@ def _learn(
     *,
     source: Path | None = None,
     resumed: bool = False,
+    discard: bool = False,
     aliases: dict[str, str],
     fast: bool,
     nested: bool,
@@ -141,7 +148,7 @@ def _learn(
 ) -> None:
     show = show or Observer()
     size, before = config.images.stored, source or path
-    known, settings = _half_learnt(path), config.model_dump(mode="json")
+    known, settings = {} if discard else _half_learnt(path), config.model_dump(mode="json")
     try:
         read: dict[str, Any] = {"decoding": Decoding.of(config.images), "on_progress": _progress(show)}
         found = given(data, size, part="train", nested=nested, **read)
@@ -165,24 +172,21 @@ def _learn(
         if method.oracle:
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         engine = Engine(config, device=device)
+        facts: dict[str, Any] = {"index": done, "name": name, "classes": list(names), "config": settings}
+        facts |= {"fast": fast, "aliases": aliases, "holdout": holdout}
+        if not resumed and not facts.items() <= known.items():  # before the images are decoded
+            _check_nothing_half_learnt(path, known, config)
         pixels = decode(found, size, show)
         images = facts_of(pixels, found.labels)
-        facts = {
-            "index": done,
-            "name": name,
-            "classes": list(names),
-            **images,
-            "config": settings,
-            "fast": fast,
-            "aliases": aliases,
-            "holdout": holdout,
-        }
+        facts |= images
         same = all(known.get(key) == value for key, value in facts.items())
         if resumed and not same:
             raise RunError(
                 f"{found.place}: not the images that the half-learnt task {name!r} began with; bring those back, "
-                f"or begin it anew with `pearl learn`"
+                f"or begin it anew with `pearl learn --discard`"
             )
+        if not same:
+            _check_nothing_half_learnt(path, known, config)
         infos = task_infos(before)
         every = [label for info in infos for label in info.classes]
         index_of = {label: index for index, label in enumerate([*every, *new])}
@@ -209,9 +213,9 @@ def _learn(
             if len(finished(path)) != done:
                 raise RunError(f"{path}: another process has learnt a task meanwhile; run the same command again")
             if not same:
-                shutil.rmtree(path / "resume", ignore_errors=True)
+                remove_tree(path / "resume", path)
                 origin = {"data": found.place or "", "nested": nested, "precision": work.engine.precision}
-                write_json(path / PENDING, {"format": 1, **facts, **origin})
+                write_json(path / PENDING, {"format": 1, **facts, **origin}, within=path)
             if begun:
                 method = load_method(path, config, done, place=work.engine.place)
             else:
@@ -230,7 +234,12 @@ def _learn(
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
             how: dict[str, Any] = {"also": again_shown, "measure": measure}
-            work.learn(method, task, **how, train=settings["train"], seed=config.seed, **images)
+            try:
+                work.learn(method, task, **how, train=settings["train"], seed=config.seed, **images)
+            except TrainingError as error:
+                if not stored_checkpoints(path):
+                    raise
+                raise TrainingError(f"{error}; with other settings the task begins anew, by --discard") from None
     finally:
         show.close()
 
@@ -278,6 +287,20 @@ def _half_learnt(path: Path) -> dict[str, Any]:
         with suppress(ConfigError):  # a damaged one equals no other, so that the task begins anew
             known["config"] = as_stored(known["config"], ModelConfig)
     return known
+
+
+def _check_nothing_half_learnt(path: Path, known: Mapping[str, Any], config: ModelConfig) -> None:
+    """Refuse to throw away what is stored of another task, if anything is.
+
+    Raises:
+        RunError: naming the task, and both ways to go on.
+    """
+    if known and stored_checkpoints(path):
+        again = resume_command(path, config) if known["data"] else "the same pearl.learn, with the same images"
+        raise RunError(
+            f"{path}: task {known['name']!r} is half learnt; go on with: {again}; or throw it away with --discard "
+            f"(in Python discard=True)"
+        )
 
 
 def _heads_alone(path: Path, done: int, config: ModelConfig) -> Iterator[str]:

@@ -17,9 +17,10 @@ from pearl.lifecycle.saved import read_config
 from pearl.methods.base import Method
 from pearl.methods.common.subnetworks import SubNetworks
 from pearl.settings.config import RunConfig, check_config
-from pearl.storage.checkpoint import WEIGHTS, read_part
-from pearl.storage.files import done, finished, read_json
+from pearl.storage.checkpoint import WEIGHTS, read_files
+from pearl.storage.files import MANIFEST, done, finished, read_json
 from pearl.storage.paths import runs_root
+from pearl.storage.shapes import Part
 from pearl.training.engine import Engine, Observer
 from pearl.training.replay import Replay
 
@@ -135,7 +136,8 @@ class Taken(Engine):
         replay.begin(method, task.id)
         state = dict(method.state_dict())
         for folder in self.parts[0 if task.id == 0 else task.id + 1 : task.id + 2]:
-            state |= {name: value for name, value in read_part(folder)[0].items() if not name.startswith("chain.")}
+            weights = read_files(folder, read_json(folder / MANIFEST, Part), {WEIGHTS})
+            state |= {name: value for name, value in weights.items() if not name.startswith("chain.")}
         method.load_state_dict(state, strict=True)
         self.place(method).requires_grad_(False)
         if method.chain is not None:

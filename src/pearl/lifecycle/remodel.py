@@ -4,7 +4,6 @@ The model stays as it is; the result is another directory, whole or not there. I
 had it had this classifier from the start, as far as the images are the same.
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from pearl.data.decoding import Decoding
 from pearl.data.given import Given, check_aliases, given
 from pearl.data.sources import some
 from pearl.errors import ConfigError, DataError, RunError, printable
-from pearl.lifecycle.copying import check_place, check_whole, copy_beside, made_aside
+from pearl.lifecycle.copying import check_place, check_whole, copy_beside, copy_part, made_aside
 from pearl.lifecycle.learning import decode, facts_of
 from pearl.lifecycle.saved import TaskInfo, check_method, load_method, read_config, task_infos
 from pearl.methods.common.subnetworks import SubNetworks
 from pearl.settings.config import ModelConfig, RunConfig, check_config
 from pearl.settings.registry import nearest
-from pearl.storage.checkpoint import changed, read_part, snapshot, write_part
+from pearl.storage.checkpoint import changed, read_part, remove_replaced, snapshot, write_part
 from pearl.training.engine import Engine, Observer
 
 OWN = ("format", "sha256", "bytes", "tensors")  # what `write_part` says in a manifest
@@ -63,7 +62,7 @@ def refit_model(
         if not isinstance(made, SubNetworks) or (chain := made.chain) is None:
             raise ConfigError(f"method={config.method['name']} keeps no sub-networks that statistics could be of")
         with made_aside(to) as aside:
-            shutil.copytree(path / "reference", aside / "reference")
+            copy_part(path / "reference", aside / "reference")
             for t, info in enumerate(infos):
                 named = [files[name] for name in info.classes]
                 labels = np.repeat(np.arange(len(named)), [len(each) for each in named])
@@ -83,6 +82,8 @@ def refit_model(
                 facts |= {**made.facts(t), "refitted": facts_of(pixels, labels)}
                 write_part(aside / info.folder.relative_to(path), {**tensors, **added}, facts, made.file_of)
             copy_beside(path, aside, config)
+            if not config.engine.earlier_states:
+                remove_replaced(aside)
     finally:
         show.close()
 

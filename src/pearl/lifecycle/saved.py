@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -32,7 +33,7 @@ from pearl.storage.files import (
     read_json,
     read_regular,
 )
-from pearl.storage.shapes import Classes, Reference, Task
+from pearl.storage.shapes import Classes, Part, Reference, Task
 
 CODE = "method.py"  # a copy of the file that the method was taken from, for who names it
 
@@ -183,12 +184,15 @@ def task_rows(task: int, shapes: dict[str, list[int]]) -> set[int]:
 
 def verify(path: Path) -> list[str]:
     """What is wrong with the files of a model, a line each; every checksum is computed."""
-    wrong = []
-    for folder in (path / "reference", *finished(path)):
+    wrong: list[str] = []
+    replaced: set[str] = set()
+    for folder in (*reversed(finished(path)), path / "reference"):
         try:
-            read_part(folder, Reference if folder.name == "reference" else Task)
+            read_part(folder, Reference if folder.name == "reference" else Task, replaced)
         except RunError as error:
-            wrong.append(str(error))
+            wrong.insert(0, str(error))
+        with suppress(RunError):
+            replaced |= set(read_json(folder / MANIFEST, Part)["tensors"])
     try:
         check_no_gap(path)
         if task_infos(path):

@@ -5,8 +5,6 @@ Of several that train together all have a session, and the first one locks and w
 
 import json
 import os
-import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,17 +14,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from filelock import FileLock, Timeout
 
 from pearl.data.batches import Task
-from pearl.errors import Busy, Interrupted, Lost, RunError
+from pearl.errors import Interrupted, Lost, RunError, reason, remedy
 from pearl.lifecycle.notes import notes
 from pearl.lifecycle.recognition import sample, unlearnt
-from pearl.lifecycle.saved import CODE, config_bytes, isolation_size, task_infos
+from pearl.lifecycle.saved import CODE, config_bytes, isolation_size, read_config, task_infos
 from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
-from pearl.storage.checkpoint import changed, snapshot, write_part
+from pearl.storage.checkpoint import changed, remove_replaced, snapshot, write_part
 from pearl.storage.files import (
     FORMAT,
     PENDING,
@@ -35,18 +32,18 @@ from pearl.storage.files import (
     folder_name,
     half_learnt,
     listed,
-    read_regular,
     task_folders,
     write_file,
     write_json,
 )
+from pearl.storage.inside import is_temporary, open_to_append, remove_temporaries, remove_tree
+from pearl.storage.locks import Lock, locked
 from pearl.training.engine import Engine, Observer
 from pearl.training.machine import device_name, versions
 from pearl.training.replay import Replay
 from pearl.training.stop import Stop
 from pearl.training.world import World, lost
 
-LOCK = (".lock", ".holder.json")  # what a directory has in it while a process holds it
 Precision = Literal["auto", "fp32", "bf16"]
 
 
@@ -76,13 +73,13 @@ def session(
     log = Log(path / "events.jsonl", show or Observer()) if world.first else Observer()
     made = engine(config, device=device, precision=precision, observer=log, world=world)
     stop = Stop(several=world.size > 1)
-    with locked(path) if world.first else nullcontext(), stop.caught():
-        for leftover in path.rglob(".*.[0-9]*.tmp") if world.first else []:  # of a write that was killed
-            leftover.unlink(missing_ok=True)
+    with locked(path) if world.first else nullcontext() as lock, stop.caught():
+        if world.first:
+            remove_temporaries(path)
         check_no_gap(path)
         replay = Replay(path / "resume", minutes=minutes, stop=stop, world=world)
         replay.keep_only(len(finished(path)))
-        work = Session(path, config, made, log, replay)
+        work = Session(path, config, made, log, replay, lock)
         work.complete()
         try:
             with METHODS.blamed(config.method["name"]):
@@ -105,48 +102,20 @@ def check_inside(path: Path) -> None:
     here = os.path.realpath(path)
     for folder in (path, path / "tasks", path / "resume", *path.glob("tasks/*"), *path.glob("resume/*")):
         for place in folder.iterdir() if folder.is_dir() else ():
+            if is_temporary(place.name):  # is removed, and never written to
+                continue
             if place.is_symlink() and not os.path.realpath(place).startswith(f"{here}{os.sep}"):
                 raise RunError(f"{place}: leads outside of the directory; put what it stands for in its place")
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a directory for this process. The lock goes with its process, however that ends.
-
-    Raises:
-        Busy: another process holds it, and which.
-        RunError: it cannot be written to.
-    """
-    lock, holder = FileLock(path / LOCK[0]), path / LOCK[1]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        try:
-            who = json.loads(read_regular(holder))
-            name = f"process {who['pid']} on {who['host']} since {who['since']}"
-        except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            name = "another process"
-        raise Busy(f"{path}: {name} is at work on it; wait for it to end, or stop it") from None
-    except OSError as error:
-        raise RunError(
-            f"{path}: cannot be written ({error.strerror}); mend its permissions, free space, or choose another place "
-            f"(PEARL_RUNS, for runs)"
-        ) from None
-    try:
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        write_file(holder, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode())
-        yield
-    finally:
-        holder.unlink(missing_ok=True)
-        lock.release()
 
 
 class Session:
     """See `session`."""
 
-    def __init__(self, path: Path, config: ModelConfig, engine: Engine, log: Observer, replay: Replay) -> None:
+    def __init__(
+        self, path: Path, config: ModelConfig, engine: Engine, log: Observer, replay: Replay, lock: Lock | None
+    ) -> None:
         self.path, self.config, self.engine, self.log, self.replay = path, config, engine, log, replay
+        self.lock = lock  # of the first process alone
         self.world = engine.world
 
     def begin(self, method: Method) -> Method:
@@ -155,11 +124,12 @@ class Session:
         if not self.world.first:
             return method
         if source := METHODS.source(self.config.method["name"]):
-            write_file(self.path / CODE, source)
-        write_file(self.path / "config.yaml", config_bytes(self.config))
-        write_json(self.path / "environment.json", environment(self.engine))
+            write_file(self.path / CODE, source, within=self.path)
+        write_file(self.path / "config.yaml", config_bytes(self.config), within=self.path)
+        write_json(self.path / "environment.json", environment(self.engine), within=self.path)
         self.list_classes()  # none: from now on this file is there
-        write_part(self.path / "reference", snapshot(method.state_dict()), {"parameters": method.size()})
+        facts = {"parameters": method.size()}
+        write_part(self.path / "reference", snapshot(method.state_dict()), facts, within=self.path)
         return method
 
     def learn(
@@ -187,7 +157,7 @@ class Session:
             return
         added = changed(self.replay.start, method.state_dict())
         for folder in task_folders(self.path).get(task.id, []):  # of an attempt that was killed
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder, self.path)
         classes = [len(info.classes) for info in task_infos(self.path)] + [len(task.classes)]
         facts = {
             "task": task.id,
@@ -203,28 +173,44 @@ class Session:
             **method.facts(task.id),
             **measure(method),
         }
-        write_part(self.path / "tasks" / folder_name(task.id, task.name), added, facts, method.file_of)
-        self.list_classes()
-        self.replay.end()
-        for note in () if self.config.smoke else unlearnt(method, task.view, *some, task.shown):
-            self.log.event("note", task=task.id, text=note)
-        self.log.event(
-            "learnt", task=task.id, parameters=method.size(), seconds=round(time.perf_counter() - started, 2)
-        )
+        if self.lock:
+            self.lock.check()
+        folder = self.path / "tasks" / folder_name(task.id, task.name)
+        write_part(folder, added, facts, method.file_of, within=self.path)
+        try:
+            self.list_classes()
+            self._thin_out()
+            self.replay.end()
+            for note in () if self.config.smoke else unlearnt(method, task.view, *some, task.shown):
+                self.log.event("note", task=task.id, text=note)
+            seconds_in_all = round(time.perf_counter() - started, 2)
+            self.log.event("learnt", task=task.id, parameters=method.size(), seconds=seconds_in_all)
+        except RunError as error:
+            raise RunError(f"{error}; task {task.name!r} is learnt and stored all the same") from None
 
     def complete(self) -> None:
         """Do what is done after a task's manifest is written, if a process died before it had."""
         if not self.world.first:
             return
-        if (self.path / PENDING).is_file() and not half_learnt(self.path):
-            shutil.rmtree(self.path / "resume", ignore_errors=True)
+        with suppress(RunError):  # a damaged note: `learn` removes it if it is asked to discard
+            if (self.path / PENDING).is_file() and not half_learnt(self.path):
+                remove_tree(self.path / "resume", self.path)
         if len(listed(self.path)) < len(finished(self.path)):
             self.list_classes()
+        self._thin_out()
+
+    def _thin_out(self) -> None:
+        """Remove what only states of before the newest task need, unless they are to be kept."""
+        if not finished(self.path):
+            return
+        settings = self.config, read_config(self.path)  # what is written there is of version 0.1, perhaps
+        if not any(config.engine.earlier_states for config in settings):
+            remove_replaced(self.path)
 
     def list_classes(self) -> None:
         """Write classes.json, the manifests' class names in order of arrival."""
         tasks = [{"name": info.name, "classes": list(info.classes)} for info in task_infos(self.path)]
-        write_json(self.path / "classes.json", {"format": FORMAT, "tasks": tasks})
+        write_json(self.path / "classes.json", {"format": FORMAT, "tasks": tasks}, within=self.path)
 
 
 class Log(Observer):
@@ -237,15 +223,14 @@ class Log(Observer):
         """Append one line, and show it."""
         line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **facts})
         try:
-            with self.file.open("ab+") as file:
+            with open_to_append(self.file, self.file.parent) as file:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(size - 1, 0))
                 cut = file.read(1) not in (b"", b"\n")  # a line whose writer was killed
                 file.write(b"\n" * cut + line.encode() + b"\n")
         except OSError as error:
-            raise RunError(
-                f"{self.file}: cannot be written ({error.strerror}); free space or permissions there"
-            ) from None
+            fix = remedy(error, "move it away")
+            raise RunError(f"{self.file}: cannot be written ({reason(error)}); {fix}") from None
         self.show.event(kind, **facts)
 
     def step(self, done: int, total: int) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 from lightning_fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from pearl.errors import ReportError
+from pearl.errors import ReportError, RunError
 from pearl.reports.records import Epochs, events
 from pearl.settings.registry import nearest
+from pearl.storage.inside import check_no_links
 from pearl.training.engine import Observer
 
 KINDS = ("tensorboard", "csv", "wandb")
@@ -65,6 +66,8 @@ class Logs(Observer):
     def _guarded(self, act: Any, *args: Any) -> None:
         try:
             act(*args)
+        except RunError:  # of a link, in words of its own
+            raise
         except Exception as error:  # each logger fails in its own way
             reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
             raise ReportError(
@@ -73,6 +76,7 @@ class Logs(Observer):
 
     def _open(self) -> None:
         folder = self.directory / "logs"
+        check_no_links(folder)  # the loggers' own code would write through them
         new = [kind for kind in self.kinds if kind == "csv" or not (folder / kind).is_dir()]
         if "csv" in self.kinds:  # Fabric's begins it anew, with a warning
             (folder / "csv" / "metrics.csv").unlink(missing_ok=True)

@@ -28,6 +28,7 @@ from pearl.storage.files import (
     manifests,
     read_json,
     read_regular,
+    stored_bytes,
 )
 from pearl.storage.paths import runs_root
 from pearl.storage.shapes import EVENTS, Environment, Reference, Results
@@ -260,10 +261,10 @@ def _config(file: Path) -> dict[str, Any]:
 
 def _learnt(path: Path, tasks: int | None = None) -> list[Learnt]:
     """What each of the first `tasks` manifests (all if not given) says."""
-    return [_of_task(manifest) for _, manifest in manifests(path, tasks)]
+    return [_of_task(folder, manifest) for folder, manifest in manifests(path, tasks)]
 
 
-def _of_task(manifest: Mapping[str, Any]) -> Learnt:
+def _of_task(folder: Path, manifest: Mapping[str, Any]) -> Learnt:
     keys = ("threshold", "rank", "full_rank", "rows_and_columns")
     return Learnt(
         name=manifest["name"],
@@ -271,7 +272,7 @@ def _of_task(manifest: Mapping[str, Any]) -> Learnt:
         images=manifest.get("images"),
         parameters=manifest["parameters"],
         isolation=manifest.get("isolation_parameters"),
-        bytes=manifest["bytes"],
+        bytes=stored_bytes(folder, manifest),
         layers={layer["layer"]: {key: layer[key] for key in keys} for layer in manifest.get("layers", [])},
         seconds=manifest["seconds"],
         reused=manifest.get("reused", []),

@@ -1,6 +1,7 @@
 """What the command line prints about names, recipes and runs, and tables of text. Reads files; trains nothing."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from pearl.settings.config import read_recipe, recipe_names
 from pearl.settings.declared import declared
 from pearl.settings.parts import METHODS
 from pearl.settings.registry import nearest
-from pearl.storage.files import MANIFEST, finished, read_json
+from pearl.storage.files import MANIFEST, finished, half_learnt, read_json, stored_bytes, stored_checkpoints
 from pearl.storage.paths import runs_root
 from pearl.storage.shapes import Reference, Results, Task
 from pearl.storage.sheets import aligned
@@ -201,7 +202,8 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
     manifests = []
     for folder in finished(path):
         try:
-            manifests.append(read_json(folder / MANIFEST, Task))
+            manifest = read_json(folder / MANIFEST, Task)
+            manifests.append({**manifest, "bytes": stored_bytes(folder, manifest)})
         except RunError:  # one of `damaged`
             manifests.append({})
     keys = (
@@ -228,6 +230,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
             {"folder": folder.name, **{key: manifest.get(key) for key in keys}}
             for folder, manifest in zip(finished(path), manifests, strict=True)
         ],
+        "half_learnt": _half_learnt(path, damaged),
         "damaged": damaged,
     }
     lines = [
@@ -263,8 +266,24 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
             f"rank {layer['rank']} of {layer['full_rank']}"
             for layer in layers
         ]
+    if half := facts["half_learnt"]:
+        lines += ["", f"task {printable(half['task'])}: half learnt; {half['fix']}"]
     lines += ["", *map(printable, damaged)] if damaged else ["", "all checksums hold"]
     return facts, "\n".join(lines)
+
+
+def _half_learnt(path: Path, damaged: list[str]) -> dict[str, Any] | None:
+    """The task that a model is learning, and how to go on; a note of it that is damaged is one line more of those."""
+    try:
+        known = half_learnt(path)
+    except RunError as error:
+        damaged.append(f"{error}, or begin the task anew with --discard")
+        return None
+    if not known:
+        return None
+    again = f"pearl resume {shlex.quote(str(path))}" if known["data"] else "the same pearl.learn, with the same images"
+    fix = f"go on with: {again}; or throw it away with --discard"
+    return {"task": known["name"], "checkpoints": [place.name for place in stored_checkpoints(path)], "fix": fix}
 
 
 def inspection_json(facts: dict[str, Any]) -> str:

@@ -94,7 +94,7 @@ class RunConfig(ModelConfig):
 
 Config = TypeVar("Config", bound=ModelConfig)
 _PARTS = {"data": SOURCES, "backbone": BACKBONES, "method": METHODS}
-_SAME_RESULT = {"cuda_graphs", "reuse"}  # of the engine, what decides how long it takes alone
+_SAME_RESULT = {"cuda_graphs", "reuse", "earlier_states"}  # of the engine, what decides no number of a result
 _PART_KEYS = {*_PARTS, "rank"}  # the rank rule is a part of a part
 
 

@@ -212,3 +212,5 @@ class EngineConfig(Section):
     """Record training steps on a GPU and replay them, 3 to 4 times as fast for small batches. Losses are the same."""
     reuse: Annotated[bool, Born(True)] = True
     """Whether a run takes phases that another one has trained, bit for bit the same, and keeps its own for others."""
+    earlier_states: Annotated[bool, Born(True)] = False
+    """Keep what only states of before the newest task need (`--tasks`): with class statistics megabytes a task."""

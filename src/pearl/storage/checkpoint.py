@@ -6,8 +6,12 @@ folders 0..t. A folder counts when its manifest is there: it is written last, by
 Tensors that are not always needed together may lie in several files of a folder, as their method says.
 """
 
+import errno
 import hashlib
+import json
+import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pearl.errors import RunError, counted, short_of_memory
+from pearl.errors import RunError, counted, reason, short_of_memory
 from pearl.storage.files import FORMAT, MANIFEST, finished, manifests, open_regular, read_json, write_file, write_json
+from pearl.storage.inside import remove_file
 from pearl.storage.shapes import Part
 
 WEIGHTS = "weights.safetensors"
@@ -71,16 +76,24 @@ def in_weights(name: str) -> str:
 
 
 def write_part(
-    folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], file_of: FileOf = in_weights
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    file_of: FileOf = in_weights,
+    *,
+    within: Path | None = None,
 ) -> None:
-    """Store one folder of a run: the tensors, then the manifest with their checksums and `facts`."""
+    """Store one folder of a run: the tensors, then the manifest with their checksums and `facts`.
+
+    `within` is the run, below which the folder has to lie whatever links there are.
+    """
     files: dict[str, dict[str, Tensor]] = {WEIGHTS: {}}
     for name, tensor in tensors.items():
         files.setdefault(file_of(name), {})[name] = tensor
     digests, size = {}, 0
     for file, content in files.items():
         data = save(content)
-        write_file(folder / file, data)
+        write_file(folder / file, data, within=within)
         digests[file] = sha256(data)
         size += len(data)
     manifest = {
@@ -89,18 +102,26 @@ def write_part(
         "bytes": size,
         "tensors": {key: list(value.shape) for key, value in tensors.items()},
     }
-    write_json(folder / MANIFEST, {**facts, **manifest})
+    write_json(folder / MANIFEST, {**facts, **manifest}, within=within)
 
 
-def read_part(folder: Path, shape: type[Part] = Part) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_part(
+    folder: Path, shape: type[Part] = Part, replaced: Collection[str] = ()
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and manifest of one folder; its checksums are verified, and that they are those of the manifest.
+
+    Running statistics may be missing where all of them are among the tensors that later tasks have `replaced`.
 
     Raises:
         RunError: a file is missing or damaged; the message names it.
     """
     manifest = read_json(folder / MANIFEST, shape)
-    tensors = read_files(folder, manifest)
-    if tensors.keys() != manifest["tensors"].keys():
+    thinned = RUNNING in manifest["sha256"] and not (folder / RUNNING).exists()
+    tensors = read_files(folder, manifest, {WEIGHTS, STATISTICS} if thinned else FILES)
+    missing = manifest["tensors"].keys() - tensors.keys()
+    if thinned and not missing <= set(replaced):
+        raise _unreadable(folder / RUNNING, os.strerror(errno.ENOENT))
+    if tensors.keys() - manifest["tensors"].keys() or (missing and not thinned):
         raise _other_tensors(folder / WEIGHTS)
     return tensors, manifest
 
@@ -118,13 +139,35 @@ def read_files(folder: Path, manifest: Mapping[str, Any], files: Collection[str]
     return tensors
 
 
+def remove_replaced(run: Path) -> None:
+    """Remove the running statistics of tasks that later ones have replaced; only earlier states would need them.
+
+    They go after the later task's folder is whole. What cannot be removed stays.
+
+    Raises:
+        RunError: a manifest is damaged.
+    """
+    replaced: set[str] = set()
+    for folder, manifest in reversed([*manifests(run, None, Part)]):
+        with suppress(OSError, ValueError, RunError):
+            if replaced and _names_in(folder / RUNNING) <= replaced:
+                remove_file(folder / RUNNING, run)
+        replaced |= set(manifest["tensors"])
+
+
+def _names_in(file: Path) -> set[str]:
+    """Names of the tensors in a file, of which only its head is read."""
+    with open_regular(file) as opened:
+        return set(json.loads(opened.read(int.from_bytes(opened.read(8), "little")))) - {"__metadata__"}
+
+
 def _read_file(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         with open_regular(file) as opened:
             # of one that has grown no more than tells it: it may be larger than memory
             data = opened.read(manifest["bytes"] + 1)
     except OSError as error:
-        raise RunError(f"{file}: cannot be read ({error.strerror}); restore it from a copy of the run") from None
+        raise _unreadable(file, reason(error)) from None
     if sha256(data) != manifest["sha256"].get(file.name):
         raise RunError(
             f"{file}: checksum differs from its manifest, the file is damaged; restore it from a copy, or, to learn "
@@ -144,6 +187,10 @@ def _read_file(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     return tensors
 
 
+def _unreadable(file: Path, why: str) -> RunError:
+    return RunError(f"{file}: cannot be read ({why}); restore it from a copy of the run")
+
+
 def _other_tensors(file: Path) -> RunError:
     return RunError(f"{file}: other tensors than its manifest lists; restore both from a copy of the run")
 
@@ -157,7 +204,8 @@ def load_state(
 ) -> dict[str, Tensor]:
     """The state_dict after the first `tasks` tasks of a run (all finished ones if not given).
 
-    With the `file_of` that it was written with, running statistics that a later task has replaced are not read.
+    With the `file_of` that it was written with, running statistics that a later task has replaced are not read; without
+    it all of those that are there are.
     `needed` says, by the statistics, of how many tasks the weights are enough (None: of all): others are left out.
 
     Raises:
@@ -172,7 +220,7 @@ def load_state(
         raise RunError(f"{run}: it has {counted(len(folders), 'finished task')}, not {tasks}; run it further first")
     parts = list(manifests(run, tasks, Part))  # each in its own place, so that what is newest is laid over all else
     newer: set[str] = set()
-    stale = set()
+    stale = {folder for folder, manifest in parts[:-1] if not (folder / RUNNING).exists()} if file_of is None else set()
     if file_of is not None:
         for folder, manifest in reversed(parts):
             running = {name for name in manifest["tensors"] if file_of(name) == RUNNING}
@@ -181,7 +229,17 @@ def load_state(
             newer |= running
     statistics: dict[str, Tensor] = {}
     for folder, manifest in parts:
-        statistics |= read_files(folder, manifest, {STATISTICS} if folder in stale else {STATISTICS, RUNNING})
+        files = {STATISTICS} if folder in stale else {STATISTICS, RUNNING}
+        try:
+            statistics |= read_files(folder, manifest, files)
+        except RunError:
+            removed = RUNNING in files & manifest["sha256"].keys() and not (folder / RUNNING).exists()
+            if not removed or len(parts) == len(finished(run)):  # counted again: another process may have learnt one
+                raise
+            raise RunError(
+                f"{run}: its state after {counted(len(parts), 'task')} was not kept, as a later task has replaced "
+                f"{folder.name}/{RUNNING}; use the newest state, or make models with engine.earlier_states=true"
+            ) from None
     enough = needed(statistics) if needed else None
     state, _ = read_part(run / "reference")
     for index, (folder, manifest) in enumerate(parts):

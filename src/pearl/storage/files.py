@@ -7,14 +7,14 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
-from pearl.errors import RunError
+from pearl.errors import RunError, reason, remedy
+from pearl.storage.inside import replace_file
 from pearl.storage.shapes import Classes, Pending, Record, Results, Task
 
 FORMAT = 1  # of a run directory; a higher number than this cannot be read
@@ -22,31 +22,23 @@ MANIFEST = "manifest.json"
 PENDING = "resume/task.json"  # what the task that a model is learning is made of
 
 
-def write_file(path: Path, data: bytes, *, mend: str = "set PEARL_RUNS to another folder") -> None:
-    """Write a whole file or none of it: temporary name, fsync, atomic rename, fsync of the folder.
+def write_file(
+    path: Path, data: bytes, *, within: Path | None = None, mend: str = "set PEARL_RUNS to another folder"
+) -> None:
+    """Write a whole file or none of it (see `inside.replace_file`).
 
-    `mend` is what a user can do if that folder cannot be written to.
+    `within` is the folder below which it has to lie, whatever links there are. `mend` is what a user can do if that
+    folder cannot be written to.
 
     Raises:
-        RunError: no space or no permission.
+        RunError: no space or no permission, or the file would lie outside of `within`.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        _make_folder(path.parent)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
+        replace_file(path, data, within)
     except OSError as error:
         raise RunError(
-            f"{path}: cannot be written ({error.strerror}); free space or permissions there, or {mend}, then run the "
-            f"same command again"
+            f"{path}: cannot be written ({reason(error)}); {remedy(error, mend)}, then run the same command again"
         ) from None
-    finally:
-        with suppress(OSError):  # there only if something went wrong, and perhaps not even then
-            temporary.unlink()
 
 
 def check_writable(folder: Path, *, mend: str = "choose another place (PEARL_RUNS, for runs)") -> None:
@@ -62,26 +54,7 @@ def check_writable(folder: Path, *, mend: str = "choose another place (PEARL_RUN
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise RunError(
-            f"{folder}: cannot be written ({error.strerror}); mend its permissions, free space, or {mend}"
-        ) from None
-
-
-def _make_folder(path: Path) -> None:
-    """A folder that a power cut does not take away again, nor the folders that were made to hold it."""
-    if not path.is_dir():
-        _make_folder(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    """See the names in a folder onto the disk."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        raise RunError(f"{folder}: cannot be written ({reason(error)}); {remedy(error, mend)}") from None
 
 
 def open_regular(path: str | Path) -> BinaryIO:
@@ -112,9 +85,9 @@ def read_regular(path: str | Path) -> bytes:
         return file.read()
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON whole or not at all."""
-    write_file(path, (json.dumps(value, indent=1) + "\n").encode())
+def write_json(path: Path, value: Any, *, within: Path | None = None) -> None:
+    """Write JSON whole or not at all; see `write_file`."""
+    write_file(path, (json.dumps(value, indent=1) + "\n").encode(), within=within)
 
 
 def read_json(path: Path, shape: type[Record] = Record) -> dict[str, Any]:
@@ -199,6 +172,11 @@ def manifests(run: Path, tasks: int | None = None, shape: type[Record] = Task) -
         yield folder, manifest
 
 
+def stored_bytes(folder: Path, manifest: Mapping[str, Any]) -> int:
+    """Bytes of a task's tensors on disk; as its manifest says where none of them are kept."""
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or int(manifest["bytes"])
+
+
 def listed(run: Path) -> list[tuple[str, list[str]]]:
     """Name and classes of each task by classes.json, the second copy of what manifests say; none if it is not there.
 
@@ -223,6 +201,11 @@ def half_learnt(model: Path) -> dict[str, Any]:
     """
     note = read_json(model / PENDING, Pending) if (model / PENDING).is_file() else {}
     return {} if note.get("index") in range(len(finished(model))) else note
+
+
+def stored_checkpoints(run: Path) -> list[Path]:
+    """What is stored of the task that a model or run is learning; nothing if none is."""
+    return sorted(manifest.parent for manifest in (run / "resume").glob(f"*/{MANIFEST}"))
 
 
 def done(run: Path) -> bool:

@@ -21,7 +21,7 @@ from pearl.storage.paths import as_path, data_root
 STALE = 24 * 3600.0  # seconds after which what a killed process left may go
 _ASIDE = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}\.tmp")
 _ENTRY = re.compile(r"[0-9a-f]{64}")
-_LOCK = re.compile(r"[0-9a-f]{64}\.lock")
+_LOCK = re.compile(r"[0-9a-f]{64}\.(lock|holder\.json)")
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
-
 from pearl.errors import ConfigError, Interrupted, PearlError, RunError, WeightsError, counted
 from pearl.settings.config import RunConfig, load_config
 from pearl.storage import files
+from pearl.storage.locks import is_held
 from pearl.storage.paths import find, runs_root
 from pearl.sweeps.board import Board, Position, Status
 from pearl.sweeps.executors import Executor, Process
@@ -353,15 +352,9 @@ class _Work:
 
 def locked(run: Path) -> bool:
     """Whether a process is at work on a run; asked without making its directory."""
-    if not (run / ".lock").exists():
-        return False
-    try:
-        with FileLock(run / ".lock", timeout=0):
-            return False
-    except Timeout:
-        return True
-    except OSError:  # whoever starts it will be told why it cannot be locked
-        return False
+    with suppress(OSError):  # whoever starts it will be told why it cannot be locked
+        return is_held(run)
+    return False
 
 
 def stored(run: Path) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pearl.errors import ConfigError
+from pearl.storage.inside import open_to_append
 from pearl.sweeps.executors import Process
 from pearl.training import launch
 
@@ -43,7 +44,7 @@ class Local:
 
     def start(self, worker: int, arguments: Sequence[str], log: Path) -> Process:
         """See `Executor`."""
-        with log.open("ab") as file:
+        with open_to_append(log) as file:
             return _Child(launch.child(arguments, self.environments[worker], file))
 
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from torch import Tensor, nn
 
 from pearl.errors import RunError
 from pearl.settings.config import ModelConfig
 from pearl.storage import phases
 from pearl.storage.checkpoint import read_part, snapshot, write_part
+from pearl.storage.locks import Held, Lock
 from pearl.storage.shapes import Moment
 from pearl.training.content import together
 from pearl.training.replay import Progress
@@ -58,17 +58,18 @@ class Kept:
 
     @contextmanager
     def _alone(self, key: str, tell: Tell) -> Iterator[None]:
-        """No other process is in here with the same key; but where a folder cannot be locked, one may be."""
+        """No other process is in here with the same key; but where a folder may only be read, one may be."""
         with ExitStack() as held:
-            with suppress(OSError, NotImplementedError):  # of a folder that may only be read, or has no locks
+            with suppress(OSError):  # of a folder that may only be read
                 self.folder.mkdir(parents=True, exist_ok=True)
-                lock = FileLock(self.folder / f"{key}.lock")
+                lock = Lock(self.folder / f"{key}.lock", self.folder / f"{key}.holder.json")
                 try:
-                    held.enter_context(lock.acquire(timeout=0))
-                except Timeout:
+                    lock.acquire()
+                except Held:
                     tell("another process trains the same phase; its result will be taken")
-                    held.enter_context(lock.acquire(poll_interval=0.2))
-                held.callback(_remove, Path(lock.lock_file))  # who waits for it finds it gone, and makes another one
+                    lock.wait()
+                held.callback(lock.release)
+                held.callback(_remove, lock.file)  # who waits for it finds it gone, and makes another one
             yield
 
     def find(self, key: str, modules: Sequence[nn.Module], steps: int, world: World, tell: Tell) -> Progress | None:
@@ -97,6 +98,8 @@ class Kept:
         try:
             found = _read(place, key, modules, steps)
         except RunError as error:
+            if not place.exists():  # another process has just made room
+                return None
             tell(f"a phase that was kept is damaged and trained again ({str(error).partition(';')[0]})")
             shutil.rmtree(place, ignore_errors=True)
             return None
@@ -113,7 +116,7 @@ class Kept:
             size = sum(tensor.nbytes for tensor in tensors.values())
             if not phases.make_room(self.folder, size):
                 raise RunError(f"{size / 1e6:.0f} MB are more than may lie there, see PEARL_CACHE_GB")
-            write_part(aside, tensors, {"phase": phase, **progress.facts})
+            write_part(aside, tensors, {"phase": phase, **progress.facts}, within=self.folder)
             aside.rename(place)
         except (OSError, RunError) as error:
             if not self._told:

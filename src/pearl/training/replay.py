@@ -6,7 +6,7 @@ them runs again with the same seeds, and the phase that was cut off goes on afte
 RUN/resume/TASK-PHASE-STEP/     tensors of that moment, and a manifest; gone when the task is complete
 """
 
-import shutil
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,10 +20,13 @@ from torch import Tensor, nn
 from pearl.errors import Interrupted, RunError, counted
 from pearl.methods.base import Method, Phase
 from pearl.storage.checkpoint import changed, read_part, snapshot, write_part
+from pearl.storage.inside import remove_tree
 from pearl.storage.shapes import Moment
 from pearl.training.optimizers import Optimizers, states
 from pearl.training.stop import Stop
 from pearl.training.world import World
+
+_MOMENT = re.compile(r"[0-9]{3,}-[0-9]{2,}-[0-9]{8,}")  # task, phase, step
 
 
 @dataclass
@@ -70,6 +73,7 @@ class Replay:
         world: World | None = None,
     ) -> None:
         self.folder, self.minutes, self.stop, self.world = folder, minutes, stop or Stop(), world or World()
+        self.run = folder.parent if folder else None
         self.start: dict[str, Tensor] = {}  # the state before the task
         self._stored_at = time.monotonic()
 
@@ -83,7 +87,7 @@ class Replay:
         """Remove what is stored of other tasks: a process may have died between completing one and clearing up."""
         for place in self._moments("") if self.world.first else []:
             if not place.name.startswith(f"{task:03d}-"):
-                shutil.rmtree(place, ignore_errors=True)
+                remove_tree(place, self.run)
         if self.folder and self.world.first:
             with suppress(OSError):  # it is not there, or something is left in it
                 self.folder.rmdir()
@@ -92,7 +96,7 @@ class Replay:
         """The task is complete."""
         self.start = {}
         if self.folder and self.world.first:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_tree(self.folder, self.run)
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -121,10 +125,10 @@ class Replay:
             older = self._moments(prefix)
             place = self.folder / f"{prefix}{progress.done:08d}"
             tensors = scene.state(self.start, progress, random)
-            write_part(place, tensors, {"phase": scene.phase.name, **progress.facts})
+            write_part(place, tensors, {"phase": scene.phase.name, **progress.facts}, within=self.run)
             for other in older:
                 if other != place:
-                    shutil.rmtree(other, ignore_errors=True)
+                    remove_tree(other, self.run)
         self.world.wait()  # none ends before it is on disk
         self._stored_at = time.monotonic()
         if requested:
@@ -153,7 +157,8 @@ class Replay:
         return None
 
     def _moments(self, prefix: str) -> list[Path]:
-        return sorted(self.folder.glob(f"{prefix or '[0-9]'}*")) if self.folder and self.folder.is_dir() else []
+        there = self.folder.iterdir() if self.folder and self.folder.is_dir() else ()
+        return sorted(place for place in there if _MOMENT.fullmatch(place.name) and place.name.startswith(prefix))
 
 
 @dataclass

@@ -1,0 +1,229 @@
+"""What a directory keeps, and what it removes: half-learnt tasks if asked to, statistics that later tasks replaced."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import pearl
+from pearl.errors import Interrupted, RunError
+from pearl.lifecycle import session
+from pearl.lifecycle.learning import learn, resume
+from pearl.lifecycle.saved import verify
+from pearl.reports.text import inspection
+from pearl.storage.checkpoint import RUNNING
+from pearl.storage.files import finished, stored_checkpoints
+from photos import SETTINGS, StopAt, digit, weights_of, write_photos
+
+SHORT = {**SETTINGS, "backbone": {"name": "convnet", "width": 2}, "method": "finetune", "train": {"epochs": 2}}
+STATISTICS = {**SHORT, "method": "pearl", "train": {"epochs": 1}, "engine": {"max_steps": 1}}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    root = tmp_path_factory.mktemp("photos")
+    for name, first in (("first", 0), ("second", 2), ("third", 4)):
+        write_photos(root / name, {f"{name} {i}": first + i for i in (0, 1)}, 4)
+    return root
+
+
+@pytest.fixture(scope="module")
+def half(photos, tmp_path_factory):
+    """A model of one task, in the middle of its second."""
+    path = tmp_path_factory.mktemp("half") / "model"
+    learn(path, photos / "first", overrides=SHORT)
+    with pytest.raises(Interrupted, match="all of it is stored; go on with: pearl resume"):
+        learn(path, photos / "second", show=StopAt("finetune", 1))
+    return path
+
+
+@pytest.fixture
+def model(half, tmp_path):
+    return Path(shutil.copytree(half, tmp_path / "model"))
+
+
+def flip(file):
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+
+
+def contents(path):
+    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+# ------------------------------------------------------------------------------------------------ half-learnt tasks
+
+
+@pytest.mark.parametrize("other", ["data", "settings"])
+def test_a_half_learnt_task_is_not_thrown_away_unasked(other, model, photos):
+    before = {name: data for name, data in contents(model).items() if "resume" in name.parts}
+    assert before
+    what = {"data": (photos / "third", {}), "settings": (photos / "second", {"overrides": {"train": {"epochs": 3}}})}
+    data, how = what[other]
+    fix = rf"task 'second' is half learnt; go on with: pearl resume {model}; or throw it away with --discard"
+    with pytest.raises(RunError, match=fix):
+        learn(model, data, **how)
+    assert {name: data for name, data in contents(model).items() if "resume" in name.parts} == before
+    resume(model)
+    assert [task.name for task in pearl.load(model).tasks] == ["first", "second"]
+
+
+def test_other_images_of_the_same_names_do_not_throw_it_away(model, photos, tmp_path):
+    """Their pixels say it, which are read last."""
+    other = write_photos(tmp_path / "second", {"second 0": 2, "second 1": 3}, 4, start=5)
+    with pytest.raises(RunError, match="half learnt"):
+        learn(model, other)
+    assert stored_checkpoints(model)
+
+
+def test_it_is_thrown_away_when_asked_to(model, photos, tmp_path):
+    learn(model, photos / "third", discard=True)
+    assert [task.name for task in pearl.load(model).tasks] == ["first", "third"]
+    assert not (model / "resume").exists()
+    pearl.load(model).learn(photos / "second", discard=True, quiet=True)  # there is none: no mistake
+
+
+def test_the_same_task_begins_anew_when_asked_to(model, photos, cli):
+    (model / "resume" / "task.json").write_text("{")  # a damaged note can be thrown away, too
+    _, text = inspection(model)
+    assert "resume/task.json: damaged" in text and "--discard" in text
+    cli("learn", model, "--data", photos / "second", "-q", code=2)
+    cli("learn", model, "--data", photos / "second", "-q", "--discard")
+    assert len(finished(model)) == 2 and not (model / "resume").exists()
+
+
+def test_inspect_shows_it(model, half, cli):
+    out, _ = cli("inspect", model)
+    assert f"task second: half learnt; go on with: pearl resume {model}; or throw it away with --discard" in out
+    facts = json.loads(cli("inspect", model, "--json")[0])["half_learnt"]
+    assert facts["task"] == "second" and facts["checkpoints"] == [place.name for place in stored_checkpoints(half)]
+    shutil.rmtree(model / "resume")
+    assert inspection(model)[0]["half_learnt"] is None
+
+
+def test_an_attempt_of_which_nothing_is_stored_is_no_loss(model, photos):
+    """Such as one that ran out of memory in its first step: what is mended is often a setting."""
+    for place in stored_checkpoints(model):
+        shutil.rmtree(place)
+    learn(model, photos / "second", overrides={"train": {"epochs": 3}})
+    assert len(finished(model)) == 2
+
+
+def test_a_folder_that_is_called_resume_is_somebodys(photos, tmp_path):
+    letters = tmp_path / "applications" / "resume"
+    letters.mkdir(parents=True)
+    (letters / "cv.pdf").write_bytes(b"x")
+    with pytest.raises(RunError, match="a folder of other things, not a model"):
+        learn(tmp_path / "applications", photos / "first", overrides=SHORT)
+    assert (letters / "cv.pdf").exists()
+
+
+@pytest.mark.parametrize("step", ["list_classes", "_thin_out"])
+def test_an_error_after_the_task_is_stored_says_so(step, model, photos, monkeypatch):
+    usual = getattr(session.Session, step)
+
+    def fails(self):
+        if len(finished(self.path)) == 2:
+            raise RunError("disk: cannot be written (No space left on device)")
+        usual(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.Session, step, fails)
+        with pytest.raises(RunError, match=r"No space.*; task 'second' is learnt and stored all the same$"):
+            learn(model, photos / "second")
+    learn(model, photos / "second")  # nothing is left to do but that
+    assert len(json.loads((model / "classes.json").read_text())["tasks"]) == 2 and not (model / "resume").exists()
+
+
+# -------------------------------------------------------------------------------------------------- earlier states
+
+
+@pytest.fixture(scope="module")
+def grown(photos, tmp_path_factory):
+    """The same model twice, of which the second keeps its earlier states; and as it was after its first task."""
+    root = tmp_path_factory.mktemp("grown")
+    for name, keep in (("newest", False), ("all", True)):
+        settings = {**STATISTICS, "engine": {**STATISTICS["engine"], "earlier_states": keep}}
+        pearl.learn(root / name, photos / "first", quiet=True, **settings)
+        if not keep:
+            shutil.copytree(root / name, root / "one")
+        for task in ("second", "third"):
+            pearl.learn(root / name, photos / task, quiet=True)
+    return root
+
+
+def kept(path):
+    return [(folder / RUNNING).exists() for folder in finished(path)]
+
+
+def answer(path, tasks=None):
+    return pearl.load(path, tasks=tasks).predict(digit(1)[0], top=9)
+
+
+def test_the_newest_statistics_are_kept_alone(grown):
+    assert kept(grown / "newest") == [False, False, True] and kept(grown / "all") == [True] * 3
+    assert verify(grown / "newest") == [] == verify(grown / "all")
+    assert answer(grown / "newest") == answer(grown / "all")
+    newest = weights_of(grown / "newest")
+    assert newest.items() < weights_of(grown / "all").items()
+    task = inspection(grown / "newest")[0]["tasks"][0]
+    files = (grown / "newest" / "tasks" / task["folder"]).glob("*.safetensors")
+    assert task["bytes"] == sum(file.stat().st_size for file in files)
+
+
+def test_an_earlier_state_is_there_or_one_line_says_why(grown, cli):
+    assert answer(grown / "all", 1) == answer(grown / "one")
+    line = r"its state after 2 tasks was not kept, as a later task has replaced 001-second/running\.safetensors; use "
+    with pytest.raises(RunError, match=line):
+        answer(grown / "newest", 2)
+    _, err = cli("predict", grown / "newest", "x.jpg", "--tasks", 1, code=2)
+    assert err.count("\n") == 1 and "engine.earlier_states=true" in err
+
+
+@pytest.mark.parametrize("harm", ["lost", "flipped"])
+def test_damage_of_the_newest_is_reported(harm, grown, tmp_path):
+    path = Path(shutil.copytree(grown / "newest", tmp_path / "model"))
+    file = finished(path)[-1] / RUNNING
+    file.unlink() if harm == "lost" else flip(file)
+    with pytest.raises(RunError, match=r"002-third/running\.safetensors: (cannot be read|checksum differs)"):
+        answer(path)
+    (line,) = verify(path)
+    assert "002-third/running.safetensors" in line
+
+
+def test_damage_of_earlier_tasks_is_told_from_what_was_replaced(grown, tmp_path):
+    path = Path(shutil.copytree(grown / "newest", tmp_path / "model"))
+    (finished(path)[0] / "statistics.safetensors").unlink()
+    (line,) = verify(path)
+    assert "000-first/statistics.safetensors: cannot be read" in line
+
+
+def test_killed_before_the_older_go_it_is_made_up_for(grown, photos, tmp_path, monkeypatch):
+    path = Path(shutil.copytree(grown / "one", tmp_path / "model"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+        def killed(self):
+            if len(finished(self.path)) == 2:
+                assert kept(path) == [True, True], "the newest is whole before the older go"
+                raise KeyboardInterrupt
+
+        patch.setattr(session.Session, "_thin_out", killed)
+        learn(path, photos / "second")
+    assert kept(path) == [True, True] and len(answer(path)) == 1
+    learn(path, photos / "third")
+    assert kept(path) == [False, False, True] and answer(path) == answer(grown / "newest")
+
+
+def test_a_copy_has_what_the_model_has(grown, photos, tmp_path):
+    (tmp_path / "outside").write_text("of others")
+    start = Path(shutil.copytree(grown / "newest", tmp_path / "start"))
+    os.mkfifo(finished(start)[0] / "pipe")  # is no file of a model: it would never end
+    (finished(start)[0] / "more").symlink_to("/dev/zero")
+    more = write_photos(tmp_path / "more", {"six": 6, "seven": 7}, 4)
+    learn(tmp_path / "copy", more, start=start)
+    assert kept(tmp_path / "copy") == [False, False, False, True]
+    there = {file.name for file in finished(tmp_path / "copy")[0].iterdir()}
+    assert there == {"manifest.json", "weights.safetensors", "statistics.safetensors"}
