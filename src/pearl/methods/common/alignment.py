@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Batches, Task
-from pearl.methods.base import Method, Phase
+from pearl.methods.base import Method, Network, Phase
 from pearl.methods.common.gaussians import GaussianDraws
 from pearl.methods.common.scatter import pack, unpack
 from pearl.methods.common.statistics import ClassStatistics, class_covariances
@@ -86,6 +86,20 @@ class Aligned(Method):
             kept = self.covariances[f"{t}"]
             moved = [pack(linear.T @ unpack(triangle.double(), self.heads.dim) @ linear) for triangle in kept]
             self.covariances.add(f"{t}", torch.stack(moved).to(kept))
+
+    @torch.no_grad()
+    def carry_draws(self, network: Network, each: int, floor: float) -> None:
+        """Map all classes' distributions by a network (B, dim) -> (B, dim): estimates from `each` drawn features."""
+        drawn, means, c = self.gaussians(each, floor), self.statistics.means(), 0
+        for t in range(len(self.statistics)):
+            kept = self.covariances[f"{t}"].clone()
+            for triangle in kept:
+                noise = torch.randn(each, self.heads.dim).to(drawn.means)
+                rows = network(drawn.means[c] + noise @ drawn.factors[c].T).double()
+                triangle.copy_(pack(rows.T.cov()))
+                means[c], c = rows.mean(0), c + 1
+            self.covariances.add(f"{t}", kept)
+        self.statistics.move(means - self.statistics.means())
 
     def gaussians(
         self,
