@@ -42,6 +42,7 @@ from pearl.methods.prompts.lgcl import Lgcl
 from pearl.methods.prompts.pgp import DualPromptPgp, L2PPgp
 from pearl.methods.prompts.sprompts import SiPrompts
 from pearl.methods.prototypes.aper import Aper
+from pearl.methods.prototypes.efcpp import EfcPlusPlus
 from pearl.methods.prototypes.fecam import FeCam
 from pearl.methods.prototypes.fetril import FeTril
 from pearl.methods.prototypes.il2a import IL2A
@@ -50,6 +51,7 @@ from pearl.methods.prototypes.loranpac import LoRanPac
 from pearl.methods.prototypes.ncm import NearestMean
 from pearl.methods.prototypes.pass_ import PASS
 from pearl.methods.prototypes.ranpac import RanPac
+from pearl.methods.prototypes.seed import Seed
 from pearl.methods.prototypes.ssre import SSRE
 from pearl.methods.regularization.ewc import OnlineEwc
 from pearl.methods.regularization.lwf import Lwf
@@ -199,6 +201,8 @@ ZOO = {
     "pass": lambda: PASS(small_resnet()),
     "il2a": lambda: IL2A(small_resnet()),
     "ssre": lambda: SSRE(small_resnet()),
+    "efcpp": lambda: EfcPlusPlus(small_resnet()),
+    "seed": lambda: Seed(small_resnet(), experts=2, features=5),
     "aper": lambda: Aper(small_vit()),
     "aper, deep prompts": lambda: Aper(small_vit(), tuning="vpt_deep", prompt_token_num=2),
     "aper on a ResNet": lambda: Aper(small_resnet()),

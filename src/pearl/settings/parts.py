@@ -58,6 +58,8 @@ METHODS = Registry(
         "pass": "pearl.methods.prototypes.pass_:PASS",
         "il2a": "pearl.methods.prototypes.il2a:IL2A",
         "ssre": "pearl.methods.prototypes.ssre:SSRE",
+        "efcpp": "pearl.methods.prototypes.efcpp:EfcPlusPlus",
+        "seed": "pearl.methods.prototypes.seed:Seed",
         "aper": "pearl.methods.prototypes.aper:Aper",
         "ranpac": "pearl.methods.prototypes.ranpac:RanPac",
         "loranpac": "pearl.methods.prototypes.loranpac:LoRanPac",
