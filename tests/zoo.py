@@ -42,6 +42,7 @@ from pearl.methods.prompts.lgcl import Lgcl
 from pearl.methods.prompts.pgp import DualPromptPgp, L2PPgp
 from pearl.methods.prompts.sprompts import SiPrompts
 from pearl.methods.prototypes.aper import Aper
+from pearl.methods.prototypes.apr import Apr
 from pearl.methods.prototypes.efcpp import EfcPlusPlus
 from pearl.methods.prototypes.fecam import FeCam
 from pearl.methods.prototypes.fetril import FeTril
@@ -203,6 +204,7 @@ ZOO = {
     "ssre": lambda: SSRE(small_resnet()),
     "efcpp": lambda: EfcPlusPlus(small_resnet()),
     "seed": lambda: Seed(small_resnet(), experts=2, features=5),
+    "apr": lambda: Apr(small_resnet(), replayed=6, replay_batch=8, drift_images=6, steps=2, drift_steps=2),
     "aper": lambda: Aper(small_vit()),
     "aper, deep prompts": lambda: Aper(small_vit(), tuning="vpt_deep", prompt_token_num=2),
     "aper on a ResNet": lambda: Aper(small_resnet()),

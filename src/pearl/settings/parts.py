@@ -60,6 +60,7 @@ METHODS = Registry(
         "ssre": "pearl.methods.prototypes.ssre:SSRE",
         "efcpp": "pearl.methods.prototypes.efcpp:EfcPlusPlus",
         "seed": "pearl.methods.prototypes.seed:Seed",
+        "apr": "pearl.methods.prototypes.apr:Apr",
         "aper": "pearl.methods.prototypes.aper:Aper",
         "ranpac": "pearl.methods.prototypes.ranpac:RanPac",
         "loranpac": "pearl.methods.prototypes.loranpac:LoRanPac",

@@ -15,11 +15,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pearl.data.batches import Batch, Task, batch_bounds
+from pearl.data.batches import Batch, Task
 from pearl.methods.adapters.slcapp import SlowLora
 from pearl.methods.base import Phase
 from pearl.methods.common.alignment import alignment, symmetric_cross_entropy
-from pearl.methods.common.gaussians import linear_map
+from pearl.methods.common.gaussians import Pairs, linear_map
 from pearl.nn.growing import Classifier, TaskHeads
 from pearl.nn.precision import full
 
@@ -67,23 +67,6 @@ class WeaklyNonlinear(nn.Module):
     def nonlinearity(self) -> Tensor:
         """The squared weight of the MLP."""
         return self.alphas.softmax(0)[2].square()
-
-
-class Pairs:
-    """Batches of features of the same images before and after a task, in the places of images and labels."""
-
-    def __init__(self, before: Tensor, after: Tensor) -> None:
-        self.before, self.after = before, after
-
-    def __len__(self) -> int:
-        return len(self.before)
-
-    def batches(self, size: int, seed: int, *, skip: int = 0) -> Iterator[Batch]:
-        """See `Batches.batches`."""
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed)).to(self.before.device)
-        for start, stop in batch_bounds(len(self), size)[skip:]:
-            rows = order[start:stop]
-            yield Batch(self.before[rows], self.after[rows], rows)
 
 
 class Sldc(SlowLora):

@@ -51,6 +51,23 @@ class GaussianDraws:
             yield Batch(x[rows], rows // self.each, rows)
 
 
+class Pairs:
+    """Batches of features of the same images before and after a task, in the places of images and labels."""
+
+    def __init__(self, before: Tensor, after: Tensor) -> None:
+        self.before, self.after = before, after
+
+    def __len__(self) -> int:
+        return len(self.before)
+
+    def batches(self, size: int, seed: int, *, skip: int = 0) -> Iterator[Batch]:
+        """See `Batches.batches`."""
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed)).to(self.before.device)
+        for start, stop in batch_bounds(len(self), size)[skip:]:
+            rows = order[start:stop]
+            yield Batch(self.before[rows], self.after[rows], rows)
+
+
 def drift(before: Tensor, after: Tensor, means: Tensor, sigma: float) -> Tensor:
     """How far means (classes, dim) have moved, judged by the same images' features (N, dim) before and after.
 

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase
+from pearl.methods.common.statistics import ClassStatistics
 from pearl.methods.common.teacher import frozen
 from pearl.nn.growing import Grown, TaskTensors
 from pearl.nn.precision import full
 
 LEAST = 1e-8  # first added to variances; ten times as much until a covariance is positive definite
+CHUNK = 128  # images at once
 UNKNOWN = -1e8  # log-density of a class that an expert has not seen
 
 Count = Annotated[int, Field(ge=1)]
@@ -58,16 +60,12 @@ class Seed(Method):
         self.most, self.width, self.alpha, self.temperature = experts, features, alpha, temperature
         self.copies = Grown(lambda: copy.deepcopy(self.backbone))  # the second expert and so on
         self.bottlenecks = Grown(lambda: nn.Linear(self.heads.dim, features))
+        self.statistics = ClassStatistics(features)  # of the first expert
         self.gaussians = TaskTensors(buffers=True)  # "t.j.mean" (k, features), "t.j.root" (k, features, features)
-
-    @property
-    def tasks(self) -> int:
-        """How many have been learnt."""
-        return sum(name.endswith("/0/mean") for name, _ in self.gaussians.named_buffers())
 
     def train(self, mode: bool = True) -> "Seed":
         """Fine-tuning leaves running statistics as they are."""
-        super().train(mode and self.tasks < self.most)
+        super().train(mode and len(self.statistics) < self.most)
         return self
 
     def learn(self, task: Task) -> Iterator[Phase]:
@@ -89,8 +87,12 @@ class Seed(Method):
             loss = partial(self.finetuning_loss, task, chosen, head, teacher)
             yield Phase("seed_finetune", params, loss, extra=head, steady=True)
         self.requires_grad_(False)
+        self.statistics.grow(len(task.classes), self.device)
         for j in range(len(self.bottlenecks)):
-            mean, root = self.distributions(task, j)
+            features = self.features_of(task, j)
+            if not j:
+                self.statistics.update(features[:, 0], task.labels - task.first_class)
+            mean, root = distributions(features, task.labels - task.first_class, len(task.classes))
             self.gaussians.add(f"{task.id}.{j}.mean", mean)
             self.gaussians.add(f"{task.id}.{j}.root", root)
 
@@ -120,28 +122,23 @@ class Seed(Method):
         return (1 - self.alpha) * own + self.alpha * F.mse_loss(full(features), before)
 
     @torch.no_grad()
-    def distributions(self, task: Task, j: int) -> tuple[Tensor, Tensor]:
-        """Means (k, features) and Cholesky factors of covariances of a task's classes, for an expert; float64."""
+    def features_of(self, task: Task, j: int) -> Tensor:
+        """Features (N, 2, features) of a task's images and their mirror images, for an expert."""
         self.eval()
-        rows = [
-            torch.stack([full(self.read(j, x)), full(self.read(j, x.flip(3)))], 1).double()
-            for x, _, _ in task.in_order(128)
-        ]
-        features, means, roots = torch.cat(rows), [], []
-        for c in range(len(task.classes)):
-            own = features[task.labels == task.first_class + c].flatten(0, 1)
-            means.append(own.mean(0))
-            roots.append(positive_root(own.T.cov(correction=0)))
-        return torch.stack(means), torch.stack(roots)
+        rows = [torch.stack([self.read(j, x), self.read(j, x.flip(3))], 1) for x, _, _ in task.in_order(CHUNK)]
+        return full(torch.cat(rows))
 
     def least_overlap(self, task: Task) -> int:
         """The expert with the largest mean divergence of a new class from another, in its features before the task."""
-        apart = [divergences(*self.distributions(task, j)).mean() for j in range(len(self.bottlenecks))]
+        apart = []
+        for j in range(len(self.bottlenecks)):
+            own = task.labels - task.first_class
+            apart.append(divergences(*distributions(self.features_of(task, j), own, len(task.classes))).mean())
         return int(torch.stack(apart).argmax())
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """See `Method.forward`: the logarithm of the mean vote of the experts that know a class."""
-        known = self.tasks
+        known = len(self.statistics)
         sizes = [len(self.gaussians[f"{t}.0.mean"]) for t in range(known)]
         votes, voters = [], torch.zeros(sum(sizes), device=x.device)
         for j in range(len(self.bottlenecks)):
@@ -158,12 +155,18 @@ class Seed(Method):
 
     def columns(self, task: int) -> slice:
         """See `Method.columns`."""
-        sizes = [len(self.gaussians[f"{t}.0.mean"]) for t in range(task + 1)]
-        return slice(sum(sizes[:-1]), sum(sizes))
+        return self.statistics.columns(task)
 
     def asked(self) -> int:
         """One pass for each expert."""
         return len(self.bottlenecks)
+
+
+def distributions(features: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Means (classes, d) and Cholesky factors of covariances of features (N, views, d) with labels (N,) from 0."""
+    rows = [features[own == c].flatten(0, 1).double() for c in range(classes)]
+    roots = [positive_root(part.T.cov(correction=0)) for part in rows]
+    return torch.stack([part.mean(0) for part in rows]), torch.stack(roots)
 
 
 def positive_root(covariance: Tensor) -> Tensor:
