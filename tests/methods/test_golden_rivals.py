@@ -22,7 +22,12 @@ from pearl.methods.adapters.slcapp import SlcaPlusPlus
 from pearl.methods.adapters.sldc import Sldc, WeaklyNonlinear
 from pearl.methods.common.alignment import alignment, symmetric_cross_entropy
 from pearl.methods.common.gaussians import linear_map
+from pearl.methods.common.teacher import frozen
+from pearl.methods.prototypes.apr import Apr, distance, pushed
+from pearl.methods.prototypes.closed_form import correlation, mahalanobis, shrink
+from pearl.methods.prototypes.efcpp import EfcPlusPlus, elastic_drift, feature_matrix
 from pearl.methods.prototypes.klda import Discriminant
+from pearl.methods.prototypes.seed import Seed, distributions, divergences, log_density
 from pearl.nn.growing import CosineHeads
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_rivals.json").read_text())
@@ -30,11 +35,17 @@ DIM, IMAGES = 6, torch.arange(5)
 OWN = torch.tensor([2, 3, 3, 2, 3])
 
 
-class Lookup:
+class Lookup(nn.Module):
     """Features that are rows of tables: those that train, and those before the task."""
 
+    dim, pretrained = DIM, False
+
     def __init__(self):
+        super().__init__()
         self.now, self.before = nn.Parameter(numbers(50, 5, DIM)), numbers(51, 5, DIM)
+
+    def forward(self, x):
+        return self.now[x]
 
 
 def stepped(loss, params, times=3, kind=optim.SGD, **options):
@@ -227,11 +238,121 @@ def test_klda(double):
     for c in range(2):
         member.add(numbers(122 + c, 30, DIM), torch.zeros(30, dtype=torch.int64), 1, 1e-13)
     x = numbers(50, 5, DIM)
-    close(member.lift(x), own["random"])
-    close(member.statistics.means(), own["means"])
-    close(member.kept["scatter"], own["scatter"])
+    close(member.lift(x), own["random"], 1e-7)
+    close(member.statistics.means(), own["means"], 1e-7)
+    close(member.kept["scatter"], own["scatter"], 1e-6)  # their factor is in float32
     ours, theirs = member(x), torch.tensor(own["logits"], dtype=torch.float64)
-    close(2 / 58 * (ours[:, 0] - ours[:, 1]), (theirs[:, 0] - theirs[:, 1]).tolist(), 1e-7)
+    close(2 / 58 * (ours[:, 0] - ours[:, 1]), (theirs[:, 0] - theirs[:, 1]).tolist(), 1e-6)
+
+
+def test_efcpp(double):
+    own, table = GOLDEN["efcpp"], Lookup()
+    heads = torch.cat([numbers(52, 2, DIM), numbers(53, 2, DIM)])
+    matrix = feature_matrix(numbers(130, 8, DIM), heads)
+    close(matrix, own["matrix"])
+    method = EfcPlusPlus(table)
+    method.heads.dim = DIM
+    head = with_heads(method, numbers(52, 2, DIM), numbers(53, 2, DIM))
+    method.matrix = matrix
+    task, teacher = make_task(1), lambda x: table.before[x]
+    params = [table.now, head.weight]
+    losses = stepped(
+        lambda batch: method.loss(task, head, teacher, batch), params, kind=optim.Adam, lr=0.05, weight_decay=2e-4
+    )
+    close(losses, [sum(terms) for terms in own["losses"]])
+    close(table.now, own["features"])
+    close(head.weight, own["head"])
+    before = numbers(132, 7, DIM)
+    means = numbers(131, 3, DIM)
+    close(elastic_drift(before, before + 0.3 * numbers(133, 7, DIM), means, matrix, 0.2), own["drift"], 1e-6)
+
+
+def test_seed(monkeypatch, double):
+    """Their covariances are those of a mixture of one normal distribution, which adds 1e-8 to variances as well."""
+    own, table = GOLDEN["seed"], Lookup()
+    method = Seed(table, experts=2, features=3)
+    rows = [
+        [numbers(140 + c, 20, 3) * (1 + c / 4) + c / 3 for c in range(4)],
+        [numbers(150 + c, 20, 3) for c in (2, 3)],
+    ]
+    classes = torch.arange(2).repeat_interleave(20)
+    for j, first in ((0, 0), (0, 1), (1, 1)):
+        pair = rows[j][2 * first - 2 * j :][:2]
+        mean, root = distributions(torch.cat(pair)[:, None], classes, 2)
+        method.gaussians.add(f"{first}.{j}.mean", mean)
+        method.gaussians.add(f"{first}.{j}.root", root)
+    for _ in range(2):
+        method.bottlenecks.grow()
+        method.statistics.grow(2, torch.device("cpu"))
+    features = [numbers(160, 5, 3), numbers(161, 5, 3)]
+    parts = [
+        log_density(features[0], *(method.gaussians[f"{t}.0.{kind}"] for kind in ("mean", "root"))) for t in (0, 1)
+    ]
+    close(torch.cat(parts, 1), own["densities"], 1e-5)
+    monkeypatch.setattr(method, "read", lambda j, x: features[j])
+    close(method(IMAGES).exp(), own["votes"], 1e-5)
+    overlap = [divergences(*(method.gaussians[f"1.{j}.{kind}"] for kind in ("mean", "root"))).mean() for j in range(2)]
+    close(torch.stack(overlap), own["overlap"], 1e-5)
+
+    monkeypatch.setattr(method, "read", lambda j, x: table.now[x])
+    head = nn.Linear(DIM, 2, bias=False)
+    head.weight.data = numbers(53, 2, DIM)
+    teacher = [lambda x: x, lambda x: table.before[x]]
+    losses = stepped(
+        lambda batch: method.finetuning_loss(make_task(1), 0, head, teacher, batch),
+        [table.now, head.weight],
+        lr=0.5,
+        momentum=0.9,
+    )
+    close(losses, own["losses"])
+    close(table.now, own["features"])
+    close(head.weight, own["head"])
+
+
+class Tanh(nn.Module):
+    """A layer on the pixels of an image."""
+
+    dim, pretrained = DIM, False
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(0.3 * numbers(170, DIM, 12))
+
+    def forward(self, x):
+        return torch.tanh(x.flatten(1) @ self.weight.T)
+
+
+def test_apr(double):
+    """Their distillation is a cross-entropy, which is ours plus the teacher's entropy."""
+    own = GOLDEN["apr"]
+    method = Apr(Tanh(), noise=0.0, steps=3, push=0.5, replay_batch=4)
+    with_heads(method, numbers(171, 4, DIM)[:2], numbers(171, 4, DIM)[2:])
+    method.heads.scale.data.fill_(2.0)
+    teacher = frozen(method)
+    del teacher.heads.blocks[1]
+    means, images, others = numbers(172, 2, DIM), numbers(173, 5, 3, 2, 2), numbers(174, 4, 3, 2, 2)
+    y = torch.tensor([2, 3, 3, 2, 3, 0, 1, 1, 0])
+    close(pushed(teacher.backbone, others, means[y[5:]], 3, 0.5).flatten(1), own["pushed"])
+    batch = Batch(torch.cat([images, others]), y, y)
+    optimizer, task = optim.SGD(method.parameters(), lr=0.1, momentum=0.9, weight_decay=2e-4), make_task(1)
+    with torch.no_grad():
+        x = torch.cat([images, pushed(teacher.backbone, others, means[y[5:]], 3, 0.5)])
+        p = (teacher.heads(teacher.backbone(x)) / 2).softmax(1)
+        entropy = -10 * (p * p.log()).sum(1).mean()
+    for terms in own["losses"]:
+        optimizer.zero_grad()
+        loss = method.loss(task, teacher, means, 0.0, batch)
+        close(loss + entropy, sum(terms))
+        loss.backward()
+        optimizer.step()
+    close(method.backbone.weight, own["body"])
+    close(torch.cat([head.weight for head in method.heads]), own["head"])
+    close(method.heads.scale, own["scale"])
+    root, features = numbers(57, DIM, DIM), numbers(50, 5, DIM)
+    precision = torch.linalg.pinv(correlation(shrink(root @ root.T, 24, 24)), hermitian=True)
+    mean = F.normalize(numbers(58, DIM)[None])
+    close(-mahalanobis(F.normalize(features), mean, precision[None])[:, 0], own["mahalanobis"], 1e-7)
+    close(distance(nn.Identity(), Batch(features, numbers(51, 5, DIM), IMAGES)), own["distance"])
 
 
 @pytest.mark.parametrize("name", GOLDEN)
