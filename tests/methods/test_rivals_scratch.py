@@ -196,7 +196,7 @@ def test_images_that_stand_for_old_classes_are_the_nearest_ones():
     assert (batches[0].y[:8] >= 2).all() and (batches[0].y[8:] < 2).all()
     own = batches[2].rows[8:]
     close(batches[2].x[8:], task.batch(own, tuple(draw[own] for draw in draws)).x)
-    assert sorted(torch.cat([b.y[8:] for b in batches]).tolist()) != [0] * 15
+    assert set(torch.cat([b.y[8:] for b in batches]).tolist()) == {0, 1}
 
 
 def test_apr_learns_new_classes_of_new_images_and_old_logits_of_all():
