@@ -73,10 +73,15 @@ def test_the_projector_is_the_identity_at_the_start():
 
 def test_without_its_terms_rsiat_is_ssiat():
     off = {"margin": 0.0, "scale": 20.0, "rs_weight": 0.0, "align_weight": 0.0, "orthogonal_weight": 0.0}
-    ssiat = Ssiat(small(), ffn_num=4, dropout=0.0, draws=16)
-    close(logits(run(make_rsiat(**off), range(2))), logits(run(ssiat, range(2))))
+
+    def learnt(method):
+        state = run(method, range(2)).state_dict()
+        return torch.cat([value.flatten() for name, value in state.items() if name.startswith(("adapters.", "heads."))])
+
+    ssiat = learnt(Ssiat(small(), ffn_num=4, dropout=0.0, draws=16))
+    close(learnt(make_rsiat(**off)), ssiat, atol=1e-7, rtol=0)
     for term in ({"margin": 0.2}, {"rs_weight": 5.0, "rs_warmup": 1}, {"align_weight": 9.0}):
-        assert not torch.allclose(logits(run(make_rsiat(**off | term), range(2))), logits(ssiat), atol=1e-4), term
+        assert (learnt(make_rsiat(**off | term)) - ssiat).abs().max() > 1e-4, term
 
 
 def test_rsiat_holds_features_to_projected_old_ones():
@@ -203,11 +208,11 @@ def e2_lora(**options):
     return E2Lora(small(), draws=16, **options)
 
 
-@torch.no_grad()
 def test_directions_of_e2_lora_are_an_orthonormal_basis_task_by_task():
-    method = run(e2_lora(), range(2))
+    method = run(e2_lora(), range(2)).requires_grad_(False)
     before = logits(method)
     next(method.learn(make_task(2)))
+    method.requires_grad_(False)
     close(logits(method)[:, :4], before, atol=1e-2)  # what was released carried hardly any energy
     for target in method.targets:
         bases = [method.factors[f"{t}.B.{target.label}"] for t in range(3)]
@@ -269,9 +274,8 @@ def test_the_next_task_starts_from_heads_before_the_alignment():
     assert torch.equal(first, method.trained_heads[0].weight) and torch.equal(second, method.trained_heads[1].weight)
 
 
-@torch.no_grad()
 def test_heads_of_earlier_tasks_read_longer_features():
-    method = run(slcapp(decay=0.5), range(3)).eval()
+    method = run(slcapp(decay=0.5), range(3)).requires_grad_(False)
     features = method.features(images())
     parts = [head(scale * features) for head, scale in zip(method.heads, (2.0, 1.5, 1.0), strict=True)]
     close(logits(method), torch.cat(parts, 1))
@@ -302,9 +306,8 @@ def sldc(**options):
     return Sldc(small(), rank=2, **({"draws": 16} | options))
 
 
-@torch.no_grad()
 def test_old_distributions_move_with_the_map():
-    method = run(sldc(operator="none"), range(1))
+    method = run(sldc(operator="none"), range(1)).requires_grad_(False)
     means, rotation = method.statistics.means(), torch.linalg.qr(drawn(WIDTH, WIDTH).double()).Q
     before = method.gaussians(4, 0.0001)
     method.carry(rotation)
