@@ -74,9 +74,9 @@ class E2Lora(Aligned, FrozenVit):
         self.first_rank, self.distill, self.temperature, self.draws = first_rank, distill, temperature, draws
         self.factors = TaskTensors()  # "t.A.target" (rank, inputs), "t.B.target" (outputs, rank)
         self.energies = TaskTensors(buffers=True)  # "t.target" (rank,) float64, falling
-        if reset_norm:
-            nn.init.ones_(backbone.norm.weight)  # type: ignore[arg-type,union-attr]
-            nn.init.zeros_(backbone.norm.bias)  # type: ignore[arg-type,union-attr]
+        for norm in (backbone.norm, backbone.fc_norm) if reset_norm else ():
+            if isinstance(norm, nn.LayerNorm):
+                norm.reset_parameters()
 
     def learn(self, task: Task) -> Iterator[Phase]:
         """Allocate, train, turn; then statistics and the alignment."""
