@@ -32,6 +32,7 @@ class SlowLora(Aligned, SeqLora):
     """
 
     backbones = "vit"
+    own_classes = False  # heads meet in the alignment
     floor = 1e-4  # added to variances
 
     def __init__(self, backbone: nn.Module, **options: Any) -> None:
