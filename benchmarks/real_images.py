@@ -45,6 +45,8 @@ METHODS = {
     "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # somebody's, in $PEARL_DATA
     # Its 60 prompts outnumber the 49 patches of the CPU recipes; on images held out, one is better by 18 points.
     "evoprompt": ["method=evoprompt", "method.length=1"],
+    # At the authors' 1000 images for each of up to 16 old classes, moving these takes longer than learning a task.
+    "apr": ["method=apr", "method.drift_images=100"],
     "sema, low threshold": ["method=sema", "method.exp_threshold=0.9"],  # at the authors' 2 nothing grows here
 }
 SHORT = ["engine.max_steps=3", "engine.precision=fp32", "engine.reuse=false", "stream.test_per_class=3"]
