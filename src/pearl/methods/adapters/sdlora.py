@@ -77,8 +77,8 @@ class SdLora(Method):
             self.factors.add(f"{task.id}.B.{target.label}", b)
         for t in range(task.id + 1) if self.restart else [task.id]:
             self.magnitudes.add(f"{t}", torch.tensor(START, device=self.device))
-        magnitudes = [magnitude.requires_grad_(True) for magnitude in self.magnitudes.in_order()]
-        params = [*self.factors.in_order(f"{task.id}."), *magnitudes, *head.parameters()]
+        self.magnitudes.requires_grad_(True)
+        params = [*self.factors.in_order(f"{task.id}."), *self.magnitudes.in_order(), *head.parameters()]
         yield Phase("sdlora", params, own_loss(self.features, head, task), steady=True)
         self.requires_grad_(False)
 
