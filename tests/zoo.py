@@ -14,11 +14,16 @@ from pearl.lifecycle.small import SIZE, small_resnet, small_vit
 from pearl.methods.adapters.ada import Ada
 from pearl.methods.adapters.clora import CLora
 from pearl.methods.adapters.dia import Dia
+from pearl.methods.adapters.e2lora import E2Lora
 from pearl.methods.adapters.ease import Ease
 from pearl.methods.adapters.inflora import InfLoRA
 from pearl.methods.adapters.lae import Lae
+from pearl.methods.adapters.rsiat import Rsiat
+from pearl.methods.adapters.sdlora import SdLora
 from pearl.methods.adapters.sema import Sema
 from pearl.methods.adapters.seqlora import SeqLora
+from pearl.methods.adapters.slcapp import SlcaPlusPlus
+from pearl.methods.adapters.sldc import Sldc
 from pearl.methods.adapters.ssiat import Ssiat
 from pearl.methods.base import Method
 from pearl.methods.bounds.finetune import Finetune
@@ -37,13 +42,17 @@ from pearl.methods.prompts.lgcl import Lgcl
 from pearl.methods.prompts.pgp import DualPromptPgp, L2PPgp
 from pearl.methods.prompts.sprompts import SiPrompts
 from pearl.methods.prototypes.aper import Aper
+from pearl.methods.prototypes.apr import Apr
+from pearl.methods.prototypes.efcpp import EfcPlusPlus
 from pearl.methods.prototypes.fecam import FeCam
 from pearl.methods.prototypes.fetril import FeTril
 from pearl.methods.prototypes.il2a import IL2A
+from pearl.methods.prototypes.klda import Klda
 from pearl.methods.prototypes.loranpac import LoRanPac
 from pearl.methods.prototypes.ncm import NearestMean
 from pearl.methods.prototypes.pass_ import PASS
 from pearl.methods.prototypes.ranpac import RanPac
+from pearl.methods.prototypes.seed import Seed
 from pearl.methods.prototypes.ssre import SSRE
 from pearl.methods.regularization.ewc import OnlineEwc
 from pearl.methods.regularization.lwf import Lwf
@@ -139,6 +148,12 @@ ZOO = {
     "seqlora on a ResNet": lambda: SeqLora(small_resnet()),
     "seqlora on BSC, given weights": lambda: SeqLora(separable(), rank=2, reference="given"),
     "inflora": lambda: InfLoRA(small_vit(), rank=2, energy=0.9, tasks=3),
+    "sdlora": lambda: SdLora(small_vit(), rank=2),
+    "sdlora, carried": lambda: SdLora(small_vit(), rank=2, magnitude="carry"),
+    "e2lora": lambda: E2Lora(small_vit(), draws=8),
+    "slcapp": lambda: SlcaPlusPlus(small_vit(), rank=2, draws=8),
+    "sldc": lambda: Sldc(small_vit(), rank=2, draws=8),
+    "sldc, nonlinear": lambda: Sldc(small_vit(), rank=2, draws=8, operator="nonlinear"),
     "clora": lambda: CLora(small_vit(), rank=2),
     "clora on a ResNet": lambda: CLora(small_resnet(), rank=2),
     "lae": lambda: Lae(small_vit(), adapt_blocks=(0, 2), ema_decay=0.5),
@@ -161,6 +176,7 @@ ZOO = {
     "ada, transrate": lambda: Ada(small_vit(), width=3, pool=1, score="transrate", train_heads=True),
     # each process drops other units
     "ssiat": lambda: Ssiat(small_vit(), ffn_num=4, dropout=0.0, draws=8),
+    "rsiat": lambda: Rsiat(small_vit(), ffn_num=4, dropout=0.0, draws=8, code=5, rs_warmup=1),
     "ease": lambda: Ease(small_vit(), ffn_num=4, dropout=0.0),
     "l2p": lambda: L2P(small_vit(), pool=4, length=2, top_k=2),
     "coda-prompt": lambda: CodaPrompt(small_vit(), per_task=2, length=4, blocks=2, ortho=0.1),
@@ -194,11 +210,16 @@ ZOO = {
     "pass": lambda: PASS(small_resnet()),
     "il2a": lambda: IL2A(small_resnet()),
     "ssre": lambda: SSRE(small_resnet()),
+    "efcpp": lambda: EfcPlusPlus(small_resnet()),
+    "seed": lambda: Seed(small_resnet(), experts=2, features=5),
+    "apr": lambda: Apr(small_resnet(), replayed=6, replay_batch=8, drift_images=6, steps=2, drift_steps=2),
     "aper": lambda: Aper(small_vit()),
     "aper, deep prompts": lambda: Aper(small_vit(), tuning="vpt_deep", prompt_token_num=2),
     "aper on a ResNet": lambda: Aper(small_resnet()),
     "ranpac": lambda: RanPac(small_vit(), M=50),
     "loranpac": lambda: LoRanPac(small_resnet(), E=60, rank=8),
+    "klda": lambda: Klda(small_vit(), D=40),
+    "klda on a ResNet, ensemble": lambda: Klda(small_resnet(), D=40, members=2),
     "loranpac, adapted": lambda: LoRanPac(small_vit(), E=60, rank=12, tuning="ssf"),
 }
 

@@ -151,7 +151,7 @@ def test_ssiat_moves_old_means_by_what_the_same_images_did(monkeypatch):
 
 def test_ssiat_draws_around_a_share_of_each_mean():
     method = run(make_ssiat(), range(3))
-    draws, means = method.gaussians(), method.statistics.means()
+    draws, means = method.draws_of_all(), method.statistics.means()
     shares = torch.tensor([0.9 + 0.1 / 3] * 2 + [0.9 + 0.2 / 3] * 2 + [1.0] * 2)[:, None]
     close(draws.means, (shares * means).float())
     task = make_task(2)

@@ -190,6 +190,15 @@ def updated(weight: Tensor, a: Tensor, b: Tensor, scale: float, fold: Fold) -> T
     return weight + from_matrix((scale * b) @ a, weight.shape, fold)
 
 
+def merged(backbone: nn.Module, updates: Mapping[Target, Tensor]) -> dict[str, Tensor]:
+    """Weights of the backbone, by name, with updates (of each target's shape) added to the adapted rows."""
+    changed: dict[str, Tensor] = {}
+    for target, update in updates.items():
+        weight = changed.get(target.parameter, backbone.get_parameter(target.parameter))
+        changed[target.parameter] = target.add(weight, update)
+    return changed
+
+
 def kaiming_factors(shape: tuple[int, int], rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """LoRA's start (Hu et al., 2022): A (rank, n) kaiming-uniform, B (m, rank) zero; on the device of `like`."""
     a = torch.empty(rank, shape[1])

@@ -62,6 +62,11 @@ def usual_resize(size: int) -> int:
     return round(size * 256 / 224)
 
 
+def on_cifar(cifar: Any, other: Any) -> Follows:
+    """The authors have other values for CIFAR-100 than for ImageNet-R, which also stand for all other data."""
+    return Follows(lambda config: cifar if data_of(config) == "cifar100" else other)
+
+
 def convolutional(config: Any) -> bool:
     """Whether the backbone is one of pearl's own, which are convolutional; of others, only the network knows."""
     return config.backbone["name"] in {"resnet18", "bsc", "convnet"}

@@ -7,30 +7,23 @@ is judged by how far new images did. Heads of all tasks are then aligned on feat
 from collections.abc import Iterator
 from typing import Annotated
 
-import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.adapters.bottleneck import Adapters, Bottleneck, Count, Dropout
 from pearl.methods.base import Phase, own_loss
+from pearl.methods.common.alignment import Aligned, alignment, draws_of_classes
 from pearl.methods.common.frozen_vit import FrozenVit
 from pearl.methods.common.gaussians import GaussianDraws, drift
-from pearl.methods.common.scatter import pack, unpack
-from pearl.methods.common.statistics import ClassStatistics, class_covariances
 from pearl.nn import vit
-from pearl.nn.growing import CosineHeads, TaskTensors
-from pearl.settings.declared import PhaseSpec, UpcomingTask
+from pearl.nn.growing import CosineHeads
+from pearl.settings.declared import PhaseSpec
 
 FLOOR = 1e-3  # added to variances
 
 
-def _draws(task: UpcomingTask) -> int:
-    return (task.earlier_classes + task.classes) * task.options["draws"]
-
-
-class Ssiat(FrozenVit):
+class Ssiat(Aligned, FrozenVit):
     """A frozen ViT with one set of adapters for all tasks, and heads of cosines.
 
     Defaults are the authors' for ImageNet-R and CIFAR-100: SGD at 0.01 with a cosine, decay 5e-4; the first task 20
@@ -51,7 +44,7 @@ class Ssiat(FrozenVit):
     phases = (
         PhaseSpec("ssiat_first", "first"),
         PhaseSpec("ssiat", "later"),
-        PhaseSpec("ssiat_align", "later", _draws, features_only=True),
+        PhaseSpec("ssiat_align", "later", draws_of_classes, features_only=True),
     )
     heads: CosineHeads
 
@@ -70,8 +63,6 @@ class Ssiat(FrozenVit):
         self.adapters = Adapters(range(depth), lambda: Bottleneck(self.dim, ffn_num, scale=0.1, dropout=dropout))
         self.heads = CosineHeads(self.dim, scale)
         self.sigma, self.draws = sigma, draws
-        self.statistics = ClassStatistics(self.dim)
-        self.covariances = TaskTensors(buffers=True)  # "t" (k, dim (dim + 1) / 2)
 
     def learn(self, task: Task) -> Iterator[Phase]:
         """Train adapters and head, see how far features moved, align all heads."""
@@ -86,28 +77,12 @@ class Ssiat(FrozenVit):
             self.statistics.move(drift(before, after, self.statistics.means(), self.sigma))
         self.remember(task, after)
         if task.id:
-            params = self.only(self.heads.parameters())
-            align = lambda batch: F.cross_entropy(self.heads(batch.x), batch.y)  # noqa: E731
-            yield Phase("ssiat_align", params, align, data=self.gaussians())
+            yield alignment("ssiat_align", self.heads, self.draws_of_all())
             self.requires_grad_(False)
 
-    def remember(self, task: Task, features: Tensor) -> None:
-        """Means and covariances of a task's classes, of features (N, dim)."""
-        own, classes = task.labels - task.first_class, len(task.classes)
-        self.statistics.grow(classes, self.device)
-        self.statistics.update(features, own)
-        triangles = torch.stack([pack(covariance) for covariance in class_covariances(features, own, classes)])
-        self.covariances.add(f"{task.id}", triangles.to(features))
-
-    def gaussians(self) -> GaussianDraws:
-        """What features of all classes are drawn from."""
-        tasks = range(len(self.statistics))
-        shares = [0.9 + 0.1 * (t + 1) / len(tasks) for t in tasks]
-        means = torch.cat([share * self.statistics.means(t) for t, share in zip(tasks, shares, strict=True)])
-        floor = FLOOR * torch.eye(self.dim, dtype=torch.float64, device=self.device)
-        triangles = [triangle for t in tasks for triangle in self.covariances[f"{t}"].double()]
-        factors = torch.stack([torch.linalg.cholesky(unpack(triangle, self.dim) + floor) for triangle in triangles])
-        return GaussianDraws(means.to(self.heads[0].weight), factors.to(self.heads[0].weight), self.draws)
+    def draws_of_all(self) -> GaussianDraws:
+        """Return what features of all classes are drawn from; means of earlier tasks are shortened."""
+        return self.gaussians(self.draws, FLOOR, shrink=True)
 
     def features(self, x: Tensor) -> Tensor:
         """Features (B, dim) with the adapters."""

@@ -1,5 +1,6 @@
 """Random features, and the singular value decomposition of a matrix whose rows come batch by batch."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,6 +60,32 @@ class RandomFeatures(nn.Module):
                     f"the random features cannot be made again: torch {torch.__version__} draws other numbers; use the "
                     f"version that environment.json names"
                 )
+
+
+class FourierFeatures(RandomFeatures):
+    """sqrt(2 / count) cos(sqrt(2 sigma) x R + b) of features x (B, dim), b (count,) uniform in [0, 2 pi).
+
+    Inner products of random features z approximate a Gaussian kernel: E z(x)'z(y) = exp(-sigma |x - y|^2) (Rahimi and
+    Recht, NeurIPS 2007).
+    """
+
+    sigma: Tensor
+    offsets: Tensor
+
+    def __init__(self, dim: int, count: int) -> None:
+        super().__init__(dim, count)
+        self.register_buffer("sigma", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("offsets", torch.zeros(0), persistent=False)
+
+    def _make(self) -> None:
+        super()._make()
+        generator = torch.Generator().manual_seed(int(self.seed) + 1)
+        self.offsets = (2 * math.pi * torch.rand(self.shape[1], generator=generator)).to(self.seed.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        angles = (2 * self.sigma).sqrt().to(x) * (x @ self.matrix.to(x)) + self.offsets.to(x)
+        return math.sqrt(2 / self.shape[1]) * angles.cos()
 
 
 class TruncatedSvd(nn.Module):

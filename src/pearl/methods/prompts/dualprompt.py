@@ -6,7 +6,7 @@ nearest to its own query.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -19,16 +19,11 @@ from pearl.methods.prompts.identity import TaskKeys
 from pearl.methods.prompts.pool import PromptMethod
 from pearl.methods.prompts.prefixes import TaskPrefixes, by_block, check_blocks
 from pearl.nn import vit
-from pearl.settings.follow import Follows, data_of
+from pearl.settings.follow import on_cifar
 
 Length = Annotated[int, Field(ge=0)]
 Blocks = tuple[Annotated[int, Field(ge=0)], ...]
 NotNegative = Annotated[float, Field(ge=0)]
-
-
-def on_cifar(cifar: Any, other: Any) -> Follows:
-    """The authors have other values for CIFAR-100 than for ImageNet-R, which also stand for all other data."""
-    return Follows(lambda config: cifar if data_of(config) == "cifar100" else other)
 
 
 class DualPrompt(PromptMethod):
