@@ -3,6 +3,7 @@
 import copy
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -195,7 +196,13 @@ def test_a_copy_has_hooks_and_methods_of_its_own():
 
 def test_what_is_made_once_is_made_by_one_thread():
     made = []
-    get = once(lambda: made.append(threading.get_ident()) or len(made))
+
+    def make():
+        time.sleep(0.05)  # as merging a network takes
+        made.append(threading.get_ident())
+        return len(made)
+
+    get = once(make)
     assert on_threads(get) == [1] * 8 and len(made) == 1
 
 
