@@ -13,6 +13,7 @@ import yaml
 from attack import odd
 from attack.data import archives, images, weights
 from attack.models import directories, records, settings, tensors
+from attack.outside import foreign
 from attack.stage import LEARN, SECOND, SMALL, TINY, Case, Stage
 
 Kind = Callable[[random.Random, Stage, Path], Case]
@@ -346,5 +347,6 @@ KINDS: dict[str, Kind] = {
         methods,
         arguments,
         names,
+        foreign,
     )
 }

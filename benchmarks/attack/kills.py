@@ -1,4 +1,4 @@
-"""Disturb run, learn, sweep and export at random moments, give the same command again, and compare all bits.
+"""Disturb run, learn, sweep, export and refit at random moments, give the same command again, and compare all bits.
 
     python benchmarks/attack/kills.py                    200 moments, counts written to docs/results/reliability.md
     python benchmarks/attack/kills.py --moments 8        a few, printed
@@ -54,7 +54,9 @@ VERBS = {
     "learn": Verb(("learn", "new", "--from", "base", "--data", "second", "-q", "--store-every", "0.002"), "new"),
     "sweep": Verb(("sweep", "digits", *RUN, "method=[finetune,ncm]", "--workers", "2", "-q"), "runs", (1, 2)),
     "export": Verb(("export", "base", "--to", "peft", "-o", "out/shop", "--force"), "out"),
+    "refit": Verb(("refit", "base", "--data", "first", "--to", "new", "-q"), "new"),
 }
+HEADS = ("export", "refit")  # of a model with heads
 
 
 def main() -> None:
@@ -99,10 +101,12 @@ class Stage:
     def __init__(self, disk: Path, name: str, aside: Path) -> None:
         self.verb, self.folder, self.origin = VERBS[name], disk / "here", aside / name
         self.origin.mkdir()
-        if name in ("learn", "export"):
+        if name in ("learn", *HEADS):
             for data, classes in (("first", {"zero": 0, "one": 1}), ("second", {"two": 2, "three": 3})):
                 write_photos(self.origin / data, classes)
             commands = [["learn", "base", "--data", "first", "-q", *LEARN]]
+            if name in HEADS:
+                commands[0].append("method.classifier=heads")
             if name == "export":  # a second task, whose update can be exported; and an older export, to be replaced
                 commands.append(["learn", "base", "--data", "second", "-q"])
                 (self.origin / "out").mkdir()

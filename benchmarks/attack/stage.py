@@ -26,6 +26,7 @@ class Case:
     arguments: list[str]
     model: Path | None = None  # its files stay as they are, of one that learns those that are finished
     learns: bool = False
+    sealed: bool = False  # nor is a file added to it
     answer: Any = None  # what `answer_of` makes of the output if the exit code is 0; None: any
     code: tuple[int, ...] = (0, 2)
     env: dict[str, str] = field(default_factory=dict)
