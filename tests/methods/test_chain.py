@@ -582,7 +582,7 @@ def test_each_style_is_refused_at_the_rate():
     refused = [float((scores < least).double().mean()) for scores in judged]
     assert all(0.05 < share < 0.16 for share in refused), refused
     levels = [chain.tensors[f"task.{t}.levels"] for t in range(3)]
-    shift, wider = moved(levels, chain.births, 0)
+    shift, wider = (float(part[0]) for part in moved(levels, chain.births))
     before = taught(Chain(spaces=1, projection=None), tasks[:1])
     then, now = (
         each.fits([torch.tensor(raw).float() for raw in tests[0]])[

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from pearl.methods.common.scatter import inverse, root, shrinkage, shrunk
 
-DOUBT = 0.5  # weight of the entropy over prototypes
+DOUBT = 0.5  # weight of the entropy over classes
 ENOUGH = 400  # images whose scores set the threshold: those of the newest tasks, whose images met the most prototypes
 
 
@@ -177,9 +178,12 @@ class Scores:
 
     def __init__(self, percentiles: Sequence[tuple[Tensor, int]]) -> None:
         self.images = sum(images for _, images in percentiles)
-        parts = [(values, torch.full((101,), images / 101 / self.images)) for values, images in percentiles]
+        parts = [
+            (values, torch.full((101,), images / 101 / self.images, dtype=torch.float64))
+            for values, images in percentiles
+        ]
         self._values, order = torch.cat([torch.empty(0), *(values for values, _ in parts)]).sort()
-        self._share = torch.cat([torch.empty(0), *(share for _, share in parts)])[order].double().cumsum(0)
+        self._share = torch.cat([torch.empty(0), *(share for _, share in parts)])[order].cumsum(0)
 
     def threshold(self, rate: float) -> float:
         """The score below which a share `rate` of the images lies; minus infinity if there are none."""
@@ -207,16 +211,19 @@ class Scores:
         return float(low), float(high)
 
 
-def moved(levels: list[Tensor], births: list[int], t: int) -> tuple[float, float]:
-    """By how much the fits of task t's images have moved since, and how many times as far they spread.
+def moved(levels: Sequence[Tensor], births: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """By how much the fits of each task's images have moved since (T,), and how many times as far they spread (T,).
 
-    `levels` (spaces, 4) of each task, see `LeftOut.levels`; a mean over the spaces that know the task's prototypes.
+    `levels`: of each task (spaces that there were, 4), see `LeftOut.levels`. `births` are the tasks, rising, at whose
+    end each space was made. Of a task it is a mean over the spaces that know it.
     """
-    shift, wider = 0.0, 1.0
-    known = [v for v, birth in enumerate(births) if birth <= t]
-    for before, after in zip(levels[t:], levels[t + 1 :], strict=False):
-        steps = torch.stack([torch.stack([after[v, 2] - before[v, 0], after[v, 3] / before[v, 1]]) for v in known])
-        if steps.isfinite().all():
-            shift += float(steps[:, 0].mean())
-            wider *= float(steps[:, 1].mean())
-    return shift, wider
+    every = torch.stack([F.pad(own, (0, 0, 0, len(births) - len(own)), value=torch.nan) for own in levels])
+    shift = every[1:, :, 2] - every[:-1, :, 0]
+    wider = every[1:, :, 3] / every[:-1, :, 1]
+    known = (torch.arange(len(levels))[:, None] >= torch.tensor(births)).sum(1)  # spaces that know a task
+    parts = []
+    for steps, still in ((shift, 0.0), (wider, 1.0)):
+        of_known = [steps[:, : n + 1].mean(1).nan_to_num(still) for n in range(len(births))]
+        parts.append(F.pad(torch.stack(of_known), (0, 1), value=still))  # nothing comes after the last task
+    own = known - 1, torch.arange(len(levels))
+    return parts[0].flip(1).cumsum(1).flip(1)[own], parts[1].flip(1).cumprod(1).flip(1)[own]

@@ -241,7 +241,7 @@ class ChainStatistics(nn.Module):
 
         The location (N,) of an image's own prototype is the one without it.
         """
-        location, spread = self.usual()
+        location, spread = (part.to(found) for part in self.usual())
         place = own + len(location) - len(self.tensors[f"task.{t}.counts"])
         locations = location.expand(len(found), -1).scatter(1, place[:, None], without[:, None])
         every = score(found, locations, spread, ByClass(self.class_of).to(found.device))
@@ -272,17 +272,16 @@ class ChainStatistics(nn.Module):
         self.left_out = Answers.of(logp, labels, among.expand_as(logp))
 
     def usual(self) -> tuple[Tensor, Tensor]:
-        """Where the fits of each prototype's images lie, and how far around, by now: (prototypes,) each, float64.
+        """Where the fits of each prototype's images lie, and how far around, by now: (prototypes,) each, on the CPU.
 
         A task of which nothing was measured gets the mean of all others.
         """
-        levels = [self.tensors[f"task.{t}.levels"] for t in range(len(self))]
-        locations, spreads = [], []
-        for t in range(len(self)):
-            shift, wider = moved(levels, self.births, t)
-            locations.append(self.tensors[f"task.{t}.location"] + shift)
-            spreads.append((self.tensors[f"task.{t}.spread"] * wider).expand(len(locations[-1])))
-        location, spread = torch.cat(locations), torch.cat(spreads)
+        levels, locations, spreads = (
+            [self.tensors[f"task.{t}.{name}"].cpu() for t in range(len(self))]
+            for name in ("levels", "location", "spread")
+        )
+        shift, wider = (part[self.task_of] for part in moved(levels, self.births))
+        location, spread = torch.cat(locations) + shift, torch.stack(spreads)[self.task_of] * wider
         mean = location.nanmean().nan_to_num(0.0), spread.nanmean().nan_to_num(1.0)
         return torch.where(location.isnan(), mean[0], location), torch.where(spread.isnan(), mean[1], spread)
 
