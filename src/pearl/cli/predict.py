@@ -64,7 +64,7 @@ def command(
     _ = opened.method
     times["load"] = time.perf_counter()
     form: Literal["json", "csv", "table"] = "json" if as_json else "csv" if as_csv else "table"
-    rate = None if no_unknown else "auto" if unknown_rate is None else unknown_rate
+    rate: float | Literal["auto"] | None = None if no_unknown else "auto" if unknown_rate is None else unknown_rate
     judged = opened.can_judge and not no_unknown
     write = writer(form, sys.stdout, judged=judged)
     unreadable = predict_files(opened, files, write, task=task, top=top, unknown_rate=rate, say=say)

@@ -9,7 +9,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from threading import RLock
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -196,7 +196,8 @@ class Model:
             raise ConfigError(f"top={top}: ask for 1 class or more")
         index = None if task is None else self.task_index(task)
         names = [(name, info.name) for info in self.tasks for name in info.classes]
-        known: list[tuple[bool, float]] | list[tuple[()]] = [()] * len(pixels)
+        known: list[bool] | list[None] = [None] * len(pixels)
+        shares: list[float] | list[None] = [None] * len(pixels)
         if unknown_rate == "auto":
             unknown_rate = UNKNOWN_RATE if self.can_judge else None
         if unknown_rate is None:
@@ -204,20 +205,21 @@ class Model:
         else:
             threshold = self.threshold(unknown_rate)
             logits, scores = self.judge(pixels)
-            known = [*zip((scores >= threshold).tolist(), self.method.shares(scores).tolist(), strict=True)]
+            known, shares = (scores >= threshold).tolist(), self.method.shares(scores).tolist()
             if index is not None:
                 logits = logits[:, [c for c, (name, _) in enumerate(names) if name in self.tasks[index].names]]
         if index is not None:
             names = [place for place in names if place[0] in self.tasks[index].names]
-        share, order = logits.double().softmax(1).topk(min(top, len(names)), dim=1)
+        probabilities, order = logits.double().softmax(1).topk(min(top, len(names)), dim=1)
         return [
             Prediction(
                 tuple(names[c][0] for c in row),
                 tuple(names[c][1] for c in row),
-                tuple(float(p) for p in probability),
-                *judged,
+                tuple(best),
+                is_known,
+                share,
             )
-            for row, probability, judged in zip(order.tolist(), share.tolist(), known, strict=True)
+            for row, best, is_known, share in zip(order.tolist(), probabilities.tolist(), known, shares, strict=True)
         ]
 
     @property
@@ -255,13 +257,12 @@ class Model:
         """
         self._check_can_judge()
 
-        def judge(x: Tensor) -> tuple[Tensor, Tensor]:
-            made = self._ensemble.judge  # may fail on damaged tensors, which is told by `_asked`
-            assert made is not None
-            return made(x)
+        def judged(x: Tensor) -> tuple[Tensor, Tensor]:
+            judge = cast(Callable[[Tensor], tuple[Tensor, Tensor]], self._ensemble.judge)  # there is one, see above
+            return judge(x)
 
         width = len(self.classes) + 1
-        both = self._asked(pixels, lambda x: torch.cat([part.view(len(x), -1) for part in judge(x)], 1), width)
+        both = self._asked(pixels, lambda x: torch.cat([part.view(len(x), -1) for part in judged(x)], 1), width)
         return both[:, :-1], both[:, -1]
 
     def _check_can_judge(self) -> None:

@@ -149,8 +149,9 @@ class Pearl(SubNetworks):
             return with_tensors(self.backbone, self.weights(task.id))
         if self.probe == "targets":
             some = TargetProbe(self.backbone, self.targets)
-            params, reads = [*some.trained.parameters(), *head.parameters()], (some, head)
-            yield Phase("probe", params, own_loss(some, head, task), extra=some, data=data, steady=True, reads=reads)
+            params = [*some.trained.parameters(), *head.parameters()]
+            loss = own_loss(some, head, task)
+            yield Phase("probe", params, loss, extra=some, data=data, steady=True, reads=(some, head))
             return with_tensors(some.network, some.weights())
         probe = copy.deepcopy(self.backbone).requires_grad_(self.probe == "full")
         params = [p for p in (*probe.parameters(), *head.parameters()) if p.requires_grad]

@@ -123,7 +123,7 @@ def declared(method: Any) -> dict[str, PhaseSpec]:
 
 
 def upcoming(
-    method: Any, counts: Sequence[Sequence[int]], options: Options, *, pretrained: bool
+    method: Any, counts: Sequence[Sequence[int]], options: Options, *, pretrained: object
 ) -> Iterator[tuple[UpcomingTask, dict[str, list[int]]]]:
     """The tasks of a stream, each with the phases that a method, or its class, declares: see `PhaseSpec.sizes`.
 
@@ -133,6 +133,6 @@ def upcoming(
         shown = tuple(tuple(task) for task in counts[: t + 1])
         if method.oracle:
             shown = (*shown[:-1], tuple(count for task in shown for count in task))
-        task = UpcomingTask(shown, options, pretrained)
+        task = UpcomingTask(shown, options, bool(pretrained))
         phases = declared(method) if method.has_phases(task) else {}
         yield task, {name: spec.sizes(task) for name, spec in phases.items()}

@@ -135,7 +135,7 @@ class Sldc(SlowLora):
         params = {"lora": self.start(task), "head": [*head.parameters()]}
         for parameter in [*params["lora"], *params["head"]]:
             parameter.requires_grad_(True)
-        yield Phase("sldc", params, partial(self.loss, task, head, earlier), steady=True)
+        yield Phase("sldc", params, partial(self.training_loss, task, head, earlier), steady=True)
         self.requires_grad_(False)
         after = self.features_of(task)
         if before is not None:
@@ -147,7 +147,7 @@ class Sldc(SlowLora):
         yield alignment("sldc_align", self.heads, draws, loss=loss)
         self.requires_grad_(False)
 
-    def loss(self, task: Task, head: nn.Module, earlier: Mapping[str, Tensor] | None, batch: Batch) -> Tensor:
+    def training_loss(self, task: Task, head: nn.Module, earlier: Mapping[str, Tensor] | None, batch: Batch) -> Tensor:
         """`earlier` are the weights before the task; the first has none."""
         features = full(self.features(batch.x))
         loss = symmetric_cross_entropy(head(features), batch.y - task.first_class, self.ce, self.rce)
