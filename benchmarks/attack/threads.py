@@ -49,8 +49,8 @@ FAST = {"engine": {"max_steps": 6}}
 MODELS: dict[str, dict[str, Any]] = {
     "PEARL, ResNet, statistics": {"backbone": {"name": "resnet18", "width": 4}},
     "PEARL, BSC, heads": {"backbone": {"name": "bsc", "width": 4}, "method": {"name": "pearl", "classifier": "heads"}},
-    "PEARL, timm's ResNet": {"backbone": "timm/test_resnet", "images": {"size": 32}},
-    "PEARL, ViT": {"backbone": "timm/test_vit", "images": {"size": 32}},
+    "PEARL, timm's ResNet": {"backbone": {"name": "timm/test_resnet", "pretrained": False}, "images": {"size": 32}},
+    "PEARL, ViT": {"backbone": {"name": "timm/test_vit", "pretrained": False}, "images": {"size": 32}},
     "SeqLoRA, ResNet": {"backbone": {"name": "resnet18", "width": 4}, "method": "seqlora"},
     "OCD-Net, ResNet": {"backbone": {"name": "resnet18", "width": 4}, "method": "ocdnet"},
     "progressive, ResNet": {"backbone": {"name": "resnet18", "width": 4}, "method": "pnn"},

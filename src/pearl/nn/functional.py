@@ -40,8 +40,8 @@ def shallow_copy(network: M, tensors: Mapping[str, Tensor] | None = None) -> M:
     if tensors:
         replaced = {id(_tensor(network, name)): tensor for name, tensor in tensors.items()}
         for module in copies.values():
-            tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-            for own in tables:
+            of_kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for own in of_kinds:
                 own.update({name: replaced[id(old)] for name, old in own.items() if id(old) in replaced})
     return copy
 
@@ -67,7 +67,8 @@ def _tensor(network: nn.Module, name: str) -> Tensor:
     *path, last = name.split(".")
     for part in path:
         module = module._modules[part]  # type: ignore[assignment]
-    tensor = module._buffers.get(last, module._parameters.get(last))
+    tensor: Tensor | None = module._parameters.get(last)
+    tensor = module._buffers[last] if tensor is None else tensor
     if tensor is None:
         raise KeyError(name)
     return tensor
