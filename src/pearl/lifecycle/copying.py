@@ -11,7 +11,7 @@ from pearl.settings.config import ModelConfig, check_config
 from pearl.storage.aside import beside
 from pearl.storage.checkpoint import FILES
 from pearl.storage.files import MANIFEST, PENDING, finished, read_regular
-from pearl.storage.inside import is_temporary, replace_file, sync_folder, sync_tree
+from pearl.storage.inside import is_temporary, make_folder, replace_file, sync_folder, sync_tree
 from pearl.storage.locks import LOCK
 
 
@@ -24,7 +24,7 @@ def made_aside(path: Path) -> Iterator[Path]:
         Busy: another process is at it.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with beside(path) as folder:
             aside = folder / path.name
             aside.mkdir()

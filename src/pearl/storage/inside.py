@@ -43,7 +43,7 @@ def opened_folder(folder: Path, within: Path | None = None, *, make: bool = Fals
     """
     root = within or folder
     if make:
-        _make_folder(root)
+        make_folder(root)
     names = Path(os.path.relpath(os.path.realpath(folder), os.path.realpath(root))).parts
     if ".." in names:
         raise RunError(f"{folder}: leads outside of {root}; put what it stands for in its place")
@@ -66,10 +66,10 @@ def opened_folder(folder: Path, within: Path | None = None, *, make: bool = Fals
         os.close(descriptor)
 
 
-def _make_folder(path: Path) -> None:
+def make_folder(path: Path) -> None:
     """A folder that a power cut does not take away again, nor the folders that were made to hold it."""
     if not path.is_dir():
-        _make_folder(path.parent)
+        make_folder(path.parent)
         with suppress(FileExistsError):
             os.mkdir(path)  # noqa: PTH102 - counted by the tests beside the others
         sync_folder(path.parent)

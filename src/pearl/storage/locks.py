@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pearl.errors import Busy, RunError, reason, remedy
-from pearl.storage.inside import create_file, replace_file, temporary_name
+from pearl.storage.inside import create_file, make_folder, replace_file, temporary_name
 
 LOCK = (".lock", ".holder.json")  # what a directory has in it while a process holds it
 RENEW = 10.0  # seconds between two renewals of a lease
@@ -337,7 +337,7 @@ def locked(path: Path) -> Iterator[Lock]:
     """
     lock = Lock(path / LOCK[0], path / LOCK[1])
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         lock.acquire()
     except Held as held:
         raise Busy(f"{path}: {held} is at work on it; wait for it to end, or stop it{held.fix}") from None
