@@ -321,16 +321,13 @@ def _comparisons(
 ) -> list[tuple[str, Sample, Sample]]:
     """What a claim compares, each with its name and two samples."""
     if claim.rises or claim.peaks:
-        at, parts = (claim.rises, 2) if claim.rises else (claim.peaks, 3)
-        vectors = cells[at].values if at else ()
-        means = np.array([[part.mean() for part in np.array_split(vector, parts)] for vector in vectors])
+        place, parts = next(filter(None, (claim.rises, claim.peaks))), 2 if claim.rises else 3
+        means = np.array([[part.mean() for part in np.array_split(vector, parts)] for vector in cells[place].values])
         names = ["the earlier half"] if claim.rises else ["the first third", "the last third"]
         others = means[:, [0]] if claim.rises else means[:, [0, 2]]
         apart = means[:, [1]] - others
         return [(name, Cell(values=tuple(apart[:, i])).sample, (0.0, 0.0, 1)) for i, name in enumerate(names)]
-    place = claim.more or claim.less
-    if place is None:  # `spec` refuses such a claim
-        return []
+    place = next(filter(None, (claim.more, claim.less)))
 
     def sample(at: Place) -> Sample:
         return _measured(cells[at], claim.measure).sample
