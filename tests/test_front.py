@@ -99,6 +99,7 @@ WRONG = {
     "run: recipe must be str or Path, not dict": lambda model: pearl.run({}),
     "show: directory must be str or Path, not int": lambda model: pearl.show(1),
     "table: seeds must be int or None, not str": lambda model: pearl.table("growth", seeds="3"),
+    "predict: unknown_rate must be float, 'auto' or None, not str": lambda model: model.predict("x", unknown_rate="no"),
     "evaluate: unknown_rate must be float, not str": lambda model: model.evaluate("x", unknown_rate="0.1"),
     "predict: images must be": lambda model: model.predict(3),
     "predict: task must be str or None, not int": lambda model: model.predict([], task=1),

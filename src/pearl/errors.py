@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, ParamSpec, TextIO, TypeVar, Union, cast, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TextIO, TypeVar, Union, cast, get_args, get_origin
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -229,7 +229,9 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _members(kind: Any) -> list[Any]:
-    """The types of which a value may have any, without what is in them."""
+    """The types of which a value may have any, without what is in them; and words that it may be."""
+    if get_origin(kind) is Literal:
+        return [*get_args(kind)]
     if get_origin(kind) in (Union, UnionType):
         return [member for part in get_args(kind) for member in _members(part)]
     return [get_origin(kind) or kind]
@@ -239,10 +241,13 @@ def _fits(value: object, kind: Any) -> bool:
     """Whether a value has one of an annotation's types; NumPy's numbers are numbers, True is none."""
     wider = {int: Integral, float: Real}
     plain = [member for member in _members(kind) if not (isinstance(value, bool) and member in wider)]
-    return Any in plain or isinstance(value, tuple(wider.get(member, member) for member in plain))
+    if isinstance(value, str) and value in (member for member in plain if isinstance(member, str)):
+        return True
+    return Any in plain or isinstance(value, tuple(wider.get(one, one) for one in plain if not isinstance(one, str)))
 
 
 def _words(kind: Any) -> str:
-    names = dict.fromkeys("None" if member is type(None) else member.__name__ for member in _members(kind))
+    members = [repr(member) if isinstance(member, str) else member.__name__ for member in _members(kind)]
+    names = dict.fromkeys("None" if name == "NoneType" else name for name in members)
     *rest, last = names
     return f"{', '.join(rest)} or {last}" if rest else last

@@ -602,6 +602,9 @@ def test_scores_come_from_the_newest_tasks_until_they_are_enough():
     assert scores.threshold(0.99) == pytest.approx(10.96, abs=0.01)
     shares = scores.shares(torch.tensor([-1.0, 0.5, 5.0, 11.1]))
     torch.testing.assert_close(shares, torch.tensor([0.0, 0.375, 0.75, 1.0]), atol=0.01, rtol=0)
+    for rate in (0.01, 0.05, 0.6):
+        near = scores.threshold(rate) + torch.tensor([-1e-9, 0, 1e-9], dtype=torch.float64)
+        assert (scores.shares(near) >= rate).tolist() == [False, True, True]
     low, high = scores.expected(0.05)
     drawn = np.sort(np.random.default_rng(0).random((4000, 400)), axis=1)[:, 19]
     np.testing.assert_allclose((low, high), np.quantile(drawn, [0.05, 0.95]), atol=0.003)

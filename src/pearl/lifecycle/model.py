@@ -42,7 +42,7 @@ _LOADING = RLock()  # of all models: one that has a lock of its own cannot be se
 class Prediction:
     """What a model says of one image: its best classes, best first, with probabilities among all it was asked of.
 
-    `in_distribution` is the share of images of known classes that fit the model less well than this one, and `known`
+    `in_distribution` is the share of images of known classes that fit the model no better than this one, and `known`
     whether it is at least the rate at which such images may be refused; both are None if that was not asked, or if the
     model has no class statistics.
     """

@@ -207,7 +207,7 @@ class Method(nn.Module):
         raise NotImplementedError
 
     def shares(self, scores: Tensor) -> Tensor:
-        """Of in-distribution scores (B,): the share of images of known classes that have a lower one (B,)."""
+        """Of in-distribution scores (B,): the share of images of known classes that have no higher one (B,)."""
         raise NotImplementedError
 
     def left_out(self) -> Answers | None:

@@ -190,11 +190,14 @@ class Scores:
         return float(self._values[int((self._share >= rate).int().argmax())]) if self.images else -math.inf
 
     def shares(self, scores: Tensor) -> Tensor:
-        """The share of the images that have a lower score than each of `scores` (B,): 1 if there are none."""
+        """The share of the images that have no higher score than each of `scores` (B,): 1 if there are none.
+
+        A score is at least `threshold(rate)` where this is at least `rate`.
+        """
         if not self.images:
             return torch.ones_like(scores)
         below = torch.cat([self._share.new_zeros(1), self._share])
-        return below[torch.searchsorted(self._values, scores.to(self._values))].to(scores)
+        return below[torch.searchsorted(self._values, scores.to(self._values), right=True)].to(scores)
 
     def expected(self, rate: float) -> tuple[float, float]:
         """The share of other images of known classes that is refused at `rate`: a range, right in nine of ten cases.
