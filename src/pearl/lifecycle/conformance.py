@@ -90,6 +90,7 @@ class Course:
     methods: tuple[Method, ...]
     tasks: tuple[Task, ...]
     wrong: tuple[str, ...]
+    idle: tuple[str, ...]
     trained: tuple[tuple[int, str, int], ...]
 
 
@@ -101,7 +102,8 @@ def course(make: Make) -> Course:
     for t in range(3):
         tasks += learn(method, range(t, t + 1), engine)
         methods.append(copy.deepcopy(method))
-    return Course(tuple(methods), tuple(tasks), tuple(engine.wrong), tuple(engine.trained))
+    engine.finish(method)
+    return Course(tuple(methods), tuple(tasks), tuple(engine.wrong), tuple(engine.idle), tuple(engine.trained))
 
 
 def after(make: Make, tasks: int) -> Method:
@@ -224,6 +226,16 @@ def shows_only_the_phase_changes(make: Make) -> None:
     """Only the parameters that a phase names change in it, no other has a gradient, and it reads what it says."""
     wrong = course(make).wrong
     hold(not wrong, "; ".join(wrong))
+
+
+def shows_all_parameters_train(make: Make) -> None:
+    """Every parameter that a phase names moves in it, and none but the backbone's is as it was made in the end.
+
+    No loss has gradients for a parameter that its phase does not train, and averages of weights follow the network. A
+    phase in which a parameter may stay as it is stands in `may_rest` of the method, unless it has masks or projections.
+    """
+    idle = dict.fromkeys(course(make).idle)
+    hold(not idle, "; ".join(idle))
 
 
 def shows_the_phases_that_it_declares(make: Make) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -9,6 +10,7 @@ from pearl.data.batches import Task
 from pearl.errors import TrainingError
 from pearl.lifecycle.small import config
 from pearl.methods.base import Method, Phase
+from pearl.methods.common.average import Average
 from pearl.settings.declared import declared
 from pearl.training.content import digest, together
 from pearl.training.engine import Engine
@@ -21,6 +23,24 @@ def hold(condition: object, otherwise: str) -> None:
         raise AssertionError(otherwise)
 
 
+def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors without a history that a loss has gradients for."""
+    nodes, seen = [loss.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (variable := getattr(node, "variable", None)) is not None:
+            yield variable
+        nodes += [following for following, _ in node.next_functions]
+
+
+def _values(average: Average) -> list[torch.Tensor]:
+    """Copies of the averaged tensors of several numbers, those that move first."""
+    return [tensor.clone() for tensor in average.buffers() if tensor.is_floating_point() and tensor.numel() > 1]
+
+
 class Watch(Engine):
     """An engine that sees, phase by phase, that no parameter but the phase's changes, and that it reads what it says.
 
@@ -30,6 +50,11 @@ class Watch(Engine):
     def __init__(self) -> None:
         super().__init__(config(), device="cpu")
         self.wrong: list[str] = []
+        self.idle: list[str] = []  # parameters and averages that should have moved, and gradients that nobody uses
+        self.starts: dict[str, torch.Tensor] = {}  # every parameter as the first phase after it was made found it
+        self._trains: set[int] = set()
+        self._backward: Any = self.fabric.backward
+        self.fabric.backward = self._checked_backward  # type: ignore[assignment]
         self.trained: list[tuple[int, str, int]] = []  # of each phase the task, its name, and the images of an epoch
 
     def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
@@ -44,13 +69,47 @@ class Watch(Engine):
         self.trained.append((task.id, phase.name, len(phase.data or task)))
         own = {id(p) for p in phase.trained}
         before = {n: p.detach().clone() for n, p in method.named_parameters() if id(p) not in own}
+        self._trains, starts = own, [p.detach().clone() for p in phase.trained]
+        for name, parameter in method.named_parameters():
+            self.starts.setdefault(name, parameter.detach().clone())
+        averages = {name: part for name, part in method.named_modules() if isinstance(part, Average)}
+        earlier = {name: _values(average) for name, average in averages.items()}
         with self._hidden(method, task, phase):
             super().train(method, task, phase, position, replay)
+        self._note_idle(method, phase, starts)
+        for name, average in averages.items():
+            follows = phase.after_step and phase.name not in method.may_rest
+            if earlier[name] and follows and torch.equal(earlier[name][0], _values(average)[0]):
+                self.idle.append(f"the average {name} did not follow in phase {phase.name}")
         for name, parameter in method.named_parameters():
             if name in before and not torch.equal(before[name], parameter):
                 self.wrong.append(f"{name} changed in phase {phase.name}, which does not train it")
             if name in before and parameter.grad is not None:
                 self.wrong.append(f"{name} is frozen in phase {phase.name} and has a gradient")
+
+    def finish(self, method: Method) -> None:
+        """Note which parameters, but the backbone's, are as they were made after all tasks."""
+        for name, parameter in method.named_parameters():
+            start = self.starts.get(name)
+            drawn = name.startswith("backbone.") or any(part in name for part in method.untrained)
+            if start is not None and not drawn and start.numel() and torch.equal(start, parameter):
+                self.idle.append(f"no phase has trained {name}")
+
+    def _note_idle(self, method: Method, phase: Phase, starts: list[torch.Tensor]) -> None:
+        """A phase without masks or projections moves every parameter that it names."""
+        if phase.project or phase.after_backward or phase.name in method.may_rest:
+            return
+        names = {id(parameter): name for name, parameter in method.named_parameters()}
+        for i, (parameter, start) in enumerate(zip(phase.trained, starts, strict=True)):
+            if torch.equal(parameter, start):
+                name = names.get(id(parameter), f"parameter {i}, which the method does not keep,")
+                self.idle.append(f"{name} did not move in phase {phase.name}, which trains it")
+
+    def _checked_backward(self, loss: torch.Tensor, *arguments: Any, **options: Any) -> None:
+        """See that a loss depends on no parameter but the phase's."""
+        if any(id(leaf) not in self._trains for leaf in _leaves(loss)):
+            self.idle.append("a loss has gradients for parameters that its phase does not train")
+        self._backward(loss, *arguments, **options)
 
     @contextmanager
     def _hidden(self, method: Method, task: Task, phase: Phase) -> Iterator[None]:

@@ -152,6 +152,8 @@ class Method(nn.Module):
     task_identity = False  # True: made for task-IL; its class-IL puts the heads' raw logits side by side
     phases: Phases = ()  # the phases that `learn` may yield, see `declared`; names alone: each once in every task
     _given: dict[str, Any]
+    untrained: tuple[str, ...] = ()  # parts of names of parameters that are drawn and never trained
+    may_rest: tuple[str, ...] = ()  # phases in which a parameter that is trained may stay where it is
     fast = True  # False: no faster form of the same function is used, in evaluation or in training
 
     def __init__(self, backbone: nn.Module) -> None:

@@ -10,6 +10,7 @@ import json
 import sys
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
 from pathlib import Path
@@ -153,6 +154,8 @@ class _Said:
             return [_name(type(value)), value.name]
         if isinstance(value, BaseModel):
             return [_name(type(value)), value.model_dump(mode="json")]
+        if is_dataclass(value):
+            return [_name(type(value)), self.of([getattr(value, each.name) for each in fields(value)])]
         if isinstance(value, View):
             return [_name(type(value)), self.of(vars(value))]
         if isinstance(value, Task):

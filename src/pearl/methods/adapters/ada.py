@@ -45,6 +45,7 @@ class Ada(FrozenVit):
     """
 
     own_classes = True
+    may_rest = ("ada",)  # ReLUs of a new adapter may all be silent
     phases = ("ada", PhaseSpec("ada_consolidate", lambda task: task.id >= task.options["pool"]))
 
     def __init__(

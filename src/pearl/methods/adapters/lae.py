@@ -107,6 +107,7 @@ class Lae(Method):
     """
 
     own_classes = True
+    may_rest = ("lae_head",)  # the average of what is put in waits
     phases = (
         PhaseSpec("reference", "reference"),
         PhaseSpec("lae_first", lambda task: task.id == task.first_adapted),

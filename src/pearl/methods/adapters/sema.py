@@ -117,6 +117,8 @@ class Sema(FrozenVit):
     """
 
     own_classes = True
+    untrained = (".router.0.",)  # the first adapter of a block has no other to be weighed against
+    may_rest = ("sema_func",)
     phases = (  # of later tasks, for each block that grows
         PhaseSpec("sema_func", images=lambda task: [] if task.id else task.images, at_least=True),
         PhaseSpec("sema_rd", images=lambda task: [] if task.id else task.images, at_least=True),

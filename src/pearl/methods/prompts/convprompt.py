@@ -102,6 +102,7 @@ class ConvPrompt(PromptMethod):
         self.most, self.similarity, self.kernel = num_prompts_per_task, similarity, kernel_size
         self.blocks, self.train_keys, self.train_norms = blocks, train_keys, train_norms
         self.norm_share, self.stay, self.similarity_over = norm_share, stay, similarity_over
+        self.untrained = () if train_keys else ("/key",)
         self.heads = NormedHeads(self.dim)
         more = kernel_size - 1
         shape = blocks, 2 * self.parts, length + more, self.dim // self.parts + more
