@@ -15,6 +15,7 @@ from pearl.errors import ConfigError
 from pearl.settings.born import Born, as_written, without_born
 from pearl.settings.config import (
     RunConfig,
+    as_stored,
     check_config,
     load_config,
     merge,
@@ -788,6 +789,13 @@ def test_an_option_that_came_later_is_told_by_where_it_differs_from_what_was(mon
     assert parts.decisive({**now, "second": "old"}) == {"name": "part", "first": 1}
     assert parts.as_written({"name": "part", "first": 1}) == {"name": "part", "first": 1, "second": "old"}
     assert parts.as_written(now) == now
+
+
+@pytest.mark.parametrize("override", ["seed=0", "train.images.pad=2", "train.phases.adapt.images.pad=2"])
+def test_a_stored_configuration_has_the_name_of_its_run(override: str) -> None:
+    config = load(override)
+    stored = check_config(as_stored(yaml.safe_load(config.to_yaml()), RunConfig))
+    assert (stored, stored.id) == (config, config.id)
 
 
 class Inner(BaseModel):

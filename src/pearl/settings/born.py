@@ -39,13 +39,18 @@ def without_born(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str,
 
 
 def as_written(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored values with the later options that they lack; sections too."""
-    sections = _sections(model)
+    """Stored values with the later options that they lack; sections too, but for those that came later themselves.
+
+    Such a section holds what is different alone: what it lacks is not set.
+    """
+    born, sections = later(model), _sections(model)
     there = {
-        name: as_written(sections[name], value) if name in sections and isinstance(value, Mapping) else value
+        name: as_written(sections[name], value)
+        if name in sections and name not in born and isinstance(value, Mapping)
+        else value
         for name, value in values.items()
     }
-    return {**later(model), **there}
+    return {**born, **there}
 
 
 def _sections(model: type[BaseModel]) -> dict[str, type[BaseModel]]:

@@ -34,8 +34,8 @@ class Agile(Rehearsing):
     authors' code (`old_biases=false` freezes them). The classifier of tasks sees new images alone, whose task is always
     the same, so that its bias is enough; `task_of_memory` gives it remembered ones too. Both defaults are the authors'.
     It has the tasks to come from the start: among one alone there is nothing to tell, and the first task's vector would
-    stay as it was drawn. New and remembered images pass the network separately; ER does so with `passes=separate`, for
-    comparisons.
+    stay as it was drawn. New and remembered images pass the network separately, so that BatchNorm normalises each kind
+    by its own statistics; compare with ER run so, `passes=separate`, which costs ER 2 to 20 points on digits.
 
     Options:
         code_dim: width of the autoencoder's code.
