@@ -185,7 +185,7 @@ class Model:
             raise ConfigError(f"top={top}: ask for 1 class or more")
         index = None if task is None else self.task_index(task)
         names = [(name, info.name) for info in self.tasks for name in info.classes]
-        known: list[tuple[bool, float]] | list[tuple[()]] = [()] * len(pixels)
+        judged: list[tuple[bool | None, float | None]] = [(None, None)] * len(pixels)
         if unknown_rate == "auto":
             unknown_rate = UNKNOWN_RATE if self.can_judge else None
         if unknown_rate is None:
@@ -193,7 +193,7 @@ class Model:
         else:
             threshold = self.threshold(unknown_rate)
             logits, scores = self.judge(pixels)
-            known = [*zip((scores >= threshold).tolist(), self.method.shares(scores).tolist(), strict=True)]
+            judged = [*zip((scores >= threshold).tolist(), self.method.shares(scores).tolist(), strict=True)]
             if index is not None:
                 logits = logits[:, [c for c, (name, _) in enumerate(names) if name in self.tasks[index].names]]
         if index is not None:
@@ -204,9 +204,10 @@ class Model:
                 tuple(names[c][0] for c in row),
                 tuple(names[c][1] for c in row),
                 tuple(float(p) for p in probability),
-                *judged,
+                known,
+                within,
             )
-            for row, probability, judged in zip(order.tolist(), share.tolist(), known, strict=True)
+            for row, probability, (known, within) in zip(order.tolist(), share.tolist(), judged, strict=True)
         ]
 
     @property
