@@ -24,13 +24,14 @@ from pages import RESULTS, cell, table, write_page
 from pearl.data.augment import View
 from pearl.data.domains import seen_as
 from pearl.data.pictures import read_all
-from pearl.data.sources import SOURCES, Source
+from pearl.data.sources import Source
 from pearl.evaluation.sureness import auroc
 from pearl.lifecycle.saved import build_backbone
 from pearl.methods.common.chain import ChainStatistics
 from pearl.methods.common.classifiers import Chain
 from pearl.nn.inner import WithInner, inner_layers
 from pearl.settings.config import load_config
+from pearl.settings.parts import SOURCES
 from pearl.settings.sections import Domain
 
 RECIPES = {"CIFAR-100": "cpu-cifar100-deit_tiny", "Grocery": "cpu-grocery-deit_tiny"}
