@@ -196,12 +196,8 @@ class Model:
             raise ConfigError(f"top={top}: ask for 1 class or more")
         index = None if task is None else self.task_index(task)
         names = [(name, info.name) for info in self.tasks for name in info.classes]
-<<<<<<< HEAD
         known: list[bool] | list[None] = [None] * len(pixels)
         shares: list[float] | list[None] = [None] * len(pixels)
-=======
-        judged: list[tuple[bool | None, float | None]] = [(None, None)] * len(pixels)
->>>>>>> wt-d
         if unknown_rate == "auto":
             unknown_rate = UNKNOWN_RATE if self.can_judge else None
         if unknown_rate is None:
@@ -209,11 +205,7 @@ class Model:
         else:
             threshold = self.threshold(unknown_rate)
             logits, scores = self.judge(pixels)
-<<<<<<< HEAD
             known, shares = (scores >= threshold).tolist(), self.method.shares(scores).tolist()
-=======
-            judged = [*zip((scores >= threshold).tolist(), self.method.shares(scores).tolist(), strict=True)]
->>>>>>> wt-d
             if index is not None:
                 logits = logits[:, [c for c, (name, _) in enumerate(names) if name in self.tasks[index].names]]
         if index is not None:
@@ -223,19 +215,11 @@ class Model:
             Prediction(
                 tuple(names[c][0] for c in row),
                 tuple(names[c][1] for c in row),
-<<<<<<< HEAD
                 tuple(best),
                 is_known,
                 share,
             )
             for row, best, is_known, share in zip(order.tolist(), probabilities.tolist(), known, shares, strict=True)
-=======
-                tuple(float(p) for p in probability),
-                known,
-                within,
-            )
-            for row, probability, (known, within) in zip(order.tolist(), share.tolist(), judged, strict=True)
->>>>>>> wt-d
         ]
 
     @property
