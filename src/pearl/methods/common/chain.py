@@ -333,7 +333,8 @@ class ChainStatistics(nn.Module):
     def judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """What `head` says of raw features, log P (B, classes), and in-distribution scores (B,)."""
         logp, found = self._judge(raw)
-        return logp, score(found, *self._usual, self.head().by_class)
+        location, spread = self._usual
+        return logp, score(found, location, spread, self.head().by_class)
 
     @torch.no_grad()
     def fits(self, raw: Sequence[Tensor]) -> Tensor:
