@@ -210,7 +210,7 @@ def test_sldc(monkeypatch, double):
 
     def loss(batch):
         others = -head(table.now[batch.x]).log_softmax(1).gather(1, 3 - batch.y[:, None])
-        return method.loss(task, head, {}, batch) + 0.5 * 1e-4 * others.mean()
+        return method.training_loss(task, head, {}, batch) + 0.5 * 1e-4 * others.mean()
 
     params = [table.now, head.weight, head.scale]
     losses = stepped(loss, params, kind=optim.AdamW, lr=0.05, weight_decay=3e-5)

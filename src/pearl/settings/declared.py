@@ -79,6 +79,7 @@ class PhaseSpec:
     `images`: the number of images in an epoch, by default all of the task's. A list has a number for each time that the
         phase comes in a task.
     `at_least`: the phase may come more often, depending on what was learnt.
+    `at_most`: an epoch may have fewer images, depending on what was learnt.
     `features_only`: it trains on features, which pass through heads and not through the network.
     `groups`: names of the groups that its parameters are in.
     `when`: the options of the method with which there is such a phase; by default all.
@@ -90,6 +91,7 @@ class PhaseSpec:
     tasks: Literal["all", "first", "later", "reference", "adapted"] | Callable[[UpcomingTask], bool] = "all"
     images: Callable[[UpcomingTask], int | Sequence[int]] | None = None
     at_least: bool = False
+    at_most: bool = False
     features_only: bool = False
     groups: tuple[str, ...] = ()
     when: Callable[[Options], bool] | None = None

@@ -97,7 +97,7 @@ class Apr(Aligned):
     phases = (
         PhaseSpec("apr_first", "first"),
         PhaseSpec("apr", "later"),
-        PhaseSpec("apr_transfer", "later", _transfers, features_only=True),
+        PhaseSpec("apr_transfer", "later", _transfers, at_most=True, features_only=True),
     )
     heads: CosineHeads
 
