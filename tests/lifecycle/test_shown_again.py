@@ -66,7 +66,7 @@ def test_probabilities_are_probabilities(shop):
 def test_a_known_class_of_another_look_keeps_its_name(shop, two):
     six = write_class(two.parent / "test" / "zero", 6, count=30, start=60).parent
     before = right(pearl.load(two), six, "zero")
-    model = pearl.learn(two, shop / "again", quiet=True)
+    model = pearl.learn(two, shop / "again", allow_new_style=True, quiet=True)
     assert model.classes == ("one", "zero", "two", "three")
     assert model.tasks[-1].names == ("zero", "three")
     assert right(model, six, "zero") > max(0.6, before)
@@ -78,7 +78,7 @@ def test_a_known_class_of_another_look_keeps_its_name(shop, two):
 
 def test_known_classes_alone_are_a_task(shop, two):
     more = write_class(two.parent / "more" / "zero", 6, count=20).parent
-    model = pearl.learn(two, more, quiet=True)
+    model = pearl.learn(two, more, allow_new_style=True, quiet=True)
     assert model.classes == ("one", "zero", "two")
     assert (model.tasks[-1].classes, model.tasks[-1].also) == ((), ("zero",))
     reopened = pearl.load(two)

@@ -312,7 +312,7 @@ def test_statistics_that_do_not_fit_each_other(name):
     ("name", "value"),
     [
         ("temperature", -1.0),
-        ("task/1/scores", torch.inf),
+        ("task/1/scores", torch.nan),
         ("space/1/scatter", torch.nan),
         ("space/0/freedom", -3),
         ("task/0/classes", -1),

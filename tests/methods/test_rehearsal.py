@@ -640,7 +640,7 @@ def test_options_have_ranges(option, value):
 
 def test_defaults_are_the_authors():
     common = {"buffer_size": 200, "minibatch_size": 32, "policy": "reservoir"}
-    assert METHODS.resolve("er", "method") == {"name": "er", **common}
+    assert METHODS.resolve("er", "method") == {"name": "er", "passes": "together", **common}
     assert METHODS.resolve("er_ace", "method") == {"name": "er_ace", "head": "linear", **common}
     assert METHODS.resolve("derpp", "method") == {"name": "derpp", "alpha": 0.1, "beta": "auto", **common}
     assert METHODS.resolve("lwf", "method") == {"name": "lwf", "kd_lambda": 10.0, "temperature": 2.0}

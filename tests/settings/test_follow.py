@@ -3,6 +3,7 @@
 import pytest
 
 from pearl.settings.config import ModelConfig, as_stored, check_config, load_config, raw_config, unused_phases
+from pearl.settings.declared import declared
 from pearl.settings.parts import METHODS
 from pearl.settings.sections import PhaseConfig
 
@@ -84,7 +85,7 @@ def test_every_method_for_vits_has_its_rates_at_the_photo_recipe():
         (name, phase)
         for name in METHODS.own
         if (kind := METHODS.load(name)).backbones == "vit"
-        for phase in {*kind.phases} - {"reference", "extractor"} - unused_phases({"name": name})
+        for phase in {*declared(kind)} - {"reference", "extractor"} - unused_phases({"name": name})
         if "lr" not in phases.get(phase, PhaseConfig()).model_fields_set
     }
     assert lacking == set()

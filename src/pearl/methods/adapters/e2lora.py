@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Phase
@@ -22,6 +21,7 @@ from pearl.methods.common.frozen_vit import FrozenVit
 from pearl.methods.common.subspace import input_matrices
 from pearl.methods.common.teacher import distillation
 from pearl.nn import lowrank
+from pearl.nn.functional import functional_call
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
 from pearl.settings.declared import PhaseSpec

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Method, Phase, own_loss
 from pearl.nn import lowrank
+from pearl.nn.functional import functional_call
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
 

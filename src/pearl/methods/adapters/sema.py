@@ -22,7 +22,7 @@ from pearl.nn import vit
 from pearl.nn.growing import Grown
 from pearl.nn.precision import full, outside_autocast
 from pearl.settings.born import Born
-from pearl.settings.declared import PhaseSpec
+from pearl.settings.declared import PhaseSpec, UpcomingTask
 
 FEW = 3  # errors of which no deviation can be told
 
@@ -88,6 +88,11 @@ class Mixture(nn.Module):
         return mixed([*self.adapters], tokens, self.weights(tokens)[:, None])
 
 
+def _described(task: UpcomingTask) -> int:
+    share = task.options["hold_out"]
+    return task.kept(share) if share else task.images
+
+
 class Sema(FrozenVit):
     """A frozen ViT with an adapter in every block, and as many as the tasks ask for in the last ones.
 
@@ -121,7 +126,7 @@ class Sema(FrozenVit):
     may_rest = ("sema_func",)
     phases = (  # of later tasks, for each block that grows
         PhaseSpec("sema_func", images=lambda task: [] if task.id else task.images, at_least=True),
-        PhaseSpec("sema_rd", images=lambda task: [] if task.id else task.images, at_least=True),
+        PhaseSpec("sema_rd", images=lambda task: [] if task.id else _described(task), at_least=True),
         PhaseSpec("sema_head", "later", lambda task: [], at_least=True),
     )
 

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.adapters.slcapp import SlowLora
 from pearl.methods.base import Phase
 from pearl.methods.common.alignment import alignment, draws_of_classes, symmetric_cross_entropy
 from pearl.methods.common.gaussians import Pairs, linear_map
+from pearl.nn.functional import functional_call
 from pearl.nn.growing import Classifier, TaskHeads
 from pearl.nn.precision import full
 from pearl.settings.declared import PhaseSpec

@@ -214,6 +214,16 @@ class Scores:
         return float(low), float(high)
 
 
+def stored(values: Tensor) -> Tensor:
+    """Values with infinity where nothing was measured: two states that hold not-a-number are never equal."""
+    return values.masked_fill(values.isnan(), torch.inf)
+
+
+def measured(values: Tensor) -> Tensor:
+    """The reverse of `stored`."""
+    return values.masked_fill(values.isinf(), torch.nan)
+
+
 def moved(levels: Sequence[Tensor], births: Sequence[int]) -> tuple[Tensor, Tensor]:
     """By how much the fits of each task's images have moved since (T,), and how many times as far they spread (T,).
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pearl.errors import RunError
 from pearl.methods.base import Answers
-from pearl.methods.common.calibration import ENOUGH, Known, LeftOut, Scores, moved, normal, score
+from pearl.methods.common.calibration import ENOUGH, Known, LeftOut, Scores, measured, moved, normal, score, stored
 from pearl.methods.common.classifiers import Chain
 from pearl.methods.common.scatter import (
     MANY,
@@ -183,7 +183,7 @@ class ChainStatistics(nn.Module):
             metric.levels(rows, scatter, len(classes), counted=self._updates(v, t))
             for v, (metric, rows, scatter) in enumerate(zip(metrics, features, scatters, strict=True))
         ]
-        self.tensors.add(f"task.{t}.levels", torch.stack(levels))
+        self.tensors.add(f"task.{t}.levels", stored(torch.stack(levels)))
         self._calibrate(metrics, features, classes, own)
 
     def _updates(self, v: int, t: int) -> bool:
@@ -230,7 +230,7 @@ class ChainStatistics(nn.Module):
 
     def _note(self, t: int, location: Tensor, spread: Tensor) -> None:
         """Keep where the fits of task t's images lie; no scores yet."""
-        facts = {"location": location, "spread": spread, "scores": location.new_full((101,), torch.nan)}
+        facts = {"location": stored(location), "spread": stored(spread), "scores": location.new_full((101,), torch.inf)}
         facts["measured"] = torch.zeros((), dtype=torch.long, device=location.device)
         for name, value in facts.items():
             self.tensors.add(f"task.{t}.{name}", value)
@@ -277,7 +277,7 @@ class ChainStatistics(nn.Module):
         A task of which nothing was measured gets the mean of all others.
         """
         levels, locations, spreads = (
-            [self.tensors[f"task.{t}.{name}"].cpu() for t in range(len(self))]
+            [measured(self.tensors[f"task.{t}.{name}"].cpu()) for t in range(len(self))]
             for name in ("levels", "location", "spread")
         )
         shift, wider = (part[self.task_of] for part in moved(levels, self.births))

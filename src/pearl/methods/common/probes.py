@@ -6,10 +6,10 @@ from math import sqrt
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from pearl.data.batches import Task
 from pearl.methods.base import own_loss
+from pearl.nn.functional import functional_call
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
 

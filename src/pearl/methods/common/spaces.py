@@ -273,8 +273,8 @@ def possible(name: str, value: Tensor) -> bool:
         return True
     if kind in WHOLE or kind in ("std", "projected_std"):  # a deviation may be infinite
         return bool((value >= 0).all())
-    if kind in ("location", "spread", "scores", "levels"):  # not a number where nothing was measured
-        return not bool(value.isinf().any())
+    if kind in ("location", "spread", "scores", "levels"):  # infinite where nothing was measured
+        return not bool(value.isnan().any())
     return bool(value.isfinite().all()) and (kind != "temperature" or bool(value > 0))
 
 

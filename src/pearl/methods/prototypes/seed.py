@@ -46,6 +46,7 @@ class Seed(Method):
         temperature: of an expert's vote.
     """
 
+    own_classes = True
     phases = (
         PhaseSpec("seed", lambda task: task.id < task.options["experts"]),
         PhaseSpec("seed_finetune", lambda task: task.id >= task.options["experts"]),
