@@ -10,6 +10,7 @@ exit code is 1 if a fault survives. `tests/test_mutants.py` checks that every fa
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -61,7 +62,17 @@ def outcome(fault: Fault) -> str:
         package = Path(shutil.copytree(ROOT / "src" / "pearl", Path(folder) / "pearl"))
         fault.apply(package)
         environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *fault.tests.split()]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-n0",
+            "-p",
+            "no:cacheprovider",
+            *shlex.split(fault.tests),
+        ]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == FAILED and "ImportError" not in done.stdout and "SyntaxError" not in done.stdout:
         return "killed"
