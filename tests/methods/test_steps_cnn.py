@@ -1,0 +1,362 @@
+"""Steps of methods for networks from scratch against calculations in plain PyTorch and NumPy.
+
+The steps are of later tasks: teachers, penalties and masks have changed nothing in a first one. Weights of terms are so
+large that no tolerance hides a term.
+"""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pearl.data.augment import View
+from pearl.data.batches import Batch
+from pearl.lifecycle.small import SIZE, make_task, small_resnet, small_vit
+from pearl.methods.common.memory import Shown
+from pearl.methods.prototypes import ranpac as ranpac_file
+from pearl.methods.prototypes.loranpac import LoRanPac
+from pearl.methods.prototypes.ranpac import RIDGES, RanPac, errors
+from pearl.methods.prototypes.ssre import SSRE
+from pearl.methods.regularization.ewc import OnlineEwc
+from pearl.methods.rehearsal.agile import Agile
+from pearl.methods.rehearsal.co2l import Co2L
+from pearl.methods.rehearsal.ocdnet import OcdNet
+from pearl.methods.rehearsal.tamil import Tamil
+from pearl.methods.rehearsal.trire import TriRe
+from pearl.methods.sparse.clnp import Clnp
+from pearl.methods.sparse.cpg import Cpg
+from pearl.methods.sparse.sparcl import SparClEwc
+from pearl.nn.convnet import convnet
+from pearl.settings.sections import ImagesConfig
+
+PLAIN = View(ImagesConfig(size=SIZE), channels_last=False)  # images as they are, so that passes can be repeated
+
+
+def take_steps(method, task, rate=0.1, size=12, look=None):
+    """Learn a task by plain gradient descent, an epoch a phase; give each phase back when it is over."""
+    for phase in method.learn(task):
+        method.train()
+        batches = [*(phase.data or task).batches(size, seed=0)]
+        phase.done, phase.planned, phase.per_epoch = 0, len(batches), len(batches)
+        for batch in batches:
+            for parameter in phase.trained:
+                parameter.grad = None
+            loss = phase.loss(batch)
+            loss.backward()
+            if phase.after_backward:
+                phase.after_backward()
+            before = [parameter.detach().clone() for parameter in phase.trained]
+            with torch.no_grad():
+                for parameter in phase.trained:
+                    if parameter.grad is not None:
+                        parameter -= rate * parameter.grad
+                if phase.project:
+                    phase.project(before)
+            phase.done += 1
+            if phase.after_step:
+                phase.after_step(batch)
+            if look:
+                look(phase, batch)
+        yield phase
+
+
+def learn(method, tasks, **options):
+    """Learn tasks of images as they are."""
+    for t in tasks:
+        for _ in take_steps(method, make_task(t, view=PLAIN), **options):
+            pass
+    return method
+
+
+def copied(parameters):
+    return {name: parameter.detach().clone() for name, parameter in parameters}
+
+
+def some(count, classes, first=0, seed=3):
+    """Random images of classes from `first` up to `classes` - 1."""
+    x = torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
+    return Batch(x, first + torch.arange(count) % (classes - first), torch.arange(count))
+
+
+# ---------------------------------------------------------------------------------------------------------- rehearsal
+
+EMA = {"ema_tasks": None, "buffer_size": 20, "minibatch_size": 8}
+TEACHERS = {
+    "tamil": lambda: Tamil(small_resnet(), ema_update_freq=1.0, ema_alpha=0.8, **EMA),
+    "agile": lambda: Agile(small_resnet(), code_dim=6, ema_update_freq=1.0, ema_alpha=0.8, **EMA),
+    "ocdnet": lambda: OcdNet(small_resnet(), bernoulli_probability=1.0, ema_alpha=0.8, **EMA),
+    "trire": lambda: TriRe(small_resnet(), tasks=3, stable_model_update_freq=1.0, stable_model_alpha=0.8, **EMA),
+}
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_a_teacher_averages_the_steps_of_all_tasks_and_is_what_the_loss_is_held_to(name, monkeypatch):
+    method, average, steps = TEACHERS[name](), {}, 0
+
+    def look(phase, batch):
+        nonlocal steps
+        steps += 1
+        share = max(1 / (steps + 1), 1 - 0.8)
+        for each, parameter in method.network.named_parameters():
+            average[each] = (1 - share) * average[each] + share * parameter.detach()
+
+    for t in range(2):
+        task = make_task(t, view=PLAIN)
+        learning = method.learn
+        method.learn = lambda task, learning=learning: noting(learning(task), method, average)
+        for _ in take_steps(method, task, look=look):
+            pass
+        method.learn = learning
+        for each, _ in method.network.named_parameters():
+            torch.testing.assert_close(method.teacher.tensors[each], average[each], rtol=1e-4, atol=1e-6)
+    assert len(method.memory) == 20
+    live = dict(method.network.named_parameters())
+    assert (average["backbone.conv1.weight"] - live["backbone.conv1.weight"]).abs().max() > 1e-3
+
+    twin = copy.deepcopy(method).eval()
+    twin.network.load_state_dict(average, strict=False)
+    shown = Shown(some(8, 4).x, some(8, 4).y, some(8, 4).y // 2, None)
+    monkeypatch.setattr(method, "shown", lambda task: shown)
+    method.eval()
+    for parameters in (method.backbone, twin.backbone):  # running statistics of the same images
+        for module in parameters.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.running_mean.zero_()
+                module.running_var.fill_(1.0)
+    for each, buffer in method.network.named_buffers():
+        method.teacher.tensors[each].copy_(buffer)
+    with torch.no_grad():
+        for head in method.heads:  # the network goes on, and the teacher does not
+            head.weight.add_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(7)))
+        features = twin.backbone(shown.x)
+        if name == "tamil":
+            gates = [twin.gates[t](row[None]) for t, row in zip(shown.tasks.tolist(), features, strict=True)]
+            told = twin.heads(features * torch.cat(gates))
+        else:
+            told = twin.heads(features) if name in ("ocdnet", "trire") else twin(shown.x)
+        taught = method.taught(shown)
+        torch.testing.assert_close(taught[:, -4:], told, rtol=1e-4, atol=1e-5)
+        if name == "ocdnet":
+            torch.testing.assert_close(method(shown.x), told, rtol=1e-4, atol=1e-5)
+            return
+        apart = (method(shown.x) - told).square().mean()
+        labels = F.cross_entropy(method(shown.x), shown.y)
+        found = method.rehearsed(make_task(1), 500.0, 0.5)
+        assert 500 * apart > 0.1 * labels
+        assert found.item() == pytest.approx((500 * apart + 0.5 * labels).item(), rel=1e-4)
+
+
+def noting(phases, method, average):
+    """The phases of a method; what is new when one begins is averaged from there."""
+    for phase in phases:
+        for name, parameter in method.network.named_parameters():
+            average.setdefault(name, parameter.detach().clone())
+        yield phase
+
+
+def test_co2l_keeps_the_relations_of_the_network_before_the_task():
+    method = learn(Co2L(small_resnet(), buffer_size=20, distill_power=30.0), range(1))
+    before = copy.deepcopy(torch.nn.Sequential(method.backbone, method.projection)).eval()
+    phase = next(take_steps(method, make_task(1, view=PLAIN), size=24))
+    assert phase.name == "co2l"
+    method.eval()
+    batch = Batch(torch.cat([some(6, 4).x, some(6, 4, seed=4).x]), some(6, 4).y, torch.arange(6))
+    live = torch.nn.Sequential(method.backbone, method.projection)
+
+    def relations(network, temperature):
+        with torch.no_grad():
+            z = F.normalize(network(batch.x), dim=1).double()
+        others = (z @ z.T / temperature)[~torch.eye(12, dtype=torch.bool)].view(12, 11)
+        return others.softmax(1)
+
+    kept = -(relations(before, 0.01) * relations(live, 0.2).log()).sum(1).mean()
+    own = -(relations(live, 0.01) * relations(live, 0.2).log()).sum(1).mean()
+    with_power = phase.loss(batch)
+    method.distill_power = 0.0
+    found = (with_power - phase.loss(batch)).item()
+    assert found == pytest.approx(30 * kept.item(), rel=1e-3)
+    assert abs(30 * kept - 30 * own) > 0.05, "the network before is another"
+
+
+# ----------------------------------------------------------------------------------------------------- regularization
+
+
+@pytest.mark.parametrize(("kind", "weight"), [(OnlineEwc, 2e4), (SparClEwc, 2e5)], ids=["ewc", "sparcl"])
+def test_ewc_holds_weights_by_what_mattered_to_both_earlier_tasks(kind, weight):
+    sparse = {"rounds": 2, "removals": 1} if kind is SparClEwc else {}
+    method = kind(small_resnet(), e_lambda=weight, gamma=0.5, **sparse)
+    importance, anchor, seen = {}, {}, []
+
+    def cross_entropy(batch):
+        if kind is OnlineEwc:
+            return F.cross_entropy(method.heads(method.backbone(batch.x)), batch.y)
+        return F.cross_entropy(method.heads[-1](method.backbone(batch.x)), batch.y - batch.y.min() // 2 * 2)
+
+    def look(phase, batch):
+        method.eval()
+        penalty = sum(
+            (importance[name] * (parameter - anchor[name]).square()).sum()
+            for name, parameter in method.named_parameters()
+            if name in importance
+        )
+        with torch.no_grad():
+            plain = cross_entropy(batch)
+            assert phase.loss(batch).item() == pytest.approx((plain + weight * penalty).item(), rel=1e-3)
+            seen.append(float(weight * penalty / plain))
+        method.train()
+
+    for t in range(3):
+        task = make_task(t, per_class=4, view=PLAIN)
+        for _ in take_steps(method, task, rate=0.003, size=4, look=look):
+            pass
+        method.eval()
+        for x, y, rows in task.in_order(1):
+            method.zero_grad()
+            loss = cross_entropy(Batch(x, y, rows))
+            loss.backward()
+            for name, parameter in method.named_parameters():
+                gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                new = torch.exp(-loss.detach()) * gradient.square() / len(task)
+                if kind is SparClEwc and name.removeprefix("backbone.") in method.names:
+                    new = new * method.open[name.removeprefix("backbone.")]
+                if not int(rows):
+                    importance[name] = 0.5 * importance.get(name, 0.0)
+                importance[name] = importance[name] + new
+        anchor = copied(method.named_parameters())
+        method.zero_grad()
+    later = seen[len(seen) // 3 :]
+    assert not any(seen[: len(seen) // 3]) and max(later) > 0.1, max(later)
+
+
+# -------------------------------------------------------------------------------------------------------------- sparse
+
+
+def small_convnet():
+    torch.manual_seed(1)
+    return convnet(SIZE, width=4)
+
+
+def test_clnp_accepts_less_accuracy_than_the_best(monkeypatch):
+    method, floors = Clnp(small_convnet(), m_perc=30.0), []
+    monkeypatch.setattr("pearl.methods.sparse.stable_units.accuracy", lambda answer, part: 80.0)
+    monkeypatch.setattr(
+        method, "important", lambda activations, held, floor: floors.append(floor) or ~torch.zeros_like(method.stable)
+    )
+    learn(method, range(1))
+    assert floors == [50.0]
+
+
+def test_clnp_is_penalised_by_the_sizes_of_what_it_trains():
+    method = learn(Clnp(small_convnet(), l1=0.2), range(1))
+    method.stable[method.units.layers["conv1"].makes[:2]] = True
+    task = make_task(1, view=PLAIN)
+    phase, batch = next(method.learn(task)), some(6, 4, first=2)
+    method.train()
+    method.zero_grad()
+    phase.loss(batch).backward()
+    phase.after_backward()
+    found = [parameter.grad.clone() for parameter in phase.trained]
+    plain = F.cross_entropy(method.heads[1](method.backbone(batch.x)), batch.y - 2)
+    sizes = sum(parameter.abs().sum() for parameter in phase.trained)
+    assert phase.loss(batch).item() == pytest.approx((plain + 0.2 * sizes).item(), rel=1e-4)
+    expected = torch.autograd.grad(plain + 0.2 * sizes, phase.trained)
+    fixed = {id(method.backbone.get_parameter(name)): mask for name, mask in method.fixed().items()}
+    frozen = 0
+    for parameter, ours, theirs in zip(phase.trained, found, expected, strict=True):
+        mask = fixed.get(id(parameter), torch.zeros_like(parameter, dtype=torch.bool))
+        torch.testing.assert_close(ours, theirs.masked_fill(mask, 0.0), rtol=1e-3, atol=1e-5)
+        frozen += int(mask.sum())
+    assert frozen
+
+
+def test_cpg_frees_weights_without_training_masks(monkeypatch):
+    """While pruning, masks stay, to the bit; before and after, they are trained by the same steps."""
+    method = learn(Cpg(small_convnet(), train_accuracy=0.0, tasks=3, threshold=0.0), range(1))
+    monkeypatch.setattr(method, "right", lambda part: 100.0)
+    task, phases, before = make_task(1, view=PLAIN), [], {}
+
+    def look(phase, batch):
+        masks = [mask.detach().clone() for mask in method.live[0].parameters()]
+        moved = any(not torch.equal(a, b) for a, b in zip(masks, before.get("masks", masks), strict=True))
+        phases.append((phase.name, "picks" in phase.groups, moved))
+        before["masks"] = masks
+
+    monkeypatch.setattr(method, "rival", lambda kept, held: (yield from ()) or 0.0)
+    for _ in take_steps(method, task, rate=10.0, look=look):
+        before.pop("masks", None)
+        if phases.count(("cpg_prune", False, False)) > 4:
+            break
+    assert {phase for phase in phases if phase[0] == "cpg_prune"} == {("cpg_prune", False, False)}
+    assert ("cpg", True, True) in phases
+
+
+# ---------------------------------------------------------------------------------------------------------- prototypes
+
+
+def test_ranpacs_ridge_is_chosen_on_a_fifth_drawn_at_random(monkeypatch):
+    method, task, given = RanPac(small_vit(), M=30, tuning="none"), make_task(0, view=PLAIN), []
+    monkeypatch.setattr(ranpac_file, "errors", lambda *parts: given.append(parts) or errors(*parts))
+    torch.manual_seed(0)
+    learn(method, range(1))
+    z, y, held, expected = given[0]
+    with torch.no_grad():
+        lifted = method.lifted(PLAIN.test(task.images)).double()
+    labels = F.one_hot(task.labels).double()
+    assert len(z) == int(0.8 * len(task)) and len(held) == len(task) - len(z)
+    rows = torch.cdist(torch.cat([z, held]), lifted).argmin(1)
+    assert sorted(rows.tolist()) == list(range(len(task))), "each image once"
+    torch.testing.assert_close(torch.cat([y, expected]), labels[rows])
+    assert rows.tolist() != sorted(rows.tolist()) and expected.sum(0).min() > 0, "not the last class alone"
+
+
+@pytest.mark.parametrize(("scale", "sign", "best"), [(1e-3, 1, 1e-8), (1e3, -1, 1e8)])
+def test_ranpacs_ridges_reach_from_the_least_to_the_greatest(scale, sign, best):
+    """Where held-out images are as the others, the least is best; where they are the opposite, the greatest."""
+    generator = torch.Generator().manual_seed(0)
+    z, weight, held = (torch.randn(*shape, generator=generator).double() for shape in ((40, 6), (6, 2), (20, 6)))
+    y, expected = z @ weight, sign * held @ weight
+    z, held = scale * z, scale * held
+    found, eye = {}, torch.eye(6, dtype=torch.float64)
+    for strength in [10.0**power for power in range(-8, 9)]:
+        head = torch.linalg.solve(z.T @ z + strength * eye, z.T @ y)
+        found[strength] = float((held @ head - expected).square().mean())
+    assert min(found, key=found.__getitem__) == best
+    assert dict(zip(RIDGES, errors(z, y, held, expected), strict=True)) == pytest.approx(found, rel=1e-4, abs=1e-12)
+
+
+def test_loranpacs_first_session_trains_a_head_on_random_features():
+    method = LoRanPac(small_vit(), E=40, tuning="ssf")
+    phase, batch = next(method.learn(make_task(0, view=PLAIN))), some(6, 2)
+    (weight,) = [parameter for parameter in phase.trained if parameter.shape == (2, 40)]
+    scale = [parameter for parameter in phase.trained if parameter.numel() == 1]
+    with torch.no_grad():
+        features = method.tuned(method.backbone, batch.x)
+        lifted = (features @ method.lift.matrix).clamp(min=0)
+        cosines = F.normalize(lifted, dim=1) @ F.normalize(weight, dim=1).T
+        expected = F.cross_entropy(cosines * (scale[0] if scale else 1.0), batch.y)
+        assert phase.loss(batch).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_ssre_weighs_an_image_by_the_old_class_that_it_resembles_most():
+    method = learn(SSRE(small_resnet(), kd_weight=5.0, protoAug_weight=0.0), range(3), rate=0.001)
+    away = torch.randn(6, method.heads.dim, generator=torch.Generator().manual_seed(2)).double()
+    method.statistics.move(away)  # random images of all classes have one mean
+    means = torch.cat([method.statistics.means(t) for t in range(3)]).float()
+    phase, batch = next(method.learn(make_task(3, view=PLAIN))), some(6, 8, first=6)
+    method.eval()
+    with torch.no_grad():
+        for branch in phase.extra.parameters():
+            branch.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
+        before = method.backbone(batch.x)
+        expanded = copy.deepcopy(method.backbone)
+        phase.extra.merge(expanded)
+        features = expanded(batch.x)
+        cosines = np.array([[float(F.cosine_similarity(f, m, 0)) for m in means] for f in features])
+        near = torch.from_numpy(cosines.max(1)).float()
+        own = F.cross_entropy(method.heads(features) / 0.1, batch.y, reduction="none")
+        moved = (features - before).norm(dim=1)
+        expected = ((1 - near) * own).mean() + 5 * (near * moved).sum()
+        assert phase.loss(batch).item() == pytest.approx(expected.item(), rel=1e-3)
+    assert (cosines.max(1) - cosines.mean(1)).min() > 0.05 and 5 * float((near * moved).sum()) > 0.1 * float(expected)
