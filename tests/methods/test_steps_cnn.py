@@ -15,9 +15,13 @@ from pearl.data.augment import View
 from pearl.data.batches import Batch
 from pearl.lifecycle.small import SIZE, make_task, small_resnet, small_vit
 from pearl.methods.common.memory import Shown
+from pearl.methods.common.scatter import unpack
+from pearl.methods.pearl import Pearl
 from pearl.methods.prototypes import ranpac as ranpac_file
+from pearl.methods.prototypes.apr import Apr
 from pearl.methods.prototypes.loranpac import LoRanPac
 from pearl.methods.prototypes.ranpac import RIDGES, RanPac, errors
+from pearl.methods.prototypes.seed import Seed
 from pearl.methods.prototypes.ssre import SSRE
 from pearl.methods.regularization.ewc import OnlineEwc
 from pearl.methods.rehearsal.agile import Agile
@@ -224,6 +228,10 @@ def test_ewc_holds_weights_by_what_mattered_to_both_earlier_tasks(kind, weight):
                 if not int(rows):
                     importance[name] = 0.5 * importance.get(name, 0.0)
                 importance[name] = importance[name] + new
+        for name, value in importance.items():
+            torch.testing.assert_close(
+                method.anchor.importances[name], value, rtol=1e-3, atol=1e-3 * float(value.max())
+            )
         anchor = copied(method.named_parameters())
         method.zero_grad()
     later = seen[len(seen) // 3 :]
@@ -360,3 +368,115 @@ def test_ssre_weighs_an_image_by_the_old_class_that_it_resembles_most():
         expected = ((1 - near) * own).mean() + 5 * (near * moved).sum()
         assert phase.loss(batch).item() == pytest.approx(expected.item(), rel=1e-3)
     assert (cosines.max(1) - cosines.mean(1)).min() > 0.05 and 5 * float((near * moved).sum()) > 0.1 * float(expected)
+
+
+def test_seeds_fine_tuning_is_held_to_the_expert_before_the_task():
+    method = learn(Seed(small_resnet(), experts=1, features=5, alpha=0.9), range(1))
+    before = copy.deepcopy(torch.nn.Sequential(method.backbone, method.bottlenecks[0])).eval()
+    phase, batch = next(method.learn(make_task(1, view=PLAIN))), some(6, 4, first=2)
+    method.eval()
+    with torch.no_grad():
+        method.bottlenecks[0].weight.add_(
+            4 * torch.randn(5, method.heads.dim, generator=torch.Generator().manual_seed(1))
+        )
+        features = method.bottlenecks[0](method.backbone(batch.x))
+        own = F.cross_entropy(phase.extra(features), batch.y - 2)
+        apart = (features - before(batch.x)).square().mean()
+        assert apart > 0.1 * own
+        assert phase.loss(batch).item() == pytest.approx((0.1 * own + 0.9 * apart).item(), rel=1e-4)
+
+
+def small_apr(**options):
+    return Apr(small_resnet(), replayed=6, replay_batch=8, drift_images=6, steps=2, drift_steps=2, **options)
+
+
+def test_apr_pushes_images_to_noisy_means_and_holds_old_logits():
+    method = learn(small_apr(noise=3.0, push=20.0, kd_lambda=30.0), range(1))
+    before, means = copy.deepcopy(method).eval(), method.statistics.means().float()
+    radius = 3 * torch.cat(method.variances()).mean().sqrt().float()
+    phase = next(method.learn(make_task(1, view=PLAIN)))
+    batch = next(phase.data.batches(12, seed=0))
+    method.eval()
+    with torch.no_grad():
+        method.heads[0].weight.add_(torch.randn(2, method.heads.dim, generator=torch.Generator().manual_seed(1)))
+
+    def expected(radius):
+        torch.manual_seed(4)
+        x = batch.x[12:]
+        targets = means[batch.y[12:]] + radius * torch.randn(8, method.heads.dim)
+        for _ in range(2):
+            x = x.detach().requires_grad_(True)
+            (slope,) = torch.autograd.grad((before.backbone(x) - targets).square().mean(), x)
+            x = x - 20 * slope / slope.norm()
+        x = torch.cat([batch.x[:12], x.detach()])
+        with torch.no_grad():
+            logits = method.heads(method.backbone(x))
+            told = (before.heads(before.backbone(x)) / 2).softmax(1)
+            kept = (told * (told.log() - (logits[:, :2] / 2).log_softmax(1))).sum(1).mean()
+            return float(F.cross_entropy(logits[:12, 2:], batch.y[:12] - 2) + 30 * kept)
+
+    torch.manual_seed(4)
+    assert phase.loss(batch).item() == pytest.approx(expected(radius), rel=1e-5)
+    assert expected(radius) != pytest.approx(expected(0.0), rel=1e-4)
+
+
+def test_apr_moves_covariances_by_the_map_of_their_class():
+    method = learn(small_apr(), range(1))
+    dim = method.heads.dim
+    earlier = [unpack(triangle.double(), dim) for triangle in method.covariances["0"]]
+    maps = []
+    for phase in method.learn(make_task(1, view=PLAIN)):
+        if phase.name == "apr_transfer":
+            drawn = torch.randn(dim, dim, generator=torch.Generator().manual_seed(len(maps)))
+            phase.extra.weight.data = drawn
+            maps.append(drawn.double())
+    assert len(maps) == 2
+    for triangle, way, covariance in zip(method.covariances["0"], maps, earlier, strict=True):
+        torch.testing.assert_close(
+            unpack(triangle.double(), dim), way @ covariance @ way.T, rtol=1e-4, atol=1e-4 * float(covariance.max())
+        )
+
+
+# --------------------------------------------------------------------------------------------------------------- PEARL
+
+
+def matrix_of(weight):
+    """Equation 4's matrix of a filter: rows (out, kh), columns (in, kw)."""
+    return weight.detach().permute(0, 2, 1, 3).flatten(0, 1).flatten(1).double().numpy()
+
+
+def test_pearls_second_task_is_the_reference_and_updates_of_ranks_by_its_distance():
+    method, ranks = learn(Pearl(small_resnet()), range(1)), {}
+    for phase in take_steps(method, make_task(1, view=PLAIN), rate=0.3):
+        if phase.name == "probe":
+            for target in method.targets:
+                old, new = (matrix_of(net.get_parameter(target.parameter)) for net in (method.backbone, phase.extra))
+                share = ((new - old) ** 2).sum() / ((new**2).sum() + (old**2).sum())
+                energy = np.linalg.svd(new - old, compute_uv=False) ** 2
+                ranks[target.label] = int((energy.cumsum() / energy.sum() < share - 1e-9).sum()) + 1
+                assert share > 0
+    found = {label: len(method.tensors[f"1.A.{label}"]) for label in ranks}
+    assert found == ranks
+    network = copy.deepcopy(method.backbone).eval()
+    with torch.no_grad():
+        for target in method.targets:
+            weight = network.get_parameter(target.parameter)
+            out, into, high, wide = weight.shape
+            a = method.tensors[f"1.A.{target.label}"].view(-1, into, wide)
+            b = method.tensors[f"1.B.{target.label}"].view(out, high, -1)
+            weight.add_(2 * torch.einsum("ohr,riw->oihw", b, a))
+        for name in method.norms:
+            network.get_parameter(name).copy_(method.tensors[f"1.norm.{name}"])
+        for name in method.norm_statistics:
+            network.get_buffer(name).copy_(method.statistics[f"1.norm.{name}"])
+        expected = method.heads[1](network(some(6, 4).x))
+        assert (expected - method.heads[1](method.eval().backbone(some(6, 4).x))).abs().max() > 1e-2
+        torch.testing.assert_close(method.eval()(some(6, 4).x, 1), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_pearls_head_starts_anew_after_the_probe():
+    method = learn(Pearl(small_resnet()), range(1))
+    phases = method.learn(make_task(1, view=PLAIN))
+    assert next(phases).name == "probe"
+    probed = method.heads[1].weight.detach().clone()
+    assert next(phases).name == "adapt" and not torch.equal(method.heads[1].weight, probed)
