@@ -18,8 +18,7 @@ from pearl.data.batches import Batch, Task
 from pearl.methods.adapters.bottleneck import Adapters, Count, Dropout
 from pearl.methods.adapters.ssiat import Ssiat
 from pearl.methods.base import Phase
-from pearl.methods.common.alignment import alignment, draws_of_classes
-from pearl.methods.common.gaussians import drift
+from pearl.methods.common.alignment import draws_of_classes
 from pearl.methods.common.teacher import frozen
 from pearl.nn import vit
 from pearl.nn.precision import full
@@ -127,14 +126,7 @@ class Rsiat(Ssiat):
             means = self.statistics.means().to(head.weight)
             phase = Phase("rsiat", groups, partial(self.loss, task, head, frozen(self.adapters), means), steady=True)
         yield phase
-        self.requires_grad_(False)
-        after = self.of_images(task, self.features)
-        if before is not None:
-            self.statistics.move(drift(before, after, self.statistics.means(), self.sigma))
-        self.remember(task, after)
-        if task.id:
-            yield alignment("rsiat_align", self.heads, self.draws_of_all())
-            self.requires_grad_(False)
+        yield from self.settle(task, before, "rsiat_align")
 
     def first_loss(self, head: nn.Module, phase: Phase, batch: Batch) -> Tensor:
         """CosFace, and the separation of classes, whose weight rises epoch by epoch."""

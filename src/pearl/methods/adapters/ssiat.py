@@ -71,13 +71,17 @@ class Ssiat(Aligned, FrozenVit):
         before = self.of_images(task, self.features) if task.id else None
         params = self.only([*self.adapters.parameters(), *head.parameters()])
         yield Phase("ssiat" if task.id else "ssiat_first", params, own_loss(self.features, head, task), steady=True)
+        yield from self.settle(task, before, "ssiat_align")
+
+    def settle(self, task: Task, before: Tensor | None, name: str) -> Iterator[Phase]:
+        """Move old means as the task's features moved from `before` (N, dim), remember the task, align all heads."""
         self.requires_grad_(False)
         after = self.of_images(task, self.features)
         if before is not None:
             self.statistics.move(drift(before, after, self.statistics.means(), self.sigma))
         self.remember(task, after)
         if task.id:
-            yield alignment("ssiat_align", self.heads, self.draws_of_all())
+            yield alignment(name, self.heads, self.draws_of_all())
             self.requires_grad_(False)
 
     def draws_of_all(self) -> GaussianDraws:
