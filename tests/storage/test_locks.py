@@ -191,6 +191,16 @@ def test_a_machine_with_locks_heeds_a_lease_and_the_other_way_round(tmp_path, mo
         pass
 
 
+def test_a_lease_of_the_same_instant_is_alive(tmp_path, monkeypatch):
+    """In seconds as floats one of two equal times may be a little later."""
+    forge(tmp_path, **ELSEWHERE)
+    status = SimpleNamespace(st_mtime=1_700_000_000.0000036, st_mtime_ns=1_700_000_000_000_003_800)
+    os.utime(tmp_path / ".holder.json", ns=(status.st_mtime_ns, status.st_mtime_ns))
+    with monkeypatch.context() as patched:
+        patched.setattr(locks.os, "fstat", lambda descriptor: status)
+        assert lock_of(tmp_path)._alive({"by": "lease", **ELSEWHERE})
+
+
 def test_a_lease_is_renewed_and_its_loss_is_noticed(tmp_path, monkeypatch):
     refusing(monkeypatch, 38)
     monkeypatch.setattr(locks, "RENEW", 0.02)

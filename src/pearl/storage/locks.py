@@ -170,7 +170,7 @@ class Lock:
         if known and _here(known):
             return _runs(known)
         renewed = self._renewed()
-        return bool(renewed) and 0 <= _now(self.holder.parent) - renewed / 1e9 < LEASE
+        return bool(renewed) and 0 <= _now(self.holder.parent) - renewed < LEASE * 1e9
 
     def _elsewhere(self) -> bool:
         """Whether a lease is named as the holder, of another machine."""
@@ -318,10 +318,10 @@ def _started(pid: int) -> str:
     return ""
 
 
-def _now(folder: Path) -> float:
-    """Seconds since 1970 by the clock of the folder's file system, which may be another machine's."""
+def _now(folder: Path) -> int:
+    """Nanoseconds since 1970 by the clock of the folder's file system, which may be another machine's."""
     with tempfile.TemporaryFile(dir=folder) as file:
-        return os.fstat(file.fileno()).st_mtime
+        return os.fstat(file.fileno()).st_mtime_ns
 
 
 # --------------------------------------------------------------------------------------------------------- directories
