@@ -456,7 +456,7 @@ def test_a_task_whose_network_has_grown_begins_again_or_goes_on(make, on_growth)
 
     class Begun(Engine):
         def train(self, method, task, phase, position, replay):
-            if phase.name == method.phases[1] and task.id:
+            if phase.name == method.names[1] and task.id:
                 weights = {name: weight.detach().clone() for name, weight in method.weights.items()}
                 owned = {name: method.owners[name] == task.id for name in weights}
                 others = [p.detach().clone() for p in (*method.own_of(task.id), *method.heads[-1].parameters())]
