@@ -19,7 +19,9 @@ from pearl.methods.common.scatter import unpack
 from pearl.methods.pearl import Pearl
 from pearl.methods.prototypes import ranpac as ranpac_file
 from pearl.methods.prototypes.apr import Apr
+from pearl.methods.prototypes.il2a import IL2A
 from pearl.methods.prototypes.loranpac import LoRanPac
+from pearl.methods.prototypes.pass_ import PASS
 from pearl.methods.prototypes.ranpac import RIDGES, RanPac, errors
 from pearl.methods.prototypes.seed import Seed
 from pearl.methods.prototypes.ssre import SSRE
@@ -31,6 +33,7 @@ from pearl.methods.rehearsal.tamil import Tamil
 from pearl.methods.rehearsal.trire import TriRe
 from pearl.methods.sparse.clnp import Clnp
 from pearl.methods.sparse.cpg import Cpg
+from pearl.methods.sparse.pae import Pae
 from pearl.methods.sparse.sparcl import SparClEwc
 from pearl.nn.convnet import convnet
 from pearl.settings.sections import ImagesConfig
@@ -38,10 +41,12 @@ from pearl.settings.sections import ImagesConfig
 PLAIN = View(ImagesConfig(size=SIZE), channels_last=False)  # images as they are, so that passes can be repeated
 
 
-def take_steps(method, task, rate=0.1, size=12, look=None):
+def take_steps(method, task, rate=0.1, size=12, begin=None, look=None):
     """Learn a task by plain gradient descent, an epoch a phase; give each phase back when it is over."""
     for phase in method.learn(task):
         method.train()
+        if begin:
+            begin()
         batches = [*(phase.data or task).batches(size, seed=0)]
         phase.done, phase.planned, phase.per_epoch = 0, len(batches), len(batches)
         for batch in batches:
@@ -106,13 +111,14 @@ def test_a_teacher_averages_the_steps_of_all_tasks_and_is_what_the_loss_is_held_
         for each, parameter in method.network.named_parameters():
             average[each] = (1 - share) * average[each] + share * parameter.detach()
 
+    def begin():  # what is new is averaged from here
+        for each, parameter in method.network.named_parameters():
+            average.setdefault(each, parameter.detach().clone())
+
     for t in range(2):
         task = make_task(t, view=PLAIN)
-        learning = method.learn
-        method.learn = lambda task, learning=learning: noting(learning(task), method, average)
-        for _ in take_steps(method, task, look=look):
+        for _ in take_steps(method, task, begin=begin, look=look):
             pass
-        method.learn = learning
         for each, _ in method.network.named_parameters():
             torch.testing.assert_close(method.teacher.tensors[each], average[each], rtol=1e-4, atol=1e-6)
     assert len(method.memory) == 20
@@ -150,14 +156,6 @@ def test_a_teacher_averages_the_steps_of_all_tasks_and_is_what_the_loss_is_held_
         found = method.rehearsed(make_task(1), 500.0, 0.5)
         assert 500 * apart > 0.1 * labels
         assert found.item() == pytest.approx((500 * apart + 0.5 * labels).item(), rel=1e-4)
-
-
-def noting(phases, method, average):
-    """The phases of a method; what is new when one begins is averaged from there."""
-    for phase in phases:
-        for name, parameter in method.network.named_parameters():
-            average.setdefault(name, parameter.detach().clone())
-        yield phase
 
 
 def test_co2l_keeps_the_relations_of_the_network_before_the_task():
@@ -300,6 +298,34 @@ def test_cpg_frees_weights_without_training_masks(monkeypatch):
     assert ("cpg", True, True) in phases
 
 
+def test_cpg_computes_with_its_own_weights_and_those_that_it_picked():
+    method = learn(Cpg(small_convnet(), train_accuracy=0.0, tasks=3), range(2))
+    for name, weight in method.weights.items():
+        picks = torch.rand(weight.shape, generator=torch.Generator().manual_seed(0)) < 0.5
+        method.picks[f"1.{name}"].copy_(picks)
+        owner = method.owners[name]
+        expected = torch.where((owner == 1) | ((owner == 0) & picks), weight, 0.0)
+        assert (weight[(owner == 0) & ~picks] != 0).any()
+        assert torch.equal(method.weights_of(1)[name], expected)
+
+
+def test_pae_goes_back_to_the_most_freed_weights_that_cost_nothing(monkeypatch):
+    """Held-out images are right after the first two portions are freed, and not after any other."""
+    method, held, seen = Pae(small_convnet(), train_accuracy=90.0, tasks=3), [50.0, 60.0, 60.0], []
+
+    def right(part):
+        return 100.0 if len(part) > 12 else (held.pop(0) if held else 0.0)
+
+    monkeypatch.setattr(method, "right", right)
+    for phase in take_steps(method, make_task(0, view=PLAIN)):
+        owners = {name: method.owners[name].clone() for name in method.owners.names}
+        seen += [owners] * (phase.name == "pae_prune")
+    assert len(seen) == 10
+    for name in method.owners.names:
+        assert torch.equal(method.owners[name], seen[1][name])
+        assert not torch.equal(method.owners[name], seen[-1][name])
+
+
 # ---------------------------------------------------------------------------------------------------------- prototypes
 
 
@@ -368,6 +394,25 @@ def test_ssre_weighs_an_image_by_the_old_class_that_it_resembles_most():
         expected = ((1 - near) * own).mean() + 5 * (near * moved).sum()
         assert phase.loss(batch).item() == pytest.approx(expected.item(), rel=1e-3)
     assert (cosines.max(1) - cosines.mean(1)).min() > 0.05 and 5 * float((near * moved).sum()) > 0.1 * float(expected)
+
+
+@pytest.mark.parametrize("kind", [PASS, IL2A])
+def test_features_are_held_to_the_network_before_the_task(kind):
+    options = {"protoAug_weight": 0.0} if kind is PASS else {"seman_weight": 0.0, "mix_times": 0}
+    method = learn(kind(small_resnet(), kd_weight=5.0, **options), range(1), rate=0.001)
+    before = copy.deepcopy(method.backbone).eval()
+    phase, batch = next(method.learn(make_task(1, view=PLAIN))), some(6, 4, first=2)
+    method.eval()
+    with torch.no_grad():
+        for parameter in method.backbone.parameters():
+            parameter.mul_(1.05)
+        x = torch.cat([batch.x.rot90(turns, (2, 3)) for turns in range(4 if kind is PASS else 1)])
+        moved = (method.backbone(x) - before(x)).square().sum().sqrt()
+        together = phase.loss(batch)
+        method.kd_weight = 0.0
+        apart = phase.loss(batch)
+    assert 5 * moved > 0.1 * apart
+    assert (together - apart).item() == pytest.approx(5 * moved.item(), rel=1e-3)
 
 
 def test_seeds_fine_tuning_is_held_to_the_expert_before_the_task():
