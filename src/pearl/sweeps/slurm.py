@@ -129,11 +129,8 @@ class _Submitted:
         self.ended = ""  # as what, when it was last asked
 
     def poll(self) -> int | str | None:
-        code: int | None = None
-        if self.job.paths.result_pickle.exists():
-            if (error := self.job.exception()) is not None:
-                return str(error).strip().splitlines()[-1]
-            code = int(self.job.result())
+        code = self._exit()
+        if code is not None:
             if code != launch.INTERRUPTED or not self.real:
                 return code
             self.every = min(self.every, SOON)  # SLURM says why in a moment; until then the job may count as at work
@@ -148,7 +145,17 @@ class _Submitted:
             return "cancelled; what it has learnt is stored"
         if state == "PREEMPTED":
             return launch.BUSY  # its turn comes again, also if it had no time to learn anything
-        return code if code is not None else f"ended as {state}; see {self.job.paths.stderr}"
+        if code is None:
+            return f"ended as {state}; see {self.job.paths.stderr}"
+        return self._exit()  # read again: an operator may have requeued the job, which has ended once more since
+
+    def _exit(self) -> int | str | None:
+        """The exit code of the job's newest start, the last words of one that submitit failed in, or None so far."""
+        if not self.job.paths.result_pickle.exists():
+            return None
+        if (error := self.job.exception()) is not None:
+            return str(error).strip().splitlines()[-1]
+        return int(self.job.result())
 
     def _state(self) -> str:
         if not self.real:
