@@ -90,7 +90,7 @@ def features(data: str, styles: int) -> Features:
 
 
 def of_classes(source: Source, most: int, size: int) -> Iterator[np.ndarray]:
-    """Of each class images (N, S, S, 3) of both splits, shuffled; Grocery's test photos are of other shops."""
+    """Return the images (N, S, S, 3) of each class, splits shuffled: Grocery's test photos are from other shops."""
     parts = [(part.images, row, label) for part in (source.train, source.test) for row, label in enumerate(part.labels)]
     order = np.random.default_rng(0).permutation(len(parts))
     for c in range(len(source.classes)):

@@ -105,12 +105,12 @@ def pull_and_ask(pair: Pair) -> None:
 
 
 def stop(rank: int) -> Callable[[Pair], None]:
-    """As of a machine that hangs."""
+    """Stop a process (SIGSTOP), as if its machine hung."""
     return lambda pair: pair.processes[rank].send_signal(signal.SIGSTOP)
 
 
 def kill(rank: int) -> Callable[[Pair], None]:
-    """Of one process alone; its machine tells the other."""
+    """Kill one process (SIGKILL); the other machine has to end the other one."""
     return lambda pair: pair.processes[rank].send_signal(signal.SIGKILL)
 
 

@@ -78,7 +78,7 @@ class Stage:
         self.learnt = digest(self.place(next(iter(MODELS))))
 
     def place(self, name: str) -> Path:
-        """Where a model is."""
+        """The directory of a model."""
         return self.root / hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
@@ -89,20 +89,20 @@ def pixels(size: int) -> np.ndarray:
 
 
 def questions(model: Model) -> list[tuple[int, str]]:
-    """What eight threads ask: of how many images, and for what."""
+    """The requests of eight threads: their number of images, and their kind."""
     kinds = ["logits", "judge" if model.can_judge else "task"]
     return [(count, kind) for count in (1, 2, 5, 8) for kind in kinds]
 
 
 def ask(model: Model, images: np.ndarray, kind: str) -> Tensor:
-    """The model's answer."""
+    """Return the model's prediction."""
     if kind == "judge":
         return torch.cat([part.view(len(images), -1) for part in model.judge(images)], 1)
     return model.logits(images, 1 if kind == "task" else None)
 
 
 def digest(model: Path) -> dict[str, bytes]:
-    """Of all weights."""
+    """Return the digests of all weights, by file."""
     return {name: hashlib.sha256(content).digest() for name, content in weights_of(model).items()}
 
 
@@ -177,7 +177,7 @@ def attack(stage: Stage, name: str, work: Beside | None) -> list[str]:
 
 
 def process() -> list[Any]:
-    """What must not change."""
+    """The state that must not change."""
     call = [nn.Module.__call__, nn.Module.__getattr__, nn.Module.__setattr__]
     return [*call, torch.get_default_dtype(), torch.is_grad_enabled(), [*warnings.filters]]
 

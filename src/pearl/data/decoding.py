@@ -50,7 +50,7 @@ class Decoding:
             self._met[:] = [self._met[0] + count, max(self._met[1], largest)]
 
     def notes(self) -> list[str]:
-        """What a user should know: that most of the range of 16 bits was not used."""
+        """Return a note for the user if most of the range of 16 bits was not used."""
         count, largest = self.met
         used = max(largest.bit_length(), 8)
         if not count or used > self.bits - 2:
@@ -129,7 +129,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 class _GreyStrips:
-    """Of strips of an image with more than 8 bits, the upper 8."""
+    """Keep the upper 8 bits of an image with more, strip by strip."""
 
     def __init__(self, decoding: Decoding) -> None:
         self.decoding, self.largest = decoding, 0

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: threads, and bytes for images that are being decoded."""
+"""The threads and the memory for decoding images that this process may use."""
 
 import math
 import os
@@ -50,7 +50,7 @@ def _memory_limits() -> list[int]:
 
 
 def _values(controller: str, name: str) -> list[str]:
-    """What a file says in the control group of this process and those above it; `controller` is "" of version 2."""
+    """Read a file of the control group of this process and of those above it; `controller` is "" in version 2."""
     with suppress(OSError, ValueError):
         for line in MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

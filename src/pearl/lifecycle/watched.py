@@ -113,7 +113,7 @@ class Watch(Engine):
 
     @contextmanager
     def _hidden(self, method: Method, task: Task, phase: Phase) -> Iterator[None]:
-        """What the phase does not read, by its own words."""
+        """Replace all that the phase does not declare to read by not-a-number meanwhile."""
         if not phase.reads:
             yield
             return

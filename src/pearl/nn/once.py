@@ -1,4 +1,4 @@
-"""What is made when it is first needed, by whichever thread needs it first."""
+"""A value that is made when it is first needed, by whichever thread needs it first."""
 
 import threading
 from collections.abc import Callable

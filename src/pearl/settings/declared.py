@@ -1,4 +1,4 @@
-"""What a method declares of its phases: in which tasks each one comes, how often, and on how many images.
+"""Declarations of a method's phases: in which tasks each one comes, how often, and on how many images.
 
 The plan of a run, the times in tables and the checks of settings read the declaration; the conformance suite compares
 it with the phases that `learn` yields.
@@ -106,7 +106,7 @@ class PhaseSpec:
         return [images] if isinstance(images, int) else [*images]
 
     def used(self, options: Options) -> bool:
-        """Whether a method with these options has such a phase."""
+        """Return True if a method with these options has such a phase."""
         return self.when is None or self.when(options)
 
 
@@ -114,7 +114,7 @@ Phases = tuple[str | PhaseSpec, ...]
 
 
 def are_phases(value: Any) -> bool:
-    """Whether a value declares one phase or more."""
+    """Return True if a value declares one phase or more."""
     return isinstance(value, tuple | list) and bool(value) and all(isinstance(each, str | PhaseSpec) for each in value)
 
 

@@ -78,7 +78,7 @@ def _is_ours(place: Path) -> bool:
 
 
 def _is_empty(place: Path) -> bool:
-    """Whether a folder has nothing in it but a lock: its process was killed before it had marked it."""
+    """Return True if a folder holds only a lock: its process was killed before it had marked the folder."""
     with suppress(OSError):
         return all(each.name in LOCK or is_temporary(each.name) for each in place.iterdir())
     return False

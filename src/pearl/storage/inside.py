@@ -26,7 +26,7 @@ def temporary_name(name: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file is called as those that a write which was killed left behind."""
+    """Return True if a file has the name of a temporary file that an interrupted write left behind."""
     return bool(_TEMPORARY.fullmatch(name))
 
 

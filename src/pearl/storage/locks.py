@@ -107,7 +107,7 @@ class Lock:
             self._close()
 
     def held(self) -> bool:
-        """Whether a process has the lock, without taking it.
+        """Return True if a process has the lock, without taking it.
 
         Raises:
             OSError: that cannot be found out.
@@ -166,14 +166,14 @@ class Lock:
                 raise Held(self._read())
 
     def _alive(self, known: dict[str, Any] | None) -> bool:
-        """Whether the holder seems to be alive: its process, or on another machine its lease."""
+        """Return True if the holder seems to be alive, judged by its process, or on another machine by its lease."""
         if known and _here(known):
             return _runs(known)
         renewed = self._renewed()
         return bool(renewed) and 0 <= _now(self.holder.parent) - renewed < LEASE * 1e9
 
     def _elsewhere(self) -> bool:
-        """Whether a lease is named as the holder, of another machine."""
+        """Return True if the holder's file names a lease of another machine."""
         known = self._read()
         return known is not None and known.get("by") == "lease" and not _here(known)
 
@@ -210,7 +210,7 @@ class Lock:
 
 
 def _json(file: Path) -> dict[str, Any] | None:
-    """What a holder's file says; None if it is not there, or half-written."""
+    """Read a holder's file; return None if it is missing or half-written."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -285,7 +285,7 @@ def _self() -> dict[str, Any]:
 
 
 def _machine() -> dict[str, str]:
-    """What processes that see each other share beside the host's name: its boot, and on Linux their namespace."""
+    """Identify the machine beside its host name: by its boot, and on Linux by the namespace of processes."""
     found = {}
     with suppress(OSError):
         found["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -294,13 +294,13 @@ def _machine() -> dict[str, str]:
 
 
 def _here(known: dict[str, Any] | None) -> bool:
-    """Whether a holder is a process that this one would see."""
+    """Return True if a holder is a process that this one could see."""
     own = {"host": socket.gethostname(), **_machine()}
     return known is not None and all(known.get(key) == value for key, value in own.items())
 
 
 def _runs(known: dict[str, Any]) -> bool:
-    """Whether a process of this machine is alive, and not another one that got its number later."""
+    """Return True if a process of this machine is alive, and not a later one with the same number."""
     try:
         pid = int(known["pid"])
         os.kill(pid, 0)
@@ -351,7 +351,7 @@ def locked(path: Path) -> Iterator[Lock]:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process is at work on a directory; asked without making it.
+    """Return True if a process is at work on a directory, which is not created.
 
     Raises:
         OSError: that cannot be found out.

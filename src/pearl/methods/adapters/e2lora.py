@@ -169,7 +169,7 @@ class E2Lora(Aligned, FrozenVit):
         return sum(p.numel() for module in (self.backbone, self.heads) for p in module.parameters())
 
     def facts(self, task: int) -> dict[str, Any]:
-        """Of every layer, how many directions hold nearly all energy of a task's update."""
+        """Record the number of directions in every layer that hold nearly all energy of a task's update."""
         layers = []
         for target in self.targets:
             ranks, share = kept_ranks([self.energies[f"{task}.{target.label}"]], [max(target.shape)], max(target.shape))

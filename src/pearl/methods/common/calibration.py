@@ -25,7 +25,7 @@ ENOUGH = 400  # images whose scores set the threshold: those of the newest tasks
 
 
 class Known(NamedTuple):
-    """What a space knows of all images that its covariance is of."""
+    """Moments of all images that a feature space's covariance is computed from."""
 
     scatter: Tensor  # (p, p) within prototypes
     total: Tensor  # (p, p) around the centre
@@ -134,7 +134,7 @@ class LeftOut:
 
 
 class Normal(NamedTuple):
-    """Where the fits of a task's images lie: (k,) of each prototype, and how far around (); the images' own (N,)."""
+    """The location (k,) of the fits of a task's images for each prototype, their spread (), and the fits (N,)."""
 
     location: Tensor
     spread: Tensor

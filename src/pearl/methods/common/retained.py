@@ -1,4 +1,4 @@
-"""What is left of the accuracy of old classes, whose images are gone: estimated from class statistics."""
+"""Retained accuracy of old classes, whose images are gone, estimated from class statistics."""
 
 import math
 
@@ -15,7 +15,7 @@ FEWEST, PAIRS = 16, 2**17  # of many prototypes fewer are drawn: so many pairs o
 
 @torch.no_grad()
 def retained(chain: ChainStatistics, t: int, right: int, images: int) -> float:
-    """Of images of task t that were right when it was learnt, which share still is, among all classes now.
+    """Return the share of task t's correct images that are still correct among all classes of today.
 
     An estimate, since the images are gone: some are drawn around the task's means, in each space by itself, as the
     covariance says, but wider. How much wider is weighed by how likely it makes it that `right` of the `images`

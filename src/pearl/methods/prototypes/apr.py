@@ -200,7 +200,7 @@ class Apr(Aligned):
         self.requires_grad_(True)
 
     def reached(self, network: nn.Module, x: Tensor, means: Tensor, c: int) -> Tensor:
-        """Those of some images (B, 3, H, W), pushed to the mean of class c, for which no other old mean is nearer."""
+        """Push images (B, 3, H, W) to the mean of class c; return those for which no other old mean is nearer."""
         least, most, pushing = x.amin(), x.amax(), x
         size = self.drift_push * (CHUNK / 1000) ** 0.5
         for _ in range(0, MOST, self.drift_steps):
@@ -213,7 +213,7 @@ class Apr(Aligned):
         return x
 
     def variances(self) -> list[Tensor]:
-        """Of all features, class by class (k, dim), task by task."""
+        """Return the variances (k, dim) of the features of each class, task by task."""
         return [
             torch.stack([unpack(S, self.heads.dim).diagonal() for S in self.covariances[f"{t}"]])
             for t in range(len(self.statistics))
