@@ -29,14 +29,19 @@ from pearl.settings.config import load_config
 RANKS_ONLY = ["train.phases.adapt.steps=1"]
 MULTISTEP = ["train.schedule=multistep", "train.milestones=[0.7,0.9]", "train.phases.probe.schedule=constant"]
 COSINE = ["train.schedule=cosine", "train.phases.probe.schedule=constant"]
+SHORT = ["train.phases.reference.epochs=15", "train.phases.reference.schedule=constant"]
 # MULTISTEP is Mammoth's schedule for CIFAR-100: a tenth of the rate from epoch 35 of 50 on, a hundredth from 45. A
 # phase of 15 epochs ends before the first milestone.
 CANDIDATES = {
     "constant, 50 epochs, spatial": [],
     "constant, 50 epochs, view": ["method.fold=view", *RANKS_ONLY],
-    "constant, 15 epochs, spatial": ["train.phases.reference.epochs=15", *RANKS_ONLY],
-    "multistep, spatial": MULTISTEP,
+    "constant, 15 epochs, spatial": [*SHORT, *RANKS_ONLY],
+    "constant, 15 epochs, spatial; adapt multistep": [*SHORT, *MULTISTEP],
+    "constant, 15 epochs, spatial; adapt cosine": [*SHORT, *COSINE],
+    "multistep, spatial": [*MULTISTEP, *RANKS_ONLY],
     "multistep, view": [*MULTISTEP, "method.fold=view", *RANKS_ONLY],
+    "multistep, view, 10 tasks": [*MULTISTEP, "method.fold=view", *RANKS_ONLY, "stream.classes=20"],
+    "multistep, view, 20 tasks": [*MULTISTEP, "method.fold=view", *RANKS_ONLY, "stream.classes=10"],
     "cosine, spatial": [*COSINE, *RANKS_ONLY],
     "cosine, view": [*COSINE, "method.fold=view", *RANKS_ONLY],
     "cosine, cosine probe, spatial": ["train.schedule=cosine", *RANKS_ONLY],

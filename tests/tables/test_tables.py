@@ -98,12 +98,10 @@ def test_the_schedule_is_the_papers_on_smaller_networks() -> None:
     load = pearl.settings.config.load_config
     for paper, small in (("cifar100-5t-resnet18", "schedule-resnet18"), ("cifar100-5t-bsc", "schedule-bsc")):
         whole, half = load(paper), load(small)
-        assert (half.train, half.stream, half.images, half.data) == (
-            whole.train,
-            whole.stream,
-            whole.images,
-            whole.data,
-        )
+        assert (half.stream, half.images, half.data) == (whole.stream, whole.images, whole.data)
+        for phase in phase_names("pearl"):  # but for the schedule, which the paper does not state
+            mine, theirs = half.train.phase(phase), whole.train.phase(phase)
+            assert mine.model_copy(update={"schedule": theirs.schedule, "milestones": theirs.milestones}) == theirs
         assert half.backbone == whole.backbone | {"width": 32}
     whole, tiny = load("imagenet_r-10t-vit").train, load("schedule-deit_tiny").train
     for phase in phase_names("pearl"):

@@ -100,6 +100,11 @@ _PART_KEYS = {*_PARTS, "rank"}  # the rank rule is a part of a part
 
 def recipe_names() -> list[str]:
     """Names of the recipes that come with the package."""
+    return [name for name in _packaged() if not name.startswith("_")]
+
+
+def _packaged() -> list[str]:
+    """Names of all packaged recipe files; one whose name begins with `_` can only be extended."""
     folder = resources.files("pearl.settings.recipes")
     return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
 
@@ -117,7 +122,7 @@ def read_recipe(recipe: str | Path, _below: tuple[str, ...] = ()) -> dict[str, A
         text, name, place = _read_text(path), path.stem, str(path.resolve())
     else:
         name = place = str(recipe)
-        if name not in recipe_names():
+        if name not in (_packaged() if _below else recipe_names()):
             raise ConfigError(f"unknown recipe {name!r}; {nearest(name, recipe_names())} (`pearl list recipes`)")
         text = (resources.files("pearl.settings.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     if place in _below:
