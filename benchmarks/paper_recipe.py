@@ -27,29 +27,44 @@ from pearl.reports.progress import display
 from pearl.settings.config import load_config
 
 RANKS_ONLY = ["train.phases.adapt.steps=1"]
-MULTISTEP = ["train.schedule=multistep", "train.milestones=[0.7,0.9]", "train.phases.probe.schedule=constant"]
-COSINE = ["train.schedule=cosine", "train.phases.probe.schedule=constant"]
-SHORT = ["train.phases.reference.epochs=15", "train.phases.reference.schedule=constant"]
-# MULTISTEP is Mammoth's schedule for CIFAR-100: a tenth of the rate from epoch 35 of 50 on, a hundredth from 45. A
-# phase of 15 epochs ends before the first milestone.
+
+
+def rates(reference: str, probe: str, adapt: str) -> list[str]:
+    """The schedules of the three phases. `multistep` is Mammoth's for CIFAR-100: a tenth of the rate from epoch 35 of 50
+    on, a hundredth from 45."""
+    named = {"reference": reference, "probe": probe, "adapt": adapt}
+    return [f"train.phases.{phase}.schedule={name}" for phase, name in named.items()] + [
+        f"train.phases.{phase}.milestones=[0.7,0.9]" for phase, name in named.items() if name == "multistep"
+    ]
+
+
+SPATIAL, VIEW = ["method.fold=spatial"], ["method.fold=view"]
+CONSTANT = rates("constant", "constant", "constant")
+MULTISTEP = rates("multistep", "constant", "multistep")
+COSINE = rates("cosine", "constant", "cosine")
+COSINE_PROBE = rates("cosine", "cosine", "cosine")
+SHORT = ["train.phases.reference.epochs=15"]
 CANDIDATES = {
-    "constant, 50 epochs, spatial": [],
-    "constant, 50 epochs, view": ["method.fold=view", *RANKS_ONLY],
-    "constant, 15 epochs, spatial": [*SHORT, *RANKS_ONLY],
-    "constant, 15 epochs, spatial; adapt multistep": [*SHORT, *MULTISTEP],
-    "constant, 15 epochs, spatial; adapt cosine": [*SHORT, *COSINE],
-    "multistep, spatial": [*MULTISTEP, *RANKS_ONLY],
-    "multistep, view": [*MULTISTEP, "method.fold=view", *RANKS_ONLY],
-    "multistep, view, 10 tasks": [*MULTISTEP, "method.fold=view", *RANKS_ONLY, "stream.classes=20"],
-    "multistep, view, 20 tasks": [*MULTISTEP, "method.fold=view", *RANKS_ONLY, "stream.classes=10"],
-    "cosine, spatial": [*COSINE, *RANKS_ONLY],
-    "cosine, view": [*COSINE, "method.fold=view", *RANKS_ONLY],
-    "cosine, cosine probe, spatial": ["train.schedule=cosine", *RANKS_ONLY],
-    "cosine, cosine probe, view": ["train.schedule=cosine", "method.fold=view", *RANKS_ONLY],
-    "constant, L2 1e-4, spatial": ["train.weight_decay=1e-4", *RANKS_ONLY],
-    "constant, L2 5e-4, spatial": ["train.weight_decay=5e-4", *RANKS_ONLY],
-    "multistep, L2 5e-4, spatial": [*MULTISTEP, "train.weight_decay=5e-4", *RANKS_ONLY],
-    "cosine, decoupled decay .01, spatial": [*COSINE, "train.optimizer=adamw", "train.weight_decay=0.01", *RANKS_ONLY],
+    "constant, 50 epochs, spatial": [*SPATIAL, *CONSTANT],
+    "constant, 50 epochs, view": [*VIEW, *CONSTANT, *RANKS_ONLY],
+    "constant, 15 epochs, spatial": [*SPATIAL, *CONSTANT, *SHORT, *RANKS_ONLY],
+    "constant, 15 epochs, spatial; adapt multistep": [*SPATIAL, *SHORT, *rates("constant", "constant", "multistep")],
+    "constant, 15 epochs, spatial; adapt cosine": [*SPATIAL, *SHORT, *rates("constant", "constant", "cosine")],
+    "multistep, spatial": [*SPATIAL, *MULTISTEP, *RANKS_ONLY],
+    "multistep, view": [*VIEW, *MULTISTEP, *RANKS_ONLY],
+    "multistep, view, 10 tasks": [*VIEW, *MULTISTEP, *RANKS_ONLY, "stream.classes=20"],
+    "multistep, view, 20 tasks": [*VIEW, *MULTISTEP, *RANKS_ONLY, "stream.classes=10"],
+    "cosine, spatial": [*SPATIAL, *COSINE, *RANKS_ONLY],
+    "cosine, view": [*VIEW, *COSINE, *RANKS_ONLY],
+    "cosine, cosine probe, spatial": [*SPATIAL, *COSINE_PROBE, *RANKS_ONLY],
+    "cosine, cosine probe, view": [*VIEW, *COSINE_PROBE, *RANKS_ONLY],
+    "constant, L2 1e-4, spatial": [*SPATIAL, *CONSTANT, *RANKS_ONLY, "train.weight_decay=1e-4"],
+    "constant, L2 5e-4, spatial": [*SPATIAL, *CONSTANT, *RANKS_ONLY, "train.weight_decay=5e-4"],
+    "multistep, L2 5e-4, spatial": [*SPATIAL, *MULTISTEP, *RANKS_ONLY, "train.weight_decay=5e-4"],
+    "cosine, decoupled decay .01, spatial": [
+        *(*SPATIAL, *COSINE, *RANKS_ONLY),
+        *("train.optimizer=adamw", "train.weight_decay=0.01"),
+    ],
 }
 COLUMNS = {
     "first": "task 1 (%)",

@@ -84,8 +84,8 @@ class Lanes:
         for name in names:
             self.recipe(lane, [name], 0, first=name in FULL)
         if lane == "scan1":
-            isolated = "method=isolation train.schedule=multistep train.milestones=[0.7,0.9]"
-            self.queue(lane, "cifar100-5t-resnet18", 0, [f"{isolated} stream.tasks=2 stream.classes=40"], first=False)
+            isolated = "method=isolation stream.tasks=2 stream.classes=40"
+            self.queue(lane, "cifar100-5t-resnet18", 0, [isolated], first=False)
 
     def probes(self) -> None:
         """A DeiT-Tiny's ranks and accuracies with both probes and with fixed ranks."""
