@@ -20,7 +20,7 @@ from pearl.data.decoding import Decoding
 from pearl.data.pictures import Picture, in_batches, is_one
 from pearl.errors import ConfigError, DataError, RunError, counted, printable, short_of_memory, typed
 from pearl.evaluation.evaluate import Ensemble
-from pearl.lifecycle.evaluation import UNKNOWN_RATE, Data, Evaluation, evaluate
+from pearl.lifecycle.evaluation import BATCH, UNKNOWN_RATE, Data, Evaluation, evaluate
 from pearl.lifecycle.outcome import Outcome, estimated
 from pearl.lifecycle.saved import TaskInfo, check_method, load_method, read_config, resume_command, task_infos
 from pearl.methods.base import Method
@@ -34,7 +34,6 @@ from pearl.storage.sheets import rows_as_html
 
 T = TypeVar("T")
 
-BATCH = 64  # images decoded and asked about at a time
 _LOADING = RLock()  # of all models: one that has a lock of its own cannot be sent to another process
 
 
