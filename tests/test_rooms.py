@@ -30,7 +30,7 @@ class Room(NamedTuple):
 ROOMS = {
     room.name: room
     for room in (
-        Room("ground", light=True),  # errors.py, names.py, version.py
+        Room("ground", light=True),  # errors.py, names.py, version.py, yaml_io.py
         Room("settings", light=True),
         Room("storage", light=True, but=("checkpoint",), apart=("settings",)),
         Room("data"),
@@ -48,7 +48,7 @@ ROOMS = {
         Room("front", light=True, but=("objects",)),  # __init__.py, __main__.py, objects.py
     )
 }
-GROUND, FRONT = {"errors", "names", "version"}, {"__init__", "__main__", "objects"}
+GROUND, FRONT = {"errors", "names", "version", "yaml_io"}, {"__init__", "__main__", "objects"}
 PLAIN = {"numpy", "pydantic", "regex", "yaml"}  # what ground and settings may import beside the standard library
 TORCH = {"torch", "torchvision", "timm", "lightning_fabric", "safetensors"}
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

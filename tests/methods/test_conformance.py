@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from pearl.lifecycle.saved import task_rows
 from pearl.settings.parts import METHODS
+from pearl.storage.stored_task import task_rows
 from pearl.testing.conformance import checks, course
 from pearl.testing.tiny import CLASSES
 from zoo import ZOO

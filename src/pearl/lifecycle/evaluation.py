@@ -17,11 +17,12 @@ from pearl.data.given import Given, check_aliases, given
 from pearl.data.pictures import unreadable
 from pearl.errors import DataError, counted, printable
 from pearl.evaluation import sureness
-from pearl.lifecycle.saved import TaskInfo, learnt_images
+from pearl.lifecycle.saved import learnt_images
 from pearl.methods.base import Answers
 from pearl.settings.config import ModelConfig
 from pearl.settings.registry import near
 from pearl.storage.sheets import aligned, rows_as_html
+from pearl.storage.stored_task import StoredTask
 
 UNKNOWN_RATE = 0.05
 BATCH = 64  # images decoded and classified at a time
@@ -32,7 +33,7 @@ class Predictor(Protocol):
     """What `evaluate` needs of a model; `Model` in model.py has it."""
 
     config: ModelConfig
-    tasks: list[TaskInfo]
+    tasks: list[StoredTask]
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ class Evaluation:
     unknown to it. `notes`: what was not looked at. Accuracies are in percent.
     """
 
-    tasks: tuple[TaskInfo, ...]
+    tasks: tuple[StoredTask, ...]
     strangers: tuple[str, ...]
     files: tuple[Path | np.ndarray, ...]
     answers: Answers
