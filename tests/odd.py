@@ -6,11 +6,11 @@ from torch import nn
 
 from pearl.data import Batch, View
 from pearl.data.batches import batch_bounds
-from pearl.lifecycle.small import small_resnet
 from pearl.methods import ClassStatistics, Memory, Method, Phase
 from pearl.methods.bounds.finetune import Finetune
 from pearl.nn import TaskTensors
 from pearl.settings.declared import PhaseSpec
+from pearl.testing.tiny import small_resnet
 
 
 class Ramp(Finetune):

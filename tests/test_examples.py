@@ -11,10 +11,11 @@ import torch
 
 import pearl
 import photos
-from pearl.lifecycle.conformance import after, checks, maker
 from pearl.settings.parts import METHODS
 from pearl.storage.paths import runs_root
 from pearl.tables.spec import names
+from pearl.testing import checks, maker
+from pearl.testing.conformance import after
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from timm.models.vision_transformer import VisionTransformer
 
-from pearl.lifecycle.small import SIZE, config, make_task
+from pearl.testing.tiny import SIZE, config, make_task
 from pearl.training.engine import Engine
 
 WIDTH, HEADS = 16, 2

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pearl.lifecycle.small import SIZE, small_resnet, small_vit
 from pearl.methods.adapters.ada import Ada
 from pearl.methods.adapters.clora import CLora
 from pearl.methods.adapters.dia import Dia
@@ -79,6 +78,7 @@ from pearl.nn.dynamic.pruned import AdaLoraRule, DoraRule
 from pearl.nn.lowrank import matrix_shape
 from pearl.nn.precision import computes_bf16
 from pearl.nn.rank_rules import Choice, EnergyRule, FixedRule, RandomRule
+from pearl.testing.tiny import SIZE, small_resnet, small_vit
 
 needs_bf16 = pytest.mark.skipif(not computes_bf16("cpu"), reason="oneDNN does not compute in bfloat16 on this CPU")
 
@@ -98,7 +98,7 @@ DUAL: dict[str, Any] = {"g_prompt_layer_idx": (0,), "e_prompt_layer_idx": (1, 2)
 
 @cache
 def text_features() -> str:
-    """A file of random text features of a width of its own, for the classes of `lifecycle.small`."""
+    """A file of random text features of a width of its own, for the classes of `testing.tiny`."""
     names = [f"class {label}" for label in range(12)]
     file = Path(tempfile.mkdtemp()) / "texts.npz"
     np.savez(file, names=names, features=np.random.default_rng(0).standard_normal((12, 10)))

@@ -40,7 +40,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import pearl  # noqa: E402
 from pearl.lifecycle.model import Model  # noqa: E402
-from pearl.lifecycle.small import on_threads  # noqa: E402
+from pearl.testing.tiny import on_threads  # noqa: E402
 from photos import SETTINGS, digit, folders, weights_of, write_photos  # noqa: E402
 from reliability import write_section  # noqa: E402
 

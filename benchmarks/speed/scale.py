@@ -20,7 +20,8 @@ from timing import Row, show
 from pearl.lifecycle.runs import execute
 from pearl.reports.plots import lines
 from pearl.settings.config import check_config
-from pearl.storage.files import MANIFEST, finished, read_json
+from pearl.storage.run_directory import RunDirectory
+from pearl.storage.stored_task import read_manifest
 from pearl.training.engine import Observer
 
 
@@ -61,11 +62,11 @@ def measure(tasks: int, folder: Path) -> Row:
     memory, started = Memory(), time.perf_counter()
     run = execute(config, path=folder / "run", show=memory)
     seconds = time.perf_counter() - started
-    places = finished(run.path)
+    places = RunDirectory(run.path).finished
     return {
         "tasks": tasks,
         "seconds": round(seconds, 1),
-        "learning": [round(sum(read_json(place / MANIFEST)["seconds"].values()), 3) for place in places],
+        "learning": [round(sum(read_manifest(place)["seconds"].values()), 3) for place in places],
         "evaluation": [stage["evaluation_seconds"] for stage in run.results["stages"]],
         "bytes": [sum(file.stat().st_size for file in place.iterdir()) for place in places],
         "parameters": [stage["parameters"] for stage in run.results["stages"]],

@@ -24,7 +24,7 @@ from PIL import Image
 from timing import Row, show
 
 import pearl
-from pearl.lifecycle.saved import build_method, task_infos
+from pearl.lifecycle.saved import build_method
 from pearl.lifecycle.session import session
 from pearl.methods.common.chain import UNCALIBRATED
 from pearl.methods.common.spaces import TRIED
@@ -32,7 +32,8 @@ from pearl.methods.pearl import Pearl
 from pearl.reports.text import inspection
 from pearl.settings.config import ModelConfig, check_config
 from pearl.storage.checkpoint import snapshot, write_part
-from pearl.storage.files import folder_name
+from pearl.storage.run_directory import RunDirectory
+from pearl.storage.stored_task import folder_name
 
 SPACES, DIMENSIONS = 3, 512
 
@@ -98,7 +99,7 @@ def write(path: Path, tasks: int, classes: int) -> None:
 
 def manifests(path: Path) -> Row:
     """All manifests read and checked."""
-    return {"read all manifests (s)": timed(lambda: task_infos(path))}
+    return {"read all manifests (s)": timed(lambda: RunDirectory(path).tasks)}
 
 
 def answers(path: Path) -> Row:
@@ -137,7 +138,7 @@ def sizes(path: Path) -> Row:
     files = {name: sum(f.stat().st_size for f in path.rglob(name)) for name in ("statistics.*", "running.*", "*.json")}
     return {
         "statistics of a class on disk (bytes)": round(files["statistics.*"] / len(pearl.load(path).classes)),
-        "running statistics of a task on disk (MB)": round(files["running.*"] / len(task_infos(path)) / 1e6, 2),
+        "running statistics of a task on disk (MB)": round(files["running.*"] / len(RunDirectory(path).tasks) / 1e6, 2),
         "manifests and classes.json (MB)": round(files["*.json"] / 1e6, 1),
     }
 

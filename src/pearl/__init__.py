@@ -106,12 +106,9 @@ def learn(
     Raises:
         PearlError: anything a user can mend, in one line; the model is then as it was.
     """
-    from pearl.lifecycle.learning import learn
-    from pearl.objects import Model
-    from pearl.reports.logs import logged
-    from pearl.reports.progress import display
+    from pearl.objects import learn
 
-    learn(
+    return learn(
         model,
         data,
         task=task,
@@ -126,9 +123,9 @@ def learn(
         allow_new_style=allow_new_style,
         discard=discard,
         device=device,
-        show=logged(display(quiet), log, Path(model)),
+        quiet=quiet,
+        log=log,
     )
-    return Model.open(model, device=device)
 
 
 @typed

@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from pearl.errors import typed
+from pearl.lifecycle import learning
 from pearl.lifecycle.model import Model as Learnt
+from pearl.reports.logs import logged
+from pearl.reports.progress import display
 from pearl.storage.checkpoint import RUNNING
 
 
@@ -36,14 +39,12 @@ class Model(Learnt):
         Raises:
             PearlError: anything a user can mend; the model is then as it was.
         """
-        from pearl import learn
-
         if (self.tasks[-1].folder / RUNNING).exists():  # the next task replaces what this object would read later
             _ = self.method
         how: dict[str, Any] = {"task": task, "aliases": aliases, "fast": fast, "nested": nested, "holdout": holdout}
         how |= {"allow_new_style": allow_new_style, "discard": discard, "quiet": quiet, "log": log}
-        how |= {"device": self.device.type, **overrides}
-        return learn(self.path, data, **how)
+        how |= {key: overrides.pop(key) for key in ("recipe", "backbone", "start") if key in overrides}
+        return learn(self.path, data, device=self.device.type, **how, overrides=overrides)
 
     @typed
     def export(
@@ -87,3 +88,11 @@ class Model(Learnt):
         from pearl.reports.text import inspection
 
         return inspection(self.path)[0]
+
+
+def learn(
+    path: str | Path, data: Any, *, device: str = "auto", quiet: bool = False, log: str | Sequence[str] = (), **how: Any
+) -> Model:
+    """Learn a task, see `pearl.learn`, with the terminal's progress and the loggers; return the model."""
+    learning.learn(path, data, device=device, show=logged(display(quiet), log, Path(path)), **how)
+    return Model.open(path, device=device)

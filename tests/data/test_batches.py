@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pearl.data import batches
 from pearl.data.augment import View
 from pearl.data.batches import Balanced, Batch, Task, batch_bounds, fold
-from pearl.lifecycle.small import make_task
 from pearl.settings.sections import ImagesConfig
+from pearl.testing.tiny import make_task
 
 
 def task(count: int = 40, *, augment: Any = "none") -> Task:

@@ -13,7 +13,6 @@ from pearl.data.augment import View
 from pearl.evaluation.evaluate import Ensemble, Evaluator, count
 from pearl.evaluation.evaluate import TestSet as Images
 from pearl.evaluation.metrics import Counts, summary
-from pearl.lifecycle.small import config, learn, make_task, small_vit
 from pearl.methods.base import Expert
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
@@ -21,6 +20,7 @@ from pearl.methods.pearl import Pearl
 from pearl.methods.prompts.sprompts import SiPrompts
 from pearl.nn.resnet import resnet18
 from pearl.nn.timm import timm_backbone
+from pearl.testing.tiny import config, learn, make_task, small_vit
 from zoo import same, taught
 
 

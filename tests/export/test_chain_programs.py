@@ -7,12 +7,12 @@ from pearl.errors import ExportError
 from pearl.export.programs import network
 from pearl.export.trained import Trained
 from pearl.export.verbs import export
-from pearl.lifecycle.small import SIZE, config, learn, make_task, small_resnet, small_vit
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.common.classifiers import Chain
 from pearl.methods.pearl import Pearl
 from pearl.methods.sparse.packnet import PackNet
 from pearl.methods.sparse.pnn import Progressive
+from pearl.testing.tiny import SIZE, config, learn, make_task, small_resnet, small_vit
 from pearl.training.engine import Engine
 
 MODELS = {

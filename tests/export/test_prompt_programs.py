@@ -5,7 +5,7 @@ from test_chain_programs import PICTURES
 
 from pearl.export.trained import Trained
 from pearl.export.verbs import export
-from pearl.lifecycle.small import config, learn
+from pearl.testing.tiny import config, learn
 from zoo import ZOO
 
 

@@ -5,8 +5,8 @@ from test_chain_programs import PICTURES
 
 from pearl.export.trained import Trained
 from pearl.export.verbs import export
-from pearl.lifecycle.conformance import after
-from pearl.lifecycle.small import config
+from pearl.testing.conformance import after
+from pearl.testing.tiny import config
 from zoo import ZOO
 
 

@@ -6,9 +6,9 @@ from test_chain_programs import PICTURES
 from pearl.export.adapters import _base
 from pearl.export.trained import Trained
 from pearl.export.verbs import export
-from pearl.lifecycle.conformance import after
-from pearl.lifecycle.small import config
 from pearl.methods.pearl import Pearl
+from pearl.testing.conformance import after
+from pearl.testing.tiny import config
 from zoo import ZOO, small_convnet
 
 

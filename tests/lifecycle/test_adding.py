@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 import zygote
-from pearl.lifecycle.conformance import maker, shows_strict_reload
 from pearl.settings.parts import METHODS
+from pearl.testing.conformance import maker, shows_strict_reload
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding.md").read_text()
 SMALL = ["--smoke", "-q", "backbone.width=4", "stream.tasks=2"]

@@ -14,8 +14,8 @@ from pearl.data import copies
 from pearl.errors import DataError
 from pearl.lifecycle.learning import learn, resume
 from pearl.lifecycle.recognition import unlearnt
-from pearl.lifecycle.saved import learnt_images, task_infos
-from pearl.storage.files import MANIFEST, read_json
+from pearl.lifecycle.saved import learnt_images
+from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Observer
 from photos import SETTINGS, StopAt, digit, folders, write_class, write_photos
 
@@ -73,8 +73,8 @@ def test_no_class_is_left_without_images() -> None:
 
 
 def test_a_model_learns_an_image_once_and_keeps_its_hash(shop: Path) -> None:
-    (info,) = task_infos(shop / "model")
-    assert read_json(info.folder / MANIFEST)["images"] == 2 * COUNT - 1, "without the copy, and the one in both classes"
+    (info,) = RunDirectory(shop / "model").tasks
+    assert info.images == 2 * COUNT - 1, "without the copy, and the one in both classes"
     assert len(learnt_images([info])) == 2 * COUNT - 1
 
 
@@ -104,9 +104,9 @@ def test_copies_are_not_held_out(model: Path, tmp_path: Path) -> None:
             shutil.copy(file, place / f"copy {file.name}")
     show = Notes()
     learn(model, tmp_path / "next", holdout=0.5, show=show, overrides={"train": {"epochs": 1}})
-    manifest = read_json(task_infos(model)[-1].folder / MANIFEST)
+    manifest = RunDirectory(model).tasks[-1].manifest
     assert (manifest["images"], sum(manifest["estimate"]["total"])) == (10, 10)
-    assert len(learnt_images(task_infos(model)[-1:])) == 10, "an image that is held out may be evaluated on"
+    assert len(learnt_images(RunDirectory(model).tasks[-1:])) == 10, "an image that is held out may be evaluated on"
     assert any(note.startswith("20 images given more than once") for note in show.said)
 
 
@@ -114,7 +114,7 @@ def test_what_was_learnt_of_a_class_is_not_learnt_again(shop: Path, model: Path,
     more = write_photos(tmp_path / "more", {"zero": 0}, COUNT + 5)
     show = Notes()
     learn(model, more, fast=True, show=show)
-    assert read_json(task_infos(model)[-1].folder / MANIFEST)["images"] == 5
+    assert RunDirectory(model).tasks[-1].manifest["images"] == 5
     assert any(note.startswith("no new class") for note in show.said)
     assert any(note.startswith(f"{COUNT} images learnt before") for note in show.said)
 

@@ -14,7 +14,7 @@ from pearl.lifecycle.learning import learn, resume
 from pearl.lifecycle.saved import verify
 from pearl.reports.text import inspection
 from pearl.storage.checkpoint import RUNNING
-from pearl.storage.files import finished, stored_checkpoints
+from pearl.storage.run_directory import RunDirectory
 from photos import SETTINGS, StopAt, digit, weights_of, write_photos
 
 SHORT = {**SETTINGS, "backbone": {"name": "convnet", "width": 2}, "method": "finetune", "train": {"epochs": 2}}
@@ -76,7 +76,7 @@ def test_other_images_of_the_same_names_do_not_throw_it_away(model, photos, tmp_
     other = write_photos(tmp_path / "second", {"second 0": 2, "second 1": 3}, 4, start=5)
     with pytest.raises(RunError, match="half learnt"):
         learn(model, other)
-    assert stored_checkpoints(model)
+    assert RunDirectory(model).checkpoints
 
 
 def test_it_is_thrown_away_when_asked_to(model, photos, tmp_path):
@@ -92,24 +92,26 @@ def test_the_same_task_begins_anew_when_asked_to(model, photos, cli):
     assert "resume/task.json: damaged" in text and "--discard" in text
     cli("learn", model, "--data", photos / "second", "-q", code=2)
     cli("learn", model, "--data", photos / "second", "-q", "--discard")
-    assert len(finished(model)) == 2 and not (model / "resume").exists()
+    assert len(RunDirectory(model).finished) == 2 and not (model / "resume").exists()
 
 
 def test_inspect_shows_it(model, half, cli):
     out, _ = cli("inspect", model)
     assert f"task second: half learnt; go on with: pearl resume {model}; or throw it away with --discard" in out
     facts = json.loads(cli("inspect", model, "--json")[0])["half_learnt"]
-    assert facts["task"] == "second" and facts["checkpoints"] == [place.name for place in stored_checkpoints(half)]
+    assert facts["task"] == "second" and facts["checkpoints"] == [
+        place.name for place in RunDirectory(half).checkpoints
+    ]
     shutil.rmtree(model / "resume")
     assert inspection(model)[0]["half_learnt"] is None
 
 
 def test_an_attempt_of_which_nothing_is_stored_is_no_loss(model, photos):
     """Such as one that ran out of memory in its first step: what is mended is often a setting."""
-    for place in stored_checkpoints(model):
+    for place in RunDirectory(model).checkpoints:
         shutil.rmtree(place)
     learn(model, photos / "second", overrides={"train": {"epochs": 3}})
-    assert len(finished(model)) == 2
+    assert len(RunDirectory(model).finished) == 2
 
 
 def test_a_folder_that_is_called_resume_is_somebodys(photos, tmp_path):
@@ -121,17 +123,17 @@ def test_a_folder_that_is_called_resume_is_somebodys(photos, tmp_path):
     assert (letters / "cv.pdf").exists()
 
 
-@pytest.mark.parametrize("step", ["list_classes", "_thin_out"])
-def test_an_error_after_the_task_is_stored_says_so(step, model, photos, monkeypatch):
-    usual = getattr(session.Session, step)
+@pytest.mark.parametrize(("kind", "step"), [(RunDirectory, "list_classes"), (session.Session, "_thin_out")])
+def test_an_error_after_the_task_is_stored_says_so(kind, step, model, photos, monkeypatch):
+    usual = getattr(kind, step)
 
     def fails(self):
-        if len(finished(self.path)) == 2:
+        if len(RunDirectory(self.path).finished) == 2:
             raise RunError("disk: cannot be written (No space left on device)")
         usual(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(session.Session, step, fails)
+        patch.setattr(kind, step, fails)
         with pytest.raises(RunError, match=r"No space.*; task 'second' is learnt and stored all the same$"):
             learn(model, photos / "second")
     learn(model, photos / "second")  # nothing is left to do but that
@@ -156,7 +158,7 @@ def grown(photos, tmp_path_factory):
 
 
 def kept(path):
-    return [(folder / RUNNING).exists() for folder in finished(path)]
+    return [(folder / RUNNING).exists() for folder in RunDirectory(path).finished]
 
 
 def answer(path, tasks=None):
@@ -186,7 +188,7 @@ def test_an_earlier_state_is_there_or_one_line_says_why(grown, cli):
 @pytest.mark.parametrize("harm", ["lost", "flipped"])
 def test_damage_of_the_newest_is_reported(harm, grown, tmp_path):
     path = Path(shutil.copytree(grown / "newest", tmp_path / "model"))
-    file = finished(path)[-1] / RUNNING
+    file = RunDirectory(path).finished[-1] / RUNNING
     file.unlink() if harm == "lost" else flip(file)
     with pytest.raises(RunError, match=r"002-third/running\.safetensors: (cannot be read|checksum differs)"):
         answer(path)
@@ -196,7 +198,7 @@ def test_damage_of_the_newest_is_reported(harm, grown, tmp_path):
 
 def test_damage_of_earlier_tasks_is_told_from_what_was_replaced(grown, tmp_path):
     path = Path(shutil.copytree(grown / "newest", tmp_path / "model"))
-    (finished(path)[0] / "statistics.safetensors").unlink()
+    (RunDirectory(path).finished[0] / "statistics.safetensors").unlink()
     (line,) = verify(path)
     assert "000-first/statistics.safetensors: cannot be read" in line
 
@@ -206,7 +208,7 @@ def test_killed_before_the_older_go_it_is_made_up_for(grown, photos, tmp_path, m
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
 
         def killed(self):
-            if len(finished(self.path)) == 2:
+            if len(RunDirectory(self.path).finished) == 2:
                 assert kept(path) == [True, True], "the newest is whole before the older go"
                 raise KeyboardInterrupt
 
@@ -220,10 +222,10 @@ def test_killed_before_the_older_go_it_is_made_up_for(grown, photos, tmp_path, m
 def test_a_copy_has_what_the_model_has(grown, photos, tmp_path):
     (tmp_path / "outside").write_text("of others")
     start = Path(shutil.copytree(grown / "newest", tmp_path / "start"))
-    os.mkfifo(finished(start)[0] / "pipe")  # is no file of a model: it would never end
-    (finished(start)[0] / "more").symlink_to("/dev/zero")
+    os.mkfifo(RunDirectory(start).finished[0] / "pipe")  # is no file of a model: it would never end
+    (RunDirectory(start).finished[0] / "more").symlink_to("/dev/zero")
     more = write_photos(tmp_path / "more", {"six": 6, "seven": 7}, 4)
     learn(tmp_path / "copy", more, start=start)
     assert kept(tmp_path / "copy") == [False, False, False, True]
-    there = {file.name for file in finished(tmp_path / "copy")[0].iterdir()}
+    there = {file.name for file in RunDirectory(tmp_path / "copy").finished[0].iterdir()}
     assert there == {"manifest.json", "weights.safetensors", "statistics.safetensors"}

@@ -15,7 +15,6 @@ from pearl.data.sources import left_out, tree, trees
 from pearl.errors import DataError
 from pearl.lifecycle.notes import notes
 from pearl.lifecycle.predict import named
-from pearl.lifecycle.small import SIZE, config, learn, make_task, small_vit
 from pearl.methods.adapters.ada import Ada
 from pearl.methods.adapters.sema import Sema
 from pearl.methods.pearl import Pearl
@@ -28,6 +27,7 @@ from pearl.nn.dynamic.pruned import AdaLoraRule, DoraRule
 from pearl.nn.lowrank import select_targets
 from pearl.nn.timm import timm_backbone
 from pearl.settings.sections import ImagesConfig
+from pearl.testing.tiny import SIZE, config, learn, make_task, small_vit
 from pearl.training.engine import Engine, Observer
 from zoo import ZOO
 

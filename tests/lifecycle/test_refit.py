@@ -12,7 +12,7 @@ from pearl.lifecycle.runs import execute
 from pearl.lifecycle.saved import load_method
 from pearl.settings.config import load_config
 from pearl.storage.checkpoint import load_state
-from pearl.storage.files import finished
+from pearl.storage.run_directory import RunDirectory
 from photos import SETTINGS, digit, files_of, folders, write_class, write_photos
 
 
@@ -62,7 +62,7 @@ def test_sub_networks_after_the_last_space_are_no_part_of_an_answer():
     chain = "method.classifier={name: chain, spaces: 1, train: all, layers: final}"
     run = execute(load_config("digits", ["method=packnet", *shape, chain]))
     whole = load_method(run.path, run.config)
-    for folder in finished(run.path)[1:]:
+    for folder in RunDirectory(run.path).finished[1:]:
         (folder / "weights.safetensors").unlink()
     asked, x = load_method(run.path, run.config, to_ask=True), torch.rand(8, 3, 8, 8)
     with torch.no_grad():

@@ -17,12 +17,12 @@ import zygote
 from pearl.errors import Busy, Interrupted, RunError
 from pearl.lifecycle.learning import learn, resume
 from pearl.lifecycle.runs import execute
-from pearl.lifecycle.saved import task_infos, verify
+from pearl.lifecycle.saved import verify
 from pearl.reports.records import read
 from pearl.settings.config import load_config
 from pearl.storage.aside import beside
-from pearl.storage.files import finished, half_learnt
 from pearl.storage.locks import locked
+from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Engine, Observer
 from pearl.training.launch import BUSY
 from pearl.training.stop import Stop
@@ -163,7 +163,7 @@ def test_every_write_may_fail_once(method, task, tmp_path, monkeypatch):
         path = copy(f"fault{n}")
         with faulty_disk(monkeypatch, Faults(n)), pytest.raises(RunError, match="No space left on device"):
             execute(settings, path=path, stop_after=task)
-        before = {file: file.read_bytes() for folder in finished(path) for file in folder.iterdir()}
+        before = {file: file.read_bytes() for folder in RunDirectory(path).finished for file in folder.iterdir()}
         execute(settings, path=path, stop_after=task)
         assert contents(path) == expected, n
         assert all(file.read_bytes() == data for file, data in before.items()), n
@@ -194,8 +194,8 @@ def test_learning_that_is_killed_at_its_end_is_done_or_not(first, tmp_path, monk
         with faulty_disk(monkeypatch, Faults(n, Killed), removals=True), pytest.raises(Killed):
             learn(path, data, **how)
         resumed = Path(shutil.copytree(path, tmp_path / f"resumed{n}"))
-        there = len(finished(path)) == len(finished(tmp_path / "whole"))
-        assert bool(half_learnt(path)) != there
+        there = len(RunDirectory(path).finished) == len(RunDirectory(tmp_path / "whole").finished)
+        assert bool(RunDirectory(path).half_learnt) != there
         states.append((there, (path / "resume").exists()))
         if there:
             assert not read(path).pending
@@ -223,7 +223,7 @@ def test_two_that_make_one_model_from_another_at_once(tmp_path):
         winner = codes.index(0)
         assert codes[1 - winner] in (2, BUSY), said
         assert said[winner] == "" and said[1 - winner].count("\n") == 1, said
-        assert [info.name for info in task_infos(new)] == ["before", data[winner].name]
+        assert [info.name for info in RunDirectory(new).tasks] == ["before", data[winner].name]
         assert verify(new) == []
         assert {place.name for place in tmp_path.iterdir()} - before == {f"new{i}" for i in range(attempt + 1)}
 
@@ -251,7 +251,7 @@ def test_a_damaged_task_is_named_and_earlier_tasks_stay_usable(harm, tmp_path):
     import pearl
 
     path = execute(tiny(), path=tmp_path / "run").path
-    file = finished(path)[1] / "weights.safetensors"
+    file = RunDirectory(path).finished[1] / "weights.safetensors"
     data = file.read_bytes()
     if harm == "missing":
         file.unlink()
@@ -267,7 +267,7 @@ def test_a_damaged_task_is_named_and_earlier_tasks_stay_usable(harm, tmp_path):
 def test_a_lost_manifest_is_not_learnt_over(tmp_path):
     path = execute(tiny(), path=tmp_path / "run").path
     whole = contents(path)
-    lost = [folder / "manifest.json" for folder in finished(path)]
+    lost = [folder / "manifest.json" for folder in RunDirectory(path).finished]
     lost[1].rename(tmp_path / "kept")
     with pytest.raises(
         RunError, match=r"001-task2/manifest\.json: missing, though classes\.json lists the task; restore"
@@ -325,7 +325,7 @@ def test_a_signal_waits_for_the_step_and_the_run_goes_on(kind, at, tmp_path):
     with pytest.raises(Interrupted, match=r"interrupted in phase .* go on with: pearl resume "):
         execute(tiny(), path=tmp_path / "cut", show=Press(at, kind))
     assert signal.getsignal(kind) == handler
-    before = len(finished(tmp_path / "cut"))
+    before = len(RunDirectory(tmp_path / "cut").finished)
     steps = Count()
     execute(tiny(), path=tmp_path / "cut", show=steps)
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")

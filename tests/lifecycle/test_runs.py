@@ -17,7 +17,7 @@ from pearl.lifecycle.runs import Run, execute, prepare
 from pearl.lifecycle.saved import build_method, load_method
 from pearl.settings.config import check_config, load_config
 from pearl.storage.checkpoint import load_state
-from pearl.storage.files import finished
+from pearl.storage.run_directory import RunDirectory
 
 SMALL = [
     "backbone.width=4",
@@ -68,7 +68,9 @@ def test_a_run_directory_holds_what_the_format_says(finished_run):
 
 
 def test_a_task_stores_only_what_it_added(finished_run):
-    first, second = (load_file(folder / "weights.safetensors") for folder in finished(finished_run.path)[:2])
+    first, second = (
+        load_file(folder / "weights.safetensors") for folder in RunDirectory(finished_run.path).finished[:2]
+    )
     assert all(name.startswith(("backbone.", "heads.blocks.0.")) for name in first)
     assert all(name.startswith(("tensors.1/", "statistics.1/", "heads.blocks.1.")) for name in second)
 
@@ -244,7 +246,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
         patch.setattr(os, "fsync", full)
         with pytest.raises(RunError, match="No space left on device"):
             execute(settings)
-    assert len(finished(run.path)) == 1
+    assert len(RunDirectory(run.path).finished) == 1
     assert not list(run.path.rglob("*.tmp"))
     assert execute(settings).done
 
@@ -332,7 +334,7 @@ def test_not_finite_loss_keeps_finished_tasks(tmp_path):
     settings = small("train.phases.adapt.lr=1e30", "train.phases.adapt.optimizer=sgd", "train.epochs=3")
     with pytest.raises(TrainingError, match=r"task 2 \(task2\), phase adapt"):
         execute(settings)
-    assert len(finished(Run.open(Path(os.environ["PEARL_RUNS"]) / settings.id).path)) == 1
+    assert len(RunDirectory(Run.open(Path(os.environ["PEARL_RUNS"]) / settings.id).path).finished) == 1
 
 
 def test_not_a_run_directory(tmp_path):

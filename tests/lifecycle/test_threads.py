@@ -13,7 +13,6 @@ from torch import nn
 
 import pearl
 from pearl.evaluation.evaluate import Ensemble
-from pearl.lifecycle.small import images, learn, on_threads, small_resnet
 from pearl.methods.base import Method
 from pearl.methods.common.classifiers import Chain
 from pearl.methods.common.subnetworks import HEADS
@@ -21,6 +20,7 @@ from pearl.methods.pearl import Pearl
 from pearl.nn.fast.folding import norms_after_convs
 from pearl.nn.functional import functional_call, shallow_copy
 from pearl.nn.once import once
+from pearl.testing.tiny import images, learn, on_threads, small_resnet
 from photos import SETTINGS, digit, folders, weights_of, write_photos
 
 PIXELS = np.stack([np.stack([image] * 3, -1) for label in range(4) for image in digit(label)[:1]])

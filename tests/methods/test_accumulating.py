@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import images, make_task, small_resnet
 from pearl.methods.adapters.clora import CLora
 from pearl.methods.adapters.lae import Lae, LearnablePrefixes, ScaledLoRA
 from pearl.methods.adapters.seqlora import SeqLora
 from pearl.nn import vit
 from pearl.nn.lowrank import from_matrix
+from pearl.testing.tiny import images, make_task, small_resnet
 from vits import WIDTH, close, naive, run, small
 
 # -------------------------------------------------------------------------------------------------------------- C-LoRA

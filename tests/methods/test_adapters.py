@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import images, logits, make_task, small_resnet
 from pearl.methods.adapters.bottleneck import Adapters, Bottleneck, TaskAdapters
 from pearl.methods.adapters.ease import Ease
 from pearl.methods.adapters.ssiat import Ssiat
 from pearl.methods.common.gaussians import GaussianDraws, drift
 from pearl.nn import vit
+from pearl.testing.tiny import images, logits, make_task, small_resnet
 from vits import WIDTH, close, drawn, run, small
 
 # ------------------------------------------------------------------------------------------------------------ the block

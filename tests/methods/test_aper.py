@@ -8,10 +8,10 @@ from timm.models.vision_transformer import ResPostBlock
 from torch import nn
 
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import images, logits, make_task, small_resnet
 from pearl.methods.prototypes.aper import Aper
 from pearl.methods.prototypes.first_session import FORMS, FineTuned, Prompted, ScaleShift
 from pearl.methods.prototypes.ranpac import RanPac
+from pearl.testing.tiny import images, logits, make_task, small_resnet
 from vits import WIDTH, close, drawn, run, small
 
 

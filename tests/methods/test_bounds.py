@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pearl.lifecycle.small import learn
+from pearl.testing.tiny import learn
 from zoo import ZOO
 
 ORACLES = [name for name, make in ZOO.items() if make().oracle]

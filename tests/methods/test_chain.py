@@ -11,7 +11,6 @@ from scipy.special import log_softmax, logsumexp
 
 from pearl.data.batches import Batch
 from pearl.errors import RunError, TrainingError
-from pearl.lifecycle.small import SIZE, learn, make_task, small_resnet, small_vit
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.common.calibration import DOUBT, ENOUGH, LeftOut, Scores, moved, normal, score
 from pearl.methods.common.chain import GRID, UNCALIBRATED, ChainStatistics
@@ -23,6 +22,7 @@ from pearl.methods.pearl import Pearl
 from pearl.nn.fast.folding import with_weights
 from pearl.nn.inner import WithInner, inner_layers
 from pearl.nn.timm import timm_backbone
+from pearl.testing.tiny import SIZE, learn, make_task, small_resnet, small_vit
 from zoo import separable
 
 RAW = (40, 24)  # raw features of the two sub-networks

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from pearl.lifecycle.conformance import checks, course
-from pearl.lifecycle.saved import task_rows
-from pearl.lifecycle.small import CLASSES
 from pearl.settings.parts import METHODS
+from pearl.storage.stored_task import task_rows
+from pearl.testing.conformance import checks, course
+from pearl.testing.tiny import CLASSES
 from zoo import ZOO
 
 

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 
 from pearl.data.batches import Batch
-from pearl.lifecycle.small import CLASSES, SIZE, config, make_task
-from pearl.lifecycle.small import learn as learn_whole
 from pearl.methods.common.memory import Shown
 from pearl.methods.common.teacher import frozen
 from pearl.methods.rehearsal.co2l import Co2L
 from pearl.methods.rehearsal.contrast import contrast_across, relation_distillation, supervised_contrast
 from pearl.methods.rehearsal.ocdnet import OcdNet, turned_copies
 from pearl.nn.resnet import resnet18
+from pearl.testing.tiny import CLASSES, SIZE, config, make_task
+from pearl.testing.tiny import learn as learn_whole
 from pearl.training.engine import Engine
 
 

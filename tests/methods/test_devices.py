@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from pearl.data.augment import View
-from pearl.lifecycle.elsewhere import CROSSED, ELSEWHERE, elsewhere, learn_two
-from pearl.lifecycle.small import config
+from pearl.testing.fake_device import CROSSED, FAKE_DEVICE, fake_device, learn_two
+from pearl.testing.tiny import config
 from pearl.training.engine import Engine
 from zoo import ZOO
 
@@ -52,7 +52,7 @@ def waits(name: str, augment: str, steps: int) -> list[tuple[str, list[str]]]:
 
     settings = config(train={"epochs": 1, "batch_size": 4}, engine={"max_steps": steps, "precision": "fp32"})
     view = View(settings.images.model_copy(update={"augment": augment}))
-    with elsewhere():
+    with fake_device():
         learn_two(ZOO[name](), Listen(settings, device="cpu"), view)
     return found
 
@@ -75,8 +75,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("how", REFUSED)
 def test_what_a_gpu_refuses(how):
-    with elsewhere(), pytest.raises((RuntimeError, TypeError), match=r"device|host|numpy|generator"):
-        REFUSED[how](torch.arange(3.0, device=ELSEWHERE), torch.arange(3.0))
+    with fake_device(), pytest.raises((RuntimeError, TypeError), match=r"device|host|numpy|generator"):
+        REFUSED[how](torch.arange(3.0, device=FAKE_DEVICE), torch.arange(3.0))
 
 
 def put(into, where, what):
@@ -102,9 +102,9 @@ ALLOWED = {
 
 @pytest.mark.parametrize("how", ALLOWED)
 def test_what_a_gpu_does(how):
-    with elsewhere():
-        found = ALLOWED[how](torch.arange(3.0, device=ELSEWHERE), torch.arange(3.0))
-        assert found.device == ELSEWHERE
+    with fake_device():
+        found = ALLOWED[how](torch.arange(3.0, device=FAKE_DEVICE), torch.arange(3.0))
+        assert found.device == FAKE_DEVICE
         found = found.cpu()
     assert torch.equal(found, ALLOWED[how](torch.arange(3.0), torch.arange(3.0)))
 
@@ -142,9 +142,9 @@ USED = {
 
 @pytest.mark.parametrize("how", USED)
 def test_what_methods_are_made_of(how):
-    with elsewhere():
+    with fake_device():
         torch.manual_seed(0)
-        there = USED[how](ELSEWHERE).cpu()
+        there = USED[how](FAKE_DEVICE).cpu()
     torch.manual_seed(0)
     torch.testing.assert_close(there, USED[how](torch.device("cpu")))
 
@@ -166,8 +166,8 @@ WAITED_FOR = {
 
 @pytest.mark.parametrize("how", WAITED_FOR)
 def test_what_is_waited_for(how):
-    with elsewhere():
-        there, here = torch.zeros(3, device=ELSEWHERE) + 1, torch.zeros(3)
+    with fake_device():
+        there, here = torch.zeros(3, device=FAKE_DEVICE) + 1, torch.zeros(3)
         CROSSED.clear()
         assert (there[1:] * 2 + here[0] - there[there.long()[:2]]).shape == (2,)
         assert not CROSSED
@@ -179,6 +179,6 @@ def test_nothing_is_left_of_it():
     """Constants that were made elsewhere have numbers, those on a real meta device have none."""
     view, pixels = View(config().images), torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
     assert view.test(pixels.to("meta")).is_meta
-    with elsewhere():
-        assert view.test(pixels.to(ELSEWHERE)).cpu().isfinite().all()
+    with fake_device():
+        assert view.test(pixels.to(FAKE_DEVICE)).cpu().isfinite().all()
     assert view.test(pixels.to("meta")).is_meta and torch.tensor([1.0]).device.type == "cpu"

@@ -14,7 +14,6 @@ from torch import nn
 
 from pearl.data.augment import View
 from pearl.data.batches import Batch, Task
-from pearl.lifecycle.small import small_vit
 from pearl.methods.common.memory import Shown
 from pearl.methods.common.subspace import Subspaces
 from pearl.methods.prompts.coda_prompt import CodaPrompt
@@ -22,6 +21,7 @@ from pearl.methods.prompts.pool import PromptPool
 from pearl.methods.prototypes.fecam import FeCam
 from pearl.methods.rehearsal.derpp import DerPlusPlus
 from pearl.settings.sections import ImagesConfig, PhaseConfig
+from pearl.testing.tiny import small_vit
 from pearl.training.optimizers import Course, learning_rate
 
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text())

@@ -13,7 +13,6 @@ from test_golden import close, numbers
 from torch import nn, optim
 
 from pearl.data.batches import Batch
-from pearl.lifecycle.small import make_task, small_vit
 from pearl.methods.adapters import rsiat as rsiat_file
 from pearl.methods.adapters.e2lora import E2Lora, kept_ranks, turned
 from pearl.methods.adapters.rsiat import Rsiat, separation
@@ -29,6 +28,7 @@ from pearl.methods.prototypes.efcpp import EfcPlusPlus, elastic_drift, feature_m
 from pearl.methods.prototypes.klda import Discriminant
 from pearl.methods.prototypes.seed import Seed, distributions, divergences, log_density
 from pearl.nn.growing import CosineHeads
+from pearl.testing.tiny import make_task, small_vit
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_rivals.json").read_text())
 DIM, IMAGES = 6, torch.arange(5)

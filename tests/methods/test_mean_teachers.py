@@ -10,8 +10,6 @@ from torch import nn
 
 from pearl.data.batches import Batch
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import CLASSES, SIZE, config, logits, make_task, reload
-from pearl.lifecycle.small import learn as learn_whole
 from pearl.methods.common.average import Average
 from pearl.methods.common.memory import Shown
 from pearl.methods.rehearsal.agile import Agile
@@ -21,6 +19,8 @@ from pearl.methods.rehearsal.tamil import Tamil, of
 from pearl.nn.growing import Grown
 from pearl.nn.resnet import resnet18
 from pearl.settings.parts import METHODS
+from pearl.testing.tiny import CLASSES, SIZE, config, logits, make_task, reload
+from pearl.testing.tiny import learn as learn_whole
 from pearl.training.engine import Engine
 
 

@@ -13,12 +13,12 @@ from pearl.data.augment import View
 from pearl.data.batches import Task
 from pearl.data.domains import seen_as
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import config, images, make_task
 from pearl.methods.adapters.ada import Ada, consolidation, leep, transrate
 from pearl.methods.adapters.bottleneck import Bottleneck, mixed
 from pearl.methods.adapters.dia import Dia, calibrated, foreign
 from pearl.methods.adapters.sema import Descriptor, Sema
 from pearl.methods.base import own_loss
+from pearl.testing.tiny import config, images, make_task
 from pearl.training.engine import Engine
 from vits import WIDTH, close, drawn, naive, run, small
 

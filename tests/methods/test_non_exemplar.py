@@ -9,8 +9,6 @@ from torch import nn
 from pearl.data.batches import Batch
 from pearl.errors import ConfigError
 from pearl.export.programs import network
-from pearl.lifecycle.conformance import course
-from pearl.lifecycle.small import CLASSES, SIZE, config, learn, logits, make_task, small_resnet, small_vit
 from pearl.methods.common.rotations import turned, turned_labels
 from pearl.methods.common.statistics import class_covariances
 from pearl.methods.common.teacher import frozen
@@ -20,6 +18,8 @@ from pearl.methods.prototypes.non_exemplar import old_classes, raised_logits
 from pearl.methods.prototypes.pass_ import PASS
 from pearl.methods.prototypes.ssre import SSRE
 from pearl.tables import spec
+from pearl.testing.conformance import course
+from pearl.testing.tiny import CLASSES, SIZE, config, learn, logits, make_task, small_resnet, small_vit
 from zoo import ZOO
 
 

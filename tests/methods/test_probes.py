@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from pearl.lifecycle.conformance import Watch
-from pearl.lifecycle.small import config, learn, make_task, small_resnet, small_vit
 from pearl.methods.common import probes
 from pearl.methods.common.probes import distance_to, step_down
 from pearl.methods.pearl import Pearl
 from pearl.nn.growing import Classifier
 from pearl.nn.rank_rules import PaperRule
+from pearl.testing.conformance import Watch
+from pearl.testing.tiny import config, learn, make_task, small_resnet, small_vit
 from pearl.training.engine import Engine
 from zoo import separable
 

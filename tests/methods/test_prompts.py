@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import images, make_task
 from pearl.methods.common.clusters import FeatureClusters, kmeans
 from pearl.methods.common.draws import ImageDraws
 from pearl.methods.common.subspace import Subspaces
@@ -22,6 +21,7 @@ from pearl.methods.prompts.lgcl import Lgcl
 from pearl.methods.prompts.pgp import DualPromptPgp, L2PPgp, remember, root, stay_outside
 from pearl.methods.prompts.sprompts import SiPrompts, others_below
 from pearl.nn import vit
+from pearl.testing.tiny import images, make_task
 from vits import HEADS, WIDTH, close, drawn, naive, run, small
 
 # ------------------------------------------------------------------------------------------------- what goes into a ViT

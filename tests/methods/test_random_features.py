@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 
 from pearl.errors import RunError
-from pearl.lifecycle.small import images, logits, make_task, small_resnet
 from pearl.methods.common.random_features import RandomFeatures, TruncatedSvd
 from pearl.methods.prototypes.loranpac import LoRanPac
 from pearl.methods.prototypes.ranpac import RIDGES, RanPac, errors
 from pearl.settings.config import load_config
 from pearl.settings.declared import declared
 from pearl.storage.checkpoint import RUNNING, WEIGHTS
+from pearl.testing.tiny import images, logits, make_task, small_resnet
 from vits import close, drawn, run, small
 
 # ------------------------------------------------------------------------------------------------- the decomposition

@@ -14,7 +14,6 @@ from pearl.data.augment import View
 from pearl.data.batches import Batch, Task
 from pearl.errors import ConfigError, DataError
 from pearl.export.programs import _trace, network
-from pearl.lifecycle.small import CLASSES, SIZE, config, learn, logits, make_task, reload
 from pearl.methods.base import Phase, own_loss
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.common.average import Average
@@ -30,6 +29,7 @@ from pearl.nn.growing import CosineHeads, TaskHeads
 from pearl.nn.resnet import resnet18
 from pearl.settings.parts import METHODS
 from pearl.settings.sections import ImagesConfig
+from pearl.testing.tiny import CLASSES, SIZE, config, learn, logits, make_task, reload
 from pearl.training.engine import Engine
 
 REHEARSAL = {"er": Er, "er_ace": ErAce, "derpp": DerPlusPlus}

@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pearl.lifecycle.small import images, logits, make_task
 from pearl.methods.adapters.e2lora import E2Lora, kept_ranks, turned
 from pearl.methods.adapters.rsiat import Projector, Rsiat, separation
 from pearl.methods.adapters.sdlora import SdLora
@@ -17,6 +16,7 @@ from pearl.methods.common.alignment import normalised, symmetric_cross_entropy
 from pearl.methods.common.gaussians import GaussianDraws, linear_map
 from pearl.methods.common.random_features import FourierFeatures
 from pearl.methods.prototypes.klda import Discriminant, Klda
+from pearl.testing.tiny import images, logits, make_task
 from vits import WIDTH, close, drawn, run, small
 
 # ---------------------------------------------------------------------------------------------------- what they share

@@ -6,12 +6,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributions import MultivariateNormal
 
-from pearl.lifecycle.small import images, logits, make_task, small_resnet
 from pearl.methods.common.rotations import turned, turned_labels
 from pearl.methods.common.teacher import frozen
 from pearl.methods.prototypes.apr import Apr, Replayed, pushed
 from pearl.methods.prototypes.efcpp import EfcPlusPlus, elastic_drift, feature_matrix
 from pearl.methods.prototypes.seed import Seed, divergences, log_density
+from pearl.testing.tiny import images, logits, make_task, small_resnet
 from vits import close, drawn, run
 
 # --------------------------------------------------------------------------------------------------------------- EFC++

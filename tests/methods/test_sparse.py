@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from pearl.data.batches import Batch
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import SIZE, config, images, learn, logits, make_task, reload, small_resnet, small_vit
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.regularization.ewc import OnlineEwc
 from pearl.methods.sparse.clnp import Clnp
@@ -23,6 +22,7 @@ from pearl.nn.bsconv import bsc
 from pearl.nn.convnet import convnet
 from pearl.nn.resnet import resnet18
 from pearl.settings.config import load_config
+from pearl.testing.tiny import SIZE, config, images, learn, logits, make_task, reload, small_resnet, small_vit
 from pearl.training.engine import Engine
 
 

@@ -19,13 +19,6 @@ from torch import nn
 from pearl.errors import ConfigError, Interrupted
 from pearl.export import export
 from pearl.export.trained import Trained
-from pearl.lifecycle.conformance import (
-    Cut,
-    shows_experts_equal_forward,
-    shows_resume_inside_a_task_bit_exact,
-    shows_strict_reload,
-)
-from pearl.lifecycle.small import CLASSES, SIZE, config, images, learn, logits, make_task, reload
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.common.statistics import ClassStatistics
@@ -38,6 +31,13 @@ from pearl.methods.sparse.packnet import PackNet
 from pearl.methods.sparse.pnn import Progressive
 from pearl.nn.resnet import resnet18
 from pearl.settings.config import load_config
+from pearl.testing.conformance import (
+    Cut,
+    shows_experts_equal_forward,
+    shows_resume_inside_a_task_bit_exact,
+    shows_strict_reload,
+)
+from pearl.testing.tiny import CLASSES, SIZE, config, images, learn, logits, make_task, reload
 from pearl.training.engine import Engine
 
 

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 from pearl.data.augment import View
 from pearl.data.batches import Batch
-from pearl.lifecycle.small import SIZE, make_task, small_resnet, small_vit
 from pearl.methods.common.memory import Shown
 from pearl.methods.common.scatter import unpack
 from pearl.methods.pearl import Pearl
@@ -37,6 +36,7 @@ from pearl.methods.sparse.pae import Pae
 from pearl.methods.sparse.sparcl import SparClEwc
 from pearl.nn.convnet import convnet
 from pearl.settings.sections import ImagesConfig
+from pearl.testing.tiny import SIZE, make_task, small_resnet, small_vit
 
 PLAIN = View(ImagesConfig(size=SIZE), channels_last=False)  # images as they are, so that passes can be repeated
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pearl.lifecycle.small import make_task
 from pearl.methods.prompts.hide import HidePrompt
 from pearl.settings.parts import METHODS
+from pearl.testing.tiny import make_task
 from vits import WIDTH, close, drawn, small
 
 HEAD, HEADS = r"heads\.blocks\.2\..+", r"heads\..+"

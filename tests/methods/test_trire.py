@@ -8,13 +8,13 @@ import torch.nn.functional as F
 
 from pearl.data.batches import Batch
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import CLASSES, SIZE, config, make_task, small_resnet, small_vit
 from pearl.methods.common.memory import Shown
 from pearl.methods.rehearsal.trire import TriRe
 from pearl.methods.rehearsal.winners import blocks_of, chosen, compete, counting, k_winners
 from pearl.nn.bsconv import bsc
 from pearl.nn.networks import BasicBlock
 from pearl.nn.resnet import resnet18
+from pearl.testing.tiny import CLASSES, SIZE, config, make_task, small_resnet, small_vit
 from pearl.training.engine import Engine
 
 

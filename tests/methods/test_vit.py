@@ -9,7 +9,6 @@ from torch import nn
 from torch.func import functional_call
 
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import SIZE, images, make_task
 from pearl.methods.adapters.inflora import InfLoRA
 from pearl.methods.adapters.seqlora import SeqLora
 from pearl.methods.common.subspace import Subspaces, input_matrices
@@ -22,6 +21,7 @@ from pearl.nn.growing import TaskTensors
 from pearl.nn.rank_rules import FixedRule
 from pearl.nn.resnet import resnet18
 from pearl.settings.parts import METHODS
+from pearl.testing.tiny import SIZE, images, make_task
 from vits import WIDTH, close, drawn, naive, run, small
 
 # ------------------------------------------------------------------------------------------------------- the wrapper

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pearl.lifecycle.small import SIZE, config, logits, make_task
 from pearl.methods.pearl import Pearl
 from pearl.nn.fast.beside import THIN, Beside, fits_beside, with_beside
 from pearl.nn.lowrank import matrix_shape, updated
 from pearl.nn.rank_rules import FixedRule
 from pearl.nn.resnet import resnet18
+from pearl.testing.tiny import SIZE, config, logits, make_task
 from pearl.training.engine import Engine
 
 HOW: list[dict] = [{}, {"stride": 2, "padding": 1}, {"stride": (1, 2), "padding": (2, 1), "dilation": (2, 1)}]

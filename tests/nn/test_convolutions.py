@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from pearl.lifecycle.small import SIZE, config, make_task
 from pearl.methods.bounds.finetune import Finetune
 from pearl.nn.bsconv import bsc
 from pearl.nn.fast import products, winograd
 from pearl.nn.fast.convolutions import FastConvolutions
 from pearl.nn.fast.ways import Convolution, Ways
 from pearl.nn.resnet import resnet18
+from pearl.testing.tiny import SIZE, config, make_task
 from pearl.training.engine import Engine
 from zoo import needs_bf16
 

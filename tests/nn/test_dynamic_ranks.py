@@ -10,8 +10,6 @@ from torch import Tensor
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.export.adapters import adapter
-from pearl.lifecycle.conformance import Watch
-from pearl.lifecycle.small import images, learn, logits, make_task, small_resnet, small_vit
 from pearl.methods.pearl import Pearl
 from pearl.nn.dynamic.codyra import CodyraRule, codyra_stages
 from pearl.nn.dynamic.dylora import DyloraRule
@@ -23,6 +21,8 @@ from pearl.nn.rank_rules import FixedRule, PaperRule
 from pearl.settings.config import load_config
 from pearl.settings.declared import declared
 from pearl.settings.parts import RANK_RULES
+from pearl.testing.conformance import Watch
+from pearl.testing.tiny import images, learn, logits, make_task, small_resnet, small_vit
 
 SHAPES = {"wide": (6, 9), "flat": (2, 7), "tall": (8, 4)}
 RULES = [AdaLoraRule, DoraRule, CodyraRule, DyloraRule]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from pearl.lifecycle.small import images, small_vit
 from pearl.methods.pearl import Pearl
 from pearl.nn.growing import TaskHeads
+from pearl.testing.tiny import images, small_vit
 from zoo import taught
 
 WAYS = {

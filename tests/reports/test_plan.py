@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from pearl.errors import ConfigError
-from pearl.lifecycle.small import config
 from pearl.reports.plan import activation_bytes, plan, timed_pass
 from pearl.settings.config import load_config
 from pearl.tables.objects import seconds
+from pearl.testing.tiny import config
 from pearl.training.engine import Engine
 from zoo import needs_bf16
 

@@ -356,9 +356,8 @@ def test_models_side_by_side(model, own_model):
     ]
 
 
-def test_a_directory_without_format_is_in_the_group_of_those_with_it(made, own):
+def test_runs_that_differ_by_their_seed_are_a_group(made, own):
     config = yaml.safe_load((own / "config.yaml").read_text())
-    assert config.pop("format") == 1
     (own / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 7}))
     records = read_all([made["seed0"].path, own])
     assert len(groups(records)) == 1
@@ -390,7 +389,9 @@ def test_a_run_that_lost_its_task_folders(own):
 def test_names_cannot_break_the_page(own):
     for file in (own / "results.json", own / "classes.json"):
         edit(file, lambda value: value["tasks"][1].update(name=EVIL, classes=[EVIL, "b", "c"]))
-    edit(own / "tasks" / "001-task2" / "manifest.json", lambda value: value["layers"][0].update(layer=EVIL))
+    manifest = own / "tasks" / "001-task2" / "manifest.json"
+    edit(manifest, lambda value: value["layers"][0].update(layer=EVIL))
+    edit(manifest, lambda value: value.update(name=EVIL, classes=[EVIL, "b", "c"]))
     config = yaml.safe_load((own / "config.yaml").read_text())
     (own / "config.yaml").write_text(yaml.safe_dump({**config, "about": f"</pre>{EVIL}"}))
     reader = Reader(page([read(own)]))
@@ -510,9 +511,9 @@ def test_tensorboard(made, model, cli, tmp_path):
 
 
 def wrong_inputs() -> Iterator[tuple[str, str]]:
-    yield "no such run", "neither a run nor a model, it has no config.yaml"
-    yield "a file", "neither a run nor a model"
-    yield "an empty folder", "neither a run nor a model"
+    yield "no such run", "neither a model nor a run, it has no config.yaml"
+    yield "a file", "neither a model nor a run"
+    yield "an empty folder", "neither a model nor a run"
     yield "no config.yaml", "config.yaml: missing, though tasks are there; restore it from a copy"
     yield "no stage", "no task is finished yet; let `pearl run` finish"
     yield "no stage in it", "no task is finished yet"
@@ -522,10 +523,11 @@ def wrong_inputs() -> Iterator[tuple[str, str]]:
     yield "a newer format", "this pearl reads up to 1"
     yield "a list for results", "results.json: damaged"
     yield "half a config.yaml", "config.yaml: cannot be read"
-    yield "another config.yaml", "config.yaml: cannot be read (no 'seed')"
-    yield "a run without its stream", "config.yaml: cannot be read (no 'stream')"
+    yield "another config.yaml", "config.yaml: damaged, not the settings of a run or model (seed: field required)"
+    yield "a run without its stream", "(value error, a run has a recipe and a stream, a model has neither)"
     yield "a config.yaml of a newer format", "config.yaml: format 99, this pearl reads up to 1"
-    yield "odd config.yaml", "config.yaml: damaged (not the settings of a run or model)"
+    yield "no format number", "config.yaml: cannot be read (no format number)"
+    yield "odd config.yaml", "config.yaml: damaged, not the settings of a run or model (seed: input should be"
     yield "half a manifest", "manifest.json: damaged"
     yield "odd layers", "manifest.json: damaged (layers.0.threshold: field required)"
     yield "no reference", "reference/manifest.json: missing"
@@ -569,13 +571,15 @@ def test_wrong_input_is_one_line(what, message, own, tmp_path, cli):
         case "half a config.yaml":
             config.write_text("a: [1,")
         case "another config.yaml":
-            config.write_text("version: 3")
+            config.write_text("{format: 1, version: 3}")
         case "a run without its stream":
-            config.write_text("{seed: 0, recipe: a, method: {name: b}, train: {}}")
+            config.write_text("{format: 1, seed: 0, recipe: a, method: {name: b}, train: {}}")
         case "a config.yaml of a newer format":
             config.write_text("format: 99\n")
+        case "no format number":
+            config.write_text("{seed: 0, recipe: a, method: {name: b}, train: {}, stream: {tasks: 3}}")
         case "odd config.yaml":
-            config.write_text("{seed: x, recipe: a, method: {name: b}, train: {}, stream: {tasks: 3}}")
+            config.write_text("{format: 1, seed: x, recipe: a, method: {name: b}, train: {}, stream: {tasks: 3}}")
         case "half a manifest":
             manifest.write_text(manifest.read_text()[:90])
         case "odd layers":
@@ -607,7 +611,7 @@ def test_wrong_input_is_one_line(what, message, own, tmp_path, cli):
         ("a task is lost", "manifest.json: missing, though 001-roots is there"),
         ("half a manifest", "manifest.json: damaged"),
         ("no bytes", "manifest.json: damaged (bytes: field required)"),
-        ("odd config.yaml", "config.yaml: damaged (not the settings of a run or model)"),
+        ("odd config.yaml", "config.yaml: damaged, not the settings of a run or model (train: input should be"),
         ("the same model twice", "the same configuration and seed as"),
     ],
 )
@@ -625,7 +629,7 @@ def test_a_wrong_model_is_one_line(what, message, own_model, cli):
         case "no bytes":
             edit(manifest, lambda value: value.pop("bytes"))
         case "odd config.yaml":
-            (own_model / "config.yaml").write_text("{seed: 0, method: {name: b}, train: 3}")
+            (own_model / "config.yaml").write_text("{format: 1, seed: 0, method: {name: b}, train: 3}")
         case "the same model twice":
             arguments += [own_model]
     (line,) = cli("report", *arguments, code=2).splitlines()

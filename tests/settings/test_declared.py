@@ -2,9 +2,9 @@
 
 import pytest
 
-from pearl.lifecycle.small import make_task
 from pearl.settings.declared import PhaseSpec, UpcomingTask, declared
 from pearl.settings.parts import METHODS
+from pearl.testing.tiny import make_task
 
 
 @pytest.mark.parametrize(("per_class", "extra"), [(12, 0), (12, 5), (1, 0), (1, 1), (2, 0), (7, 3)])

@@ -15,7 +15,9 @@ from torch import Tensor
 from pearl.errors import RunError
 from pearl.storage import checkpoint, files
 from pearl.storage.checkpoint import changed, load_state, read_part, snapshot, write_part
-from pearl.storage.files import finished, folder_name, read_json, write_file, write_json
+from pearl.storage.files import read_json, write_file, write_json
+from pearl.storage.run_directory import RunDirectory
+from pearl.storage.stored_task import folder_name
 
 WEIGHTS, MANIFEST = "weights.safetensors", "manifest.json"
 
@@ -184,26 +186,26 @@ def test_tasks_overlay_by_number(tmp_path: Path) -> None:
     write_part(tmp_path / "reference", {}, {})
     for t in reversed(range(12)):  # neither in the order of writing nor of names
         write_part(tmp_path / "tasks" / f"{t:03d}-{'zyx'[t % 3]}", {"t": torch.tensor(t)}, {})
-    assert [int(folder.name[:3]) for folder in finished(tmp_path)] == list(range(12))
+    assert [int(folder.name[:3]) for folder in RunDirectory(tmp_path).finished] == list(range(12))
     assert [load_state(tmp_path, t + 1)["t"].item() for t in range(12)] == list(range(12))
 
 
 def test_a_task_without_manifest_does_not_count(run: Path) -> None:
     (run / "tasks" / "001-task2" / MANIFEST).unlink()
-    assert [folder.name for folder in finished(run)] == ["000-task1"]
+    assert [folder.name for folder in RunDirectory(run).finished] == ["000-task1"]
     assert "d" not in load_state(run)
 
 
 @pytest.mark.parametrize("gap", ["no manifest", "no folder"])
 def test_a_gap_ends_the_list(run: Path, gap: str) -> None:
     write_part(run / "tasks" / "002-task3", {"e": numbers(3)}, {})
-    assert len(finished(run)) == 3
+    assert len(RunDirectory(run).finished) == 3
     folder = run / "tasks" / "001-task2"
     (folder / MANIFEST).unlink()
     if gap == "no folder":
         (folder / WEIGHTS).unlink()
         folder.rmdir()
-    assert [folder.name for folder in finished(run)] == ["000-task1"]
+    assert [folder.name for folder in RunDirectory(run).finished] == ["000-task1"]
     assert load_state(run).keys() == {"a", "b", "c"}
 
 
@@ -211,7 +213,7 @@ def test_other_things_among_the_tasks_do_not_count(run: Path) -> None:
     (run / "tasks" / "002-notes.txt").write_text("a file")
     for name in ("old", "001-task2 (copy)", "002.bak", "01-task2"):
         write_part(run / "tasks" / name, {}, {})
-    assert [folder.name for folder in finished(run)] == ["000-task1", "001-task2"]
+    assert [folder.name for folder in RunDirectory(run).finished] == ["000-task1", "001-task2"]
 
 
 def test_more_than_a_thousand_tasks(tmp_path: Path) -> None:
@@ -219,12 +221,12 @@ def test_more_than_a_thousand_tasks(tmp_path: Path) -> None:
         folder = tmp_path / "tasks" / folder_name(t, "x")
         folder.mkdir(parents=True)
         (folder / MANIFEST).touch()
-    assert [folder.name for folder in finished(tmp_path)] == [folder_name(t, "x") for t in range(1002)]
+    assert [folder.name for folder in RunDirectory(tmp_path).finished] == [folder_name(t, "x") for t in range(1002)]
 
 
 def test_a_run_without_tasks(tmp_path: Path) -> None:
     write_part(tmp_path / "reference", {"a": numbers(0)}, {})
-    assert finished(tmp_path) == [] and load_state(tmp_path).keys() == {"a"}
+    assert RunDirectory(tmp_path).finished == [] and load_state(tmp_path).keys() == {"a"}
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
@@ -395,7 +397,7 @@ def test_a_part_half_written_does_not_count(run: Path, monkeypatch: pytest.Monke
         patched.setattr(files, "write_file", write)  # the manifest that way
         with pytest.raises(RunError, match="full"):
             write_part(run / "tasks" / "002-task3", {"e": numbers(3)}, {})
-    assert len(finished(run)) == 2 and same(load_state(run), before)
+    assert len(RunDirectory(run).finished) == 2 and same(load_state(run), before)
 
 
 def test_a_file_where_a_folder_should_be_made(tmp_path: Path) -> None:
@@ -452,4 +454,4 @@ def test_folders_of_different_tasks_differ(names: list[str]) -> None:
 def test_a_task_is_found_again_whatever_its_name(tmp_path: Path, name: str) -> None:
     write_part(tmp_path / "reference", {}, {})
     write_part(tmp_path / "tasks" / folder_name(0, name), {"a": numbers(1)}, {})
-    assert len(finished(tmp_path)) == 1 and load_state(tmp_path).keys() == {"a"}
+    assert len(RunDirectory(tmp_path).finished) == 1 and load_state(tmp_path).keys() == {"a"}

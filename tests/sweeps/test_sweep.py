@@ -20,8 +20,8 @@ from pearl.errors import ConfigError, Interrupted
 from pearl.lifecycle.runs import execute
 from pearl.reports.records import read
 from pearl.settings.config import load_config
-from pearl.storage.files import done
 from pearl.storage.locks import Lock, locked
+from pearl.storage.run_directory import RunDirectory
 from pearl.sweeps import jobs, local, slurm
 from pearl.sweeps.board import Board, LineBoard, LiveBoard, Position, Status
 from pearl.sweeps.jobs import Job, run_jobs
@@ -288,16 +288,20 @@ def test_where_a_run_is_comes_from_its_new_events(tmp_path):
     position.read()
     assert str(position) == "starting"
     with file.open("a") as more:
-        more.write(events({"event": "run", "tasks": 5, "done": 1}, {"event": "phase", "phase": "probe", "steps": 7}))
+        more.write(
+            events({"event": "run", "tasks": 5, "done": 1}, {"event": "phase", "task": 1, "phase": "probe", "steps": 7})
+        )
         more.write('{"event": "epo')
     position.read()
     assert str(position) == "1/5 tasks learnt; probe, 7 steps"
     with file.open("a") as more:
-        more.write('ch", "phase": "probe", "epoch": 3, "loss": 0.5}\n')
+        more.write(
+            'ch", "task": 1, "phase": "probe", "epoch": 3, "loss": 0.5, "lr": 0.1, "seconds": 1.0, "time": ""}\n'
+        )
     position.read()
     assert str(position) == "1/5 tasks learnt; probe, epoch 3 done, loss 0.500"
     with file.open("a") as more:
-        more.write(events({"event": "learnt", "task": 1}))
+        more.write(events({"event": "learnt", "task": 1, "parameters": 9}))
     position.read()
     assert (str(position), position.learnt) == ("2/5 tasks learnt; evaluating", 2)
 
@@ -391,7 +395,7 @@ def test_tables_for_people_and_for_programs(grid, grid_here, cli, tmp_path):
 
 
 def test_a_dry_run_tells_what_is_done_and_how_long_the_rest_takes(grid, grid_here, monkeypatch):
-    monkeypatch.setattr("pearl.storage.files.seconds", lambda run: 30.0 if "ncm" in run.name else 60.0)
+    monkeypatch.setattr(RunDirectory, "seconds", property(lambda run: 30.0 if "ncm" in run.path.name else 60.0))
     text = plan(parse("digits", [*TINY, "method=[finetune,ncm,lwf]"], "4"), workers=2)
     lines = text.splitlines()
     assert [line.split()[2] for line in lines[:12]] == [*["done"] * 3, "missing"] * 2 + ["missing"] * 4
@@ -401,7 +405,7 @@ def test_a_dry_run_tells_what_is_done_and_how_long_the_rest_takes(grid, grid_her
 
 
 def test_a_dry_run_counts_no_training_for_what_another_run_trains(grid, grid_here, monkeypatch):
-    monkeypatch.setattr("pearl.storage.files.seconds", lambda run: 60.0)
+    monkeypatch.setattr(RunDirectory, "seconds", 60.0)
     pearl = "{name: pearl, classifier: heads}, {name: pearl, classifier: {name: chain, train: all}}"
     methods = f"method=[finetune, {pearl}]"
     text = plan(parse("digits", [*TINY, methods], "1"), workers=1)
@@ -453,10 +457,10 @@ def test_a_killed_run_is_reported_and_finished_by_the_next_call(forks):
     (outcome,) = run_jobs([job], show=Killer())
     assert outcome.state == "failed"
     assert outcome.error.startswith("ended by signal 9")
-    assert not done(job.run)
+    assert not RunDirectory(job.run).is_done
     (outcome,) = run_jobs([job])
     assert outcome.state == "done"
-    assert done(job.run)
+    assert RunDirectory(job.run).is_done
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ from torch import nn
 from pearl.data.augment import View
 from pearl.data.batches import fold
 from pearl.errors import ConfigError, Interrupted, TrainingError
-from pearl.lifecycle.conformance import Cut, Watch
-from pearl.lifecycle.small import config, logits, make_task
 from pearl.methods.base import Method, Phase
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
@@ -20,6 +18,8 @@ from pearl.nn.rank_rules import FixedRule, RankRule
 from pearl.nn.resnet import resnet18
 from pearl.settings.sections import ImagesConfig, PhaseConfig
 from pearl.storage.checkpoint import read_part, write_part
+from pearl.testing.conformance import Cut, Watch
+from pearl.testing.tiny import config, logits, make_task
 from pearl.training import engine as engine_of
 from pearl.training.engine import Engine, Observer
 from pearl.training.machine import machine

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from pearl.lifecycle.conformance import Operations, shows_steady_phases_do_the_same_for_every_batch
-from pearl.lifecycle.small import config, logits, make_task, small_resnet
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.pearl import Pearl
 from pearl.nn.rank_rules import FixedRule
 from pearl.settings.sections import PhaseConfig
+from pearl.testing.conformance import Operations, shows_steady_phases_do_the_same_for_every_batch
+from pearl.testing.tiny import config, logits, make_task, small_resnet
 from pearl.training import graphs
 from pearl.training.engine import Engine, Observer
 from pearl.training.graphs import WARM_UP, GraphedStep

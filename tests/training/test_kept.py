@@ -14,10 +14,7 @@ from torch import nn
 
 from pearl.data.augment import View
 from pearl.errors import Interrupted, RunError
-from pearl.lifecycle import conformance
-from pearl.lifecycle.conformance import Cut
 from pearl.lifecycle.runs import execute
-from pearl.lifecycle.small import SIZE, config, make_task, small_resnet
 from pearl.methods.adapters.seqlora import SeqLora
 from pearl.methods.base import Phase, own_loss
 from pearl.methods.bounds.finetune import Finetune
@@ -31,6 +28,9 @@ from pearl.settings.config import load_config
 from pearl.storage import phases
 from pearl.storage.checkpoint import write_part
 from pearl.storage.files import read_json
+from pearl.testing import conformance
+from pearl.testing.conformance import Cut
+from pearl.testing.tiny import SIZE, config, make_task, small_resnet
 from pearl.training import content, kept
 from pearl.training import engine as engines
 from pearl.training.engine import Engine, Observer

@@ -10,12 +10,12 @@ from torch import nn
 from odd import ODD, Groups, Projects, TwoViews, clones, make
 from pearl.data.batches import fold
 from pearl.errors import ConfigError
-from pearl.lifecycle import conformance
-from pearl.lifecycle.small import config, learn, make_task, small_resnet
 from pearl.methods.bounds.finetune import Finetune
 from pearl.settings.config import check_config
 from pearl.settings.parts import METHODS
 from pearl.settings.sections import PhaseConfig
+from pearl.testing import conformance
+from pearl.testing.tiny import config, learn, make_task, small_resnet
 from pearl.training.engine import Engine, Observer
 from pearl.training.optimizers import Course, learning_rate, make_optimizers, take_over
 

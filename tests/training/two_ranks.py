@@ -17,11 +17,11 @@ from ddp import follow, fork, learn, logits
 
 from pearl.data.batches import Batch
 from pearl.errors import Interrupted
-from pearl.lifecycle import small
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.pearl import Pearl
 from pearl.nn.rank_rules import EnergyRule, PaperRule
 from pearl.nn.resnet import resnet18
+from pearl.testing import tiny
 from pearl.training.engine import Engine
 from pearl.training.kept import Kept
 from pearl.training.replay import Replay
@@ -87,10 +87,10 @@ def kept(folder, *rules):
     found = []
     for rule in rules:
         told = World.join("cpu", int(os.environ["WORLD_SIZE"]))
-        engine = Engine(small.config(), device="cpu", world=told, kept=Kept(Path(folder) if told.first else None))
-        method, reused = engine.place(Pearl(small.small_resnet(), rank=rule)), []
+        engine = Engine(tiny.config(), device="cpu", world=told, kept=Kept(Path(folder) if told.first else None))
+        method, reused = engine.place(Pearl(tiny.small_resnet(), rank=rule)), []
         for t in range(2):
-            engine.learn(method, small.make_task(t))
+            engine.learn(method, tiny.make_task(t))
             reused.append(engine.reused)
         found.append({"state": method.state_dict(), "reused": reused})
     return found
@@ -112,14 +112,14 @@ def draws():
 def zoo():
     """All methods that several processes can learn: after two tasks of 15 images, in batches of 8 and 7."""
     torch.set_default_dtype(torch.float64)
-    settings = small.config(train={"batch_size": 8, "epochs": 1, "optimizer": "sgd", "lr": 0.001})
+    settings = tiny.config(train={"batch_size": 8, "epochs": 1, "optimizer": "sgd", "lr": 0.001})
     engine = Engine(settings, device="cpu", world=World.join("cpu", int(os.environ["WORLD_SIZE"])))
     found = {}
     for name, make in ZOO.items():
         method = engine.place(make())
         if shared_out(method):
-            small.learn(method, range(2), engine, per_class=7, extra=1)
-            found[name] = {"state": method.state_dict(), "logits": small.logits(method)}
+            tiny.learn(method, range(2), engine, per_class=7, extra=1)
+            found[name] = {"state": method.state_dict(), "logits": tiny.logits(method)}
     return found
 
 

@@ -2,16 +2,13 @@
 
 import os
 import sys
-import time
 from contextlib import redirect_stderr, redirect_stdout
 from io import TextIOWrapper
 from typing import Annotated, NoReturn
 
 import typer
 
-STARTED = time.perf_counter()  # for `pearl predict --verbose`
-
-from pearl.cli import (  # noqa: E402
+from pearl.cli import (
     cache,
     doctor,
     evaluate,
@@ -28,9 +25,9 @@ from pearl.cli import (  # noqa: E402
     sweep,
     table,
 )
-from pearl.cli.memory import keep_freed_memory  # noqa: E402
-from pearl.cli.options import Verb  # noqa: E402
-from pearl.errors import (  # noqa: E402
+from pearl.cli.memory import keep_freed_memory
+from pearl.cli.options import Verb
+from pearl.errors import (
     LONGEST,
     Busy,
     Interrupted,
@@ -40,8 +37,8 @@ from pearl.errors import (  # noqa: E402
     Printable,
     short_of_memory,
 )
-from pearl.training import launch  # noqa: E402
-from pearl.version import __version__  # noqa: E402
+from pearl.training import launch
+from pearl.version import __version__
 
 NAME = "pearl"  # however it was started: `python -m pearl` would be no word for a shell to complete
 

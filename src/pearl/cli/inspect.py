@@ -19,11 +19,12 @@ def command(
     """
     from pearl.errors import RunError
     from pearl.reports.text import inspection, inspection_json
+    from pearl.storage.run_directory import RunDirectory
 
     try:
         facts, text = inspection(model)
     except RunError as error:
-        if not (model / "tasks").is_dir():
+        if not RunDirectory(model).tasks_folder.is_dir():
             raise
         typer.echo(f"pearl: {error}", err=True)
         raise typer.Exit(1) from None

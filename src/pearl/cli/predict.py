@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from pearl.cli.started import STARTED
+
 
 def command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of a model or run.")],
@@ -41,7 +43,6 @@ def command(
     pearl predict shop photos/ --unknown-rate 0.01
     find . -name '*.jpg' | pearl predict shop - --json
     """
-    from pearl.cli import STARTED
     from pearl.errors import ConfigError, printable
 
     if as_json and as_csv:

@@ -22,7 +22,7 @@ from pearl.nn import lowrank, networks
 from pearl.nn.lowrank import Fold
 from pearl.settings.parts import BACKBONES
 from pearl.storage.checkpoint import snapshot
-from pearl.storage.files import folder_name
+from pearl.storage.stored_task import folder_name
 
 HEAD = "pearl_head"  # of a PEFT base model; PEFT finds modules by the end of their name, and no backbone ends so
 

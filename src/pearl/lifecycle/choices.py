@@ -8,7 +8,7 @@ from pearl.errors import ConfigError, RunError
 from pearl.lifecycle.saved import check_method, read_config
 from pearl.settings.config import ModelConfig, RunConfig, check_config, merge, raw_config
 from pearl.settings.parts import METHODS
-from pearl.storage.files import check_no_gap, finished
+from pearl.storage.run_directory import RunDirectory
 
 Backbone = str | dict[str, Any] | None  # a name, or a name with options
 
@@ -23,17 +23,18 @@ def config_for(
         RunError: a directory that is no model, or damaged.
     """
     before = source or path
-    check_no_gap(before)
-    if source or (path / "config.yaml").exists() or finished(path):
+    directory = RunDirectory(before)
+    directory.check_no_gap()
+    if source or directory.config_file.exists() or directory.finished:
         config = read_config(before)
-        if source and not finished(source):
+        if source and not directory.finished:
             raise RunError(f"{source}: no task is finished; choose a directory that has learnt something")
         if not source and isinstance(config, RunConfig):
             raise RunError(
                 f"{path}: a run of `pearl run`, whose tasks its recipe says; begin a model with what it has learnt: "
                 f"pearl learn NEW --from {path} --data FOLDER"
             )
-        if finished(before):
+        if directory.finished:
             if (named := overrides.get("method", {})).keys() <= {"name"}:  # which one it is, not another one
                 check_method(before, config, named.get("name"))
                 overrides = {key: value for key, value in overrides.items() if key != "method"}

@@ -6,13 +6,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pearl.errors import RunError, reason, remedy
-from pearl.lifecycle.saved import CODE, config_bytes, read_config, task_infos, verify
+from pearl.lifecycle.saved import config_bytes, read_config, verify
 from pearl.settings.config import ModelConfig, check_config
 from pearl.storage.aside import beside
 from pearl.storage.checkpoint import FILES
-from pearl.storage.files import MANIFEST, PENDING, finished, read_regular
+from pearl.storage.files import read_regular
 from pearl.storage.inside import is_temporary, make_folder, replace_file, sync_folder, sync_tree
 from pearl.storage.locks import LOCK
+from pearl.storage.run_directory import RunDirectory
+from pearl.storage.stored_task import MANIFEST
 
 
 @contextmanager
@@ -61,7 +63,7 @@ def copy_model(start: Path, path: Path) -> None:
     check_whole(start)
     raw = read_config(start).model_dump(mode="json", include=set(ModelConfig.model_fields))
     with made_aside(path) as aside:
-        for folder in (start / "reference", *finished(start)):
+        for folder in (RunDirectory(start).reference, *RunDirectory(start).finished):
             copy_part(folder, aside / folder.relative_to(start))
         copy_beside(start, aside, check_config(raw, ModelConfig))
 
@@ -75,10 +77,11 @@ def copy_part(source: Path, target: Path) -> None:
 
 def copy_beside(start: Path, path: Path, config: ModelConfig) -> None:
     """What a model has beside the folders of its tensors, with this configuration."""
-    for name in ("classes.json", "environment.json", CODE):
-        if (start / name).is_file():
-            replace_file(path / name, read_regular(start / name))
-    replace_file(path / "config.yaml", config_bytes(config))
+    source, made = RunDirectory(start), RunDirectory(path)
+    for file in (source.classes_file, source.environment_file, source.code_file):
+        if file.is_file():
+            replace_file(path / file.name, read_regular(file))
+    replace_file(made.config_file, config_bytes(config))
 
 
 def is_copy(path: Path, start: Path, name: str) -> bool:
@@ -86,28 +89,31 @@ def is_copy(path: Path, start: Path, name: str) -> bool:
     when it learnt its first task, or after that.
     """
 
-    def there(place: Path) -> list[bytes]:
-        return [(folder / MANIFEST).read_bytes() for folder in (place / "reference", *finished(place))]
+    def there(place: RunDirectory) -> list[bytes]:
+        return [(folder / MANIFEST).read_bytes() for folder in (place.reference, *place.finished)]
 
-    if not all((place / "reference" / MANIFEST).is_file() for place in (path, start)):
+    made, source = RunDirectory(path), RunDirectory(start)
+    if not all(place.reference_manifest.is_file() for place in (made, source)):
         return False
-    copied, own = there(start), [info.name for info in task_infos(path)][len(finished(start)) :]
-    return (path / "config.yaml").is_file() and there(path)[: len(copied)] == copied and own in ([], [name])
+    copied, own = there(source), [task.name for task in made.tasks][len(source.finished) :]
+    return made.config_file.is_file() and there(made)[: len(copied)] == copied and own in ([], [name])
 
 
 def check_place(path: Path, source: Path | None, instead: str = "choose another name") -> None:
     """Refuse a directory that holds other things, and one that is there already to be made by copying."""
-    if (path / "config.yaml").exists() or (path / "tasks").exists():
+    directory = RunDirectory(path)
+    if directory.config_file.exists() or directory.tasks_folder.exists():
         if source:
             raise RunError(f"{path}: is there already; {instead}")
     elif path.exists() and not path.is_dir():
         raise RunError(f"{path}: is a file; choose another name for the model")
-    elif path.is_dir() and (source or not all(map(_is_early, path.iterdir()))):
+    elif path.is_dir() and (source or not all(_is_early(directory, place) for place in path.iterdir())):
         raise RunError(f"{path}: a folder of other things, not a model; choose a name that is not there yet")
 
 
-def _is_early(place: Path) -> bool:
+def _is_early(directory: RunDirectory, place: Path) -> bool:
     """Whether something may lie in a directory before its configuration does."""
-    if place.name == "resume" and place.is_dir():  # somebody may have a folder of that name, and all in it is removed
-        return (place / Path(PENDING).name).is_file() or all(is_temporary(each.name) for each in place.iterdir())
-    return place.name in (*LOCK, "events.jsonl") or is_temporary(place.name)
+    # somebody may have a folder of that name, and all in it is removed
+    if place == directory.resume_folder and place.is_dir():
+        return directory.pending_file.is_file() or all(is_temporary(each.name) for each in place.iterdir())
+    return place == directory.events_file or place.name in LOCK or is_temporary(place.name)

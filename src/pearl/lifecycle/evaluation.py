@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pearl.data import copies
 from pearl.data.decoding import Decoding
@@ -16,16 +17,40 @@ from pearl.data.given import Given, check_aliases, given
 from pearl.data.pictures import unreadable
 from pearl.errors import DataError, counted, printable
 from pearl.evaluation import sureness
-from pearl.lifecycle.saved import TaskInfo, learnt_images
+from pearl.lifecycle.saved import learnt_images
 from pearl.methods.base import Answers
+from pearl.settings.config import ModelConfig
 from pearl.settings.registry import near
 from pearl.storage.sheets import aligned, rows_as_html
-
-if TYPE_CHECKING:
-    from pearl.lifecycle.model import Model
+from pearl.storage.stored_task import StoredTask
 
 UNKNOWN_RATE = 0.05
+BATCH = 64  # images decoded and classified at a time
 Data = Any  # what `given` takes, or a list of folders
+
+
+class Predictor(Protocol):
+    """What `evaluate` needs of a model; `Model` in model.py has it."""
+
+    config: ModelConfig
+    tasks: list[StoredTask]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of all classes, in the order of the logits."""
+
+    @property
+    def can_judge(self) -> bool:
+        """Whether there are in-distribution scores."""
+
+    def threshold(self, rate: float) -> float:
+        """Return the score below which an image is unknown."""
+
+    def logits(self, pixels: np.ndarray) -> Tensor:
+        """Return logits (N, classes) of pixels (N, S, S, 3) uint8."""
+
+    def judge(self, pixels: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Return logits (N, classes) and in-distribution scores (N,)."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,7 +63,7 @@ class Evaluation:
     unknown to it. `notes`: what was not looked at. Accuracies are in percent.
     """
 
-    tasks: tuple[TaskInfo, ...]
+    tasks: tuple[StoredTask, ...]
     strangers: tuple[str, ...]
     files: tuple[Path | np.ndarray, ...]
     answers: Answers
@@ -174,7 +199,7 @@ def percent(part: float, whole: float) -> float:
 
 
 def evaluate(
-    model: "Model",
+    model: Predictor,
     data: Data,
     *,
     unknown_rate: float = UNKNOWN_RATE,
@@ -183,8 +208,6 @@ def evaluate(
     some_aliases: bool = False,
 ) -> Evaluation:
     """See `Model.evaluate`. With `some_aliases` not each has to be of a folder here: others are of what was learnt."""
-    from pearl.lifecycle.model import BATCH
-
     size = model.config.images.stored
     several = isinstance(data, list | tuple) and bool(data) and all(isinstance(one, str | Path) for one in data)
     decoding = Decoding.of(model.config.images)
@@ -264,7 +287,7 @@ def _counted(
     return stay & ~seen, [*notes, f"{count} that the model has learnt, as {where(int(seen.argmax()))}: left out"]
 
 
-def _strange(model: "Model", parts: Sequence[Given]) -> tuple[list[str], list[str]]:
+def _strange(model: Predictor, parts: Sequence[Given]) -> tuple[list[str], list[str]]:
     """The classes that the model does not know, as far as it can say so, and notes on them.
 
     Raises:

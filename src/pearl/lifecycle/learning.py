@@ -26,20 +26,14 @@ from pearl.lifecycle import outcome
 from pearl.lifecycle.choices import Backbone, config_for, has_statistics
 from pearl.lifecycle.copying import check_place, copy_model, is_copy
 from pearl.lifecycle.recognition import check_known
-from pearl.lifecycle.saved import (
-    build_method,
-    learnt_images,
-    load_method,
-    read_config,
-    resume_command,
-    task_infos,
-)
+from pearl.lifecycle.saved import build_method, learnt_images, load_method, read_config, resume_command
 from pearl.lifecycle.session import session
 from pearl.names import class_name, without_marks
 from pearl.settings.config import ModelConfig, admit, as_stored, check_config
 from pearl.storage.aside import remove_leftovers
-from pearl.storage.files import MANIFEST, PENDING, finished, half_learnt, read_json, stored_checkpoints, write_json
 from pearl.storage.inside import remove_tree
+from pearl.storage.run_directory import RunDirectory
+from pearl.storage.stored_task import StoredTask
 from pearl.training.engine import Engine, Observer
 
 
@@ -106,8 +100,8 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
     Raises:
         RunError: there is none, or its images are not the same any more.
     """
-    known = _half_learnt(path)
-    if not known and (path / PENDING).is_file():  # its process died when it was learnt
+    known, directory = _half_learnt(path), RunDirectory(path)
+    if not known and directory.pending_file.is_file():  # its process died when it was learnt
         with session(path, read_config(path), again="", device=device):
             return
     if not known:
@@ -116,7 +110,7 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
         data, name, config = known["data"], known["name"], check_config(known["config"], ModelConfig)
     except ConfigError as error:
         raise RunError(
-            f"{path / PENDING}: damaged ({error}); begin the task anew with `pearl learn --discard`"
+            f"{directory.pending_file}: damaged ({error}); begin the task anew with `pearl learn --discard`"
         ) from None
     if not data:
         raise RunError(
@@ -147,7 +141,7 @@ def _learn(
     minutes: float,
 ) -> None:
     show = show or Observer()
-    size, before = config.images.stored, source or path
+    size, before, directory = config.images.stored, RunDirectory(source or path), RunDirectory(path)
     known, settings = {} if discard else _half_learnt(path), config.model_dump(mode="json")
     try:
         read: dict[str, Any] = {"decoding": Decoding.of(config.images), "on_progress": _progress(show)}
@@ -159,15 +153,15 @@ def _learn(
         if source is None and _is_learnt(path, name, found, config, holdout, show):
             with session(path, config, again="", device=device, show=show):
                 return
-        new, again_shown = _new_and_known(before, name, names, config)
-        done = len(finished(before))
+        new, again_shown = _new_and_known(before.tasks, name, names, config)
+        done = len(before.finished)
         if fast and (done == 0 or not has_statistics(config)):
             raise ConfigError(
                 f"{path}: without training, classes can only be added to a model with class statistics "
                 f"(method.classifier=chain), after its first task"
             )
         # before the images are decoded: mistakes in it are cheaper to find
-        written = done > 0 or (known.get("config") == settings and (path / "reference" / MANIFEST).is_file())
+        written = done > 0 or (known.get("config") == settings and directory.reference_manifest.is_file())
         method = build_method(config, structure_only=written)
         if method.oracle:
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
@@ -187,7 +181,7 @@ def _learn(
             )
         if not same:
             _check_nothing_half_learnt(path, known, config)
-        infos = task_infos(before)
+        infos = before.tasks
         every = [label for info in infos for label in info.classes]
         index_of = {label: index for index, label in enumerate([*every, *new])}
         labels = np.array([index_of[label] for label in names])[found.labels]
@@ -201,7 +195,7 @@ def _learn(
             notes.append("no new class: these are more images of known ones")
         if (known_ones := labels < len(every)).any():
             of_known = pixels[known_ones], labels[known_ones], every
-            notes += check_known(before, config, engine, done, *of_known, allow_new_style=allow_new_style)
+            notes += check_known(before.path, config, engine, done, *of_known, allow_new_style=allow_new_style)
         # what a first task that was cut off began with is there already, whatever became of a file of weights
         begun = written and (done > 0 or same)
         precision = known.get("precision") if same else None  # another machine may prefer another one, not in mid-task
@@ -210,12 +204,12 @@ def _learn(
 
         again = resume_command(path, config) if found.place else "the same pearl.learn, with the same images"
         with session(path, config, again=again, device=device, precision=precision, show=show, minutes=minutes) as work:
-            if len(finished(path)) != done:
+            if len(directory.finished) != done:
                 raise RunError(f"{path}: another process has learnt a task meanwhile; run the same command again")
             if not same:
-                remove_tree(path / "resume", path)
+                remove_tree(directory.resume_folder, path)
                 origin = {"data": found.place or "", "nested": nested, "precision": work.engine.precision}
-                write_json(path / PENDING, {"format": 1, **facts, **origin}, within=path)
+                directory.write(directory.pending_file, {**facts, **origin})
             if begun:
                 method = load_method(path, config, done, place=work.engine.place)
             else:
@@ -237,7 +231,7 @@ def _learn(
             try:
                 work.learn(method, task, **how, train=settings["train"], seed=config.seed, **images)
             except TrainingError as error:
-                if not stored_checkpoints(path):
+                if not directory.checkpoints:
                     raise
                 raise TrainingError(f"{error}; with other settings the task begins anew, by --discard") from None
     finally:
@@ -260,11 +254,11 @@ def _is_learnt(
     show: Observer,
 ) -> bool:
     """Whether the model's last task is this one, of these images and settings: a process was killed after it."""
-    last = task_infos(path)[-1:]
+    last = RunDirectory(path).tasks[-1:]
     if not last or last[0].name != name or sorted(last[0].names) != sorted(found.classes):
         return False
     wanted = {"train": config.model_dump(mode="json")["train"], "seed": config.seed}
-    manifest = read_json(last[0].folder / MANIFEST)
+    manifest = last[0].manifest
     if any(manifest.get(key) != value for key, value in wanted.items()) or manifest.get("holdout", 0.0) != holdout:
         return False
     wanted = facts_of(decode(found, config.images.stored, show), found.labels)
@@ -281,7 +275,7 @@ def facts_of(pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
 
 def _half_learnt(path: Path) -> dict[str, Any]:
     """What is noted of the task that is being learnt; nothing if none is."""
-    known = half_learnt(path)
+    known = RunDirectory(path).half_learnt
     if known:
         known = {"fast": False, "aliases": {}, "nested": False, "holdout": 0.0, **known}
         with suppress(ConfigError):  # a damaged one equals no other, so that the task begins anew
@@ -295,7 +289,7 @@ def _check_nothing_half_learnt(path: Path, known: Mapping[str, Any], config: Mod
     Raises:
         RunError: naming the task, and both ways to go on.
     """
-    if known and stored_checkpoints(path):
+    if known and RunDirectory(path).checkpoints:
         again = resume_command(path, config) if known["data"] else "the same pearl.learn, with the same images"
         raise RunError(
             f"{path}: task {known['name']!r} is half learnt; go on with: {again}; or throw it away with --discard "
@@ -328,7 +322,7 @@ def _much_alike(new: Sequence[str], known: Sequence[str]) -> Iterator[str]:
 
 
 def _new_and_known(
-    path: Path, name: str, names: tuple[str, ...], config: ModelConfig
+    infos: Sequence[StoredTask], name: str, names: tuple[str, ...], config: ModelConfig
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The classes that the model does not know yet, and those that it does, in the order of their logit indices.
 
@@ -338,7 +332,6 @@ def _new_and_known(
     """
     if not name.strip():
         raise ConfigError("a task needs a name; give it one with --task")
-    infos = task_infos(path)
     for info in infos:
         if info.name == name:
             raise ConfigError(f"task {name!r} is there already ({info.folder}); give another one with --task")

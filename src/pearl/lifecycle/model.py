@@ -20,21 +20,21 @@ from pearl.data.decoding import Decoding
 from pearl.data.pictures import Picture, in_batches, is_one
 from pearl.errors import ConfigError, DataError, RunError, counted, printable, short_of_memory, typed
 from pearl.evaluation.evaluate import Ensemble
-from pearl.lifecycle.evaluation import UNKNOWN_RATE, Data, Evaluation, evaluate
+from pearl.lifecycle.evaluation import BATCH, UNKNOWN_RATE, Data, Evaluation, evaluate
 from pearl.lifecycle.outcome import Outcome, estimated
-from pearl.lifecycle.saved import TaskInfo, check_method, load_method, read_config, resume_command, task_infos
+from pearl.lifecycle.saved import check_method, load_method, read_config, resume_command
 from pearl.methods.base import Method
 from pearl.names import class_name
 from pearl.nn.layout import placed
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
 from pearl.settings.registry import nearest, readable
-from pearl.storage.files import check_no_gap, finished
+from pearl.storage.run_directory import RunDirectory
 from pearl.storage.sheets import rows_as_html
+from pearl.storage.stored_task import StoredTask
 
 T = TypeVar("T")
 
-BATCH = 64  # images decoded and asked about at a time
 _LOADING = RLock()  # of all models: one that has a lock of its own cannot be sent to another process
 
 
@@ -62,7 +62,7 @@ class Prediction:
 class Model:
     """A model that goes on learning. Made by `pearl learn` or `pearl run`, opened by `pearl.load`."""
 
-    def __init__(self, path: Path, config: ModelConfig, tasks: list[TaskInfo], device: torch.device) -> None:
+    def __init__(self, path: Path, config: ModelConfig, tasks: list[StoredTask], device: torch.device) -> None:
         self.path, self.config, self.tasks, self.device = path, config, tasks, device
         self.view = View(config.images, channels_last=config.engine.channels_last)
         self._loaded: dict[str, Any] = {}
@@ -83,9 +83,10 @@ class Model:
         named = METHODS.admit(method) if method else None
         config = read_config(path)
         check_method(path, config, named)
-        there = len(finished(path))
+        directory = RunDirectory(path)
+        there = len(directory.finished)
         if tasks is None or not 1 <= tasks <= there:  # up to a gap a directory can be used, if one says so
-            check_no_gap(path)
+            directory.check_no_gap()
         if not there:
             raise RunError(f"{path}: no task is finished; go on with: {resume_command(path, config)}")
         if tasks is not None and not 1 <= tasks <= there:
@@ -98,7 +99,7 @@ class Model:
         except (RuntimeError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
             raise ConfigError(f"device {device!r} cannot be used here ({reason}); use auto or cpu") from None
-        return cls(path, config, task_infos(path, tasks), place)
+        return cls(path, config, directory.first_tasks(tasks), place)
 
     def __repr__(self) -> str:
         made = f"{readable(self.config.method['name'])} on {self.config.backbone['name']}"

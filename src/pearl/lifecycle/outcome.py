@@ -18,10 +18,8 @@ from pearl.errors import RunError, counted
 from pearl.evaluation import sureness
 from pearl.evaluation.evaluate import Evaluator, TestSet
 from pearl.lifecycle.evaluation import Evaluation, percent
-from pearl.lifecycle.saved import TaskInfo
 from pearl.methods.base import Answers, Method
-from pearl.storage.files import MANIFEST, read_json
-from pearl.storage.shapes import Task as Manifest
+from pearl.storage.stored_task import StoredTask
 
 OLD = 10  # tasks, at most, whose state is estimated
 Entry = dict[str, Any]  # what a manifest says under "estimate"; see `shapes.Estimate`
@@ -98,7 +96,7 @@ def _entry(answers: Answers, how: str) -> Entry:
 # ------------------------------------------------------------------------------------------------ what is told of it
 
 
-def estimated(tasks: Sequence[TaskInfo], method: Method) -> Outcome | None:
+def estimated(tasks: Sequence[StoredTask], method: Method) -> Outcome | None:
     """After the newest of these tasks, which a method has learnt; None if its manifest keeps no answers.
 
     Of very many old tasks, some are asked about.
@@ -151,10 +149,9 @@ def _how_sure(reliability: np.ndarray) -> tuple[float, float, float]:
     return percent(sure, images), percent(right, images), sureness.calibration_error(reliability)
 
 
-def _read(task: TaskInfo, classes: int) -> Entry | None:
+def _read(task: StoredTask, classes: int) -> Entry | None:
     """What a manifest keeps, if it does."""
-    file = task.folder / MANIFEST
-    entry = read_json(file, Manifest).get("estimate")
+    entry: Entry | None = task.manifest.get("estimate")
     if entry is None:
         return None
     known = {*entry["classes"]}
@@ -164,5 +161,5 @@ def _read(task: TaskInfo, classes: int) -> Entry | None:
     )
     pairs = [pair for *pair, _ in entry["mistakes"]]
     if not whole or not known or max(known) >= classes or any(a not in known or b >= classes for a, b in pairs):
-        raise RunError(f"{file}: its estimate is not of the task's classes; restore it from a copy")
+        raise RunError(f"{task.file}: its estimate is not of the task's classes; restore it from a copy")
     return entry

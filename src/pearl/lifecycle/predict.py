@@ -61,7 +61,7 @@ def predict_files(
 
     What should be known of how they were read is said.
     """
-    from pearl.lifecycle.model import BATCH
+    from pearl.lifecycle.evaluation import BATCH
 
     unreadable: list[str] = []
     decoding = Decoding.of(model.config.images)

@@ -18,9 +18,10 @@ from pearl.methods.base import Method
 from pearl.methods.common.subnetworks import SubNetworks
 from pearl.settings.config import RunConfig, check_config
 from pearl.storage.checkpoint import WEIGHTS, read_files
-from pearl.storage.files import MANIFEST, done, finished, read_json
 from pearl.storage.paths import runs_root
+from pearl.storage.run_directory import RunDirectory
 from pearl.storage.shapes import Part
+from pearl.storage.stored_task import read_manifest
 from pearl.training.engine import Engine, Observer
 from pearl.training.replay import Replay
 
@@ -44,7 +45,7 @@ def refit(
     if not run.done:
         raise RunError(f"{source}: has tasks left to learn; finish it with: pearl resume {source}")
     config = refitted(run.config, classifier)
-    precision = read_json(run.path / "environment.json")["precision"]
+    precision = run.directory.environment["precision"]
     return execute(config, device=device, show=show, engine=partial(Taken, run), precision=precision)
 
 
@@ -74,7 +75,9 @@ def source_of(config: RunConfig) -> Path | None:
 def can_be_taken(run: Path) -> bool:
     """Whether a run is finished and has its tensors; of some no more is kept than what they said."""
     with suppress(RunError):
-        return done(run) and all((part / WEIGHTS).is_file() for part in (run / "reference", *finished(run)))
+        directory = RunDirectory(run)
+        parts = (directory.reference, *directory.finished)
+        return directory.is_done and all((part / WEIGHTS).is_file() for part in parts)
     return False
 
 
@@ -125,7 +128,7 @@ class Taken(Engine):
 
     def __init__(self, source: Run, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.parts = [source.path / "reference", *finished(source.path)]
+        self.parts = [source.directory.reference, *source.directory.finished]
         self.seconds = [manifest["seconds"] for manifest in source.manifests]
 
     def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
@@ -136,7 +139,7 @@ class Taken(Engine):
         replay.begin(method, task.id)
         state = dict(method.state_dict())
         for folder in self.parts[0 if task.id == 0 else task.id + 1 : task.id + 2]:
-            weights = read_files(folder, read_json(folder / MANIFEST, Part), {WEIGHTS})
+            weights = read_files(folder, read_manifest(folder, Part), {WEIGHTS})
             state |= {name: value for name, value in weights.items() if not name.startswith("chain.")}
         method.load_state_dict(state, strict=True)
         self.place(method).requires_grad_(False)

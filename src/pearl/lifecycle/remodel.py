@@ -18,11 +18,13 @@ from pearl.data.sources import some
 from pearl.errors import ConfigError, DataError, RunError, printable
 from pearl.lifecycle.copying import check_place, check_whole, copy_beside, copy_part, made_aside
 from pearl.lifecycle.learning import decode, facts_of
-from pearl.lifecycle.saved import TaskInfo, check_method, load_method, read_config, task_infos
+from pearl.lifecycle.saved import check_method, load_method, read_config
 from pearl.methods.common.subnetworks import SubNetworks
 from pearl.settings.config import ModelConfig, RunConfig, check_config
 from pearl.settings.registry import nearest
 from pearl.storage.checkpoint import changed, read_part, remove_replaced, snapshot, write_part
+from pearl.storage.run_directory import RunDirectory
+from pearl.storage.stored_task import StoredTask
 from pearl.training.engine import Engine, Observer
 
 OWN = ("format", "sha256", "bytes", "tensors")  # what `write_part` says in a manifest
@@ -52,7 +54,7 @@ def refit_model(
     config = _with(path, before, classifier)
     check_place(to, path)
     check_whole(path)
-    infos = task_infos(path)
+    infos = RunDirectory(path).tasks
     if not infos:
         raise RunError(f"{path}: no task is finished; there is nothing to gather statistics of")
     files = _files(data, config.images.stored, dict(aliases or {}), infos)
@@ -62,7 +64,7 @@ def refit_model(
         if not isinstance(made, SubNetworks) or (chain := made.chain) is None:
             raise ConfigError(f"method={config.method['name']} keeps no sub-networks that statistics could be of")
         with made_aside(to) as aside:
-            copy_part(path / "reference", aside / "reference")
+            copy_part(RunDirectory(path).reference, RunDirectory(aside).reference)
             for t, info in enumerate(infos):
                 named = [files[name] for name in info.classes]
                 labels = np.repeat(np.arange(len(named)), [len(each) for each in named])
@@ -106,7 +108,7 @@ def _with(path: Path, config: ModelConfig, classifier: Mapping[str, Any] | str) 
 
 
 def _files(
-    data: Sequence[Path], size: int, aliases: dict[str, str], infos: Sequence[TaskInfo]
+    data: Sequence[Path], size: int, aliases: dict[str, str], infos: Sequence[StoredTask]
 ) -> dict[str, list[Path]]:
     """The images of each class; aliases may be of folders in any of `data`."""
     known = [name for info in infos for name in info.classes]

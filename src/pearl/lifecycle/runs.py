@@ -1,12 +1,6 @@
 """A run is a directory named by its configuration: same configuration, same directory, resumed or already done.
 
-RUN/config.yaml         resolved configuration          RUN/environment.json   versions, device, threads, commit
-RUN/data.json           source, split and digests of the data
-RUN/classes.json        names in order of arrival, per task, as in the manifests; append-only
-RUN/reference/          the method's state before the first task
-RUN/tasks/000-NAME/     what task 0 added or changed, with thresholds, ranks, parameters, seconds
-RUN/results.json        counts per stage, task and class; every metric is derived from them
-RUN/events.jsonl        one line per phase and epoch    RUN/resume/     moments of the task that is being learnt
+Its files are listed in `storage.run_directory`.
 """
 
 import time
@@ -34,19 +28,9 @@ from pearl.lifecycle.session import Precision, Session, session
 from pearl.methods.base import Method
 from pearl.settings.config import RunConfig
 from pearl.settings.parts import METHODS, SOURCES
-from pearl.storage.files import (
-    FORMAT,
-    MANIFEST,
-    check_no_gap,
-    check_writable,
-    done,
-    finished,
-    manifests,
-    read_json,
-    write_json,
-)
+from pearl.storage.files import check_writable
 from pearl.storage.paths import runs_root
-from pearl.storage.shapes import Data, Environment, Results
+from pearl.storage.run_directory import RunDirectory
 from pearl.storage.sheets import rows_as_html
 from pearl.training.engine import Engine, Observer, is_out_of_memory
 from pearl.training.kept import Kept
@@ -87,15 +71,19 @@ class Run:
         return cls(path, config)
 
     @property
+    def directory(self) -> RunDirectory:
+        """Its files."""
+        return RunDirectory(self.path)
+
+    @property
     def results(self) -> dict[str, Any]:
         """Counts of every finished stage; see `metrics.Counts.from_results`."""
-        file = self.path / "results.json"
-        return read_json(file, Results) if file.exists() else {"format": FORMAT, "tasks": [], "stages": []}
+        return self.directory.results
 
     @property
     def done(self) -> bool:
         """Whether every task has been learnt and evaluated."""
-        return done(self.path)
+        return self.directory.is_done
 
     @cached_property
     def counts(self) -> metrics.Counts:
@@ -118,7 +106,7 @@ class Run:
     @property
     def manifests(self) -> list[dict[str, Any]]:
         """What each finished task recorded about itself."""
-        return [manifest for _, manifest in manifests(self.path)]
+        return [manifest for _, manifest in self.directory.manifests()]
 
 
 @dataclass
@@ -205,23 +193,22 @@ def ready(
     if devices > 1 and (why := _alone(METHODS.load(method_name))):  # type: ignore[arg-type]
         raise ConfigError(f"--devices {devices}: method={method_name} {why}; leave --devices out")
     run = Run(path or runs_root() / config.id, config)
-    if (run.path / "config.yaml").is_file():
+    if run.directory.config_file.is_file():
         before = Run.open(run.path).config
         if before.decides != config.decides:
             raise RunError(f"{run.path}: holds another configuration; move it away, or choose another PEARL_RUNS")
-        check_no_gap(run.path)
+        run.directory.check_no_gap()
         if run.done:
             show.event("already_done", run=str(run.path))
             return None
-    elif finished(run.path):
-        raise RunError(f"{run.path}/config.yaml: missing, though tasks are there; restore it, or move them away")
+    elif run.directory.finished:
+        raise RunError(f"{run.directory.config_file}: missing, though tasks are there; restore it, or move them away")
     check_writable(run.path)
     kept = Kept.of(config, world)
     show.event("prepare", run=str(run.path), recipe=config.recipe, method=method_name)
-    environment = run.path / "environment.json"
-    precision = read_json(environment, Environment)["precision"] if environment.is_file() else None
+    precision = run.directory.environment.get("precision")
     # before the images are decoded: mistakes in it are cheaper to find
-    begun = (run.path / "reference" / MANIFEST).is_file()  # the last file of what a run starts with
+    begun = run.directory.reference_manifest.is_file()  # the last file of what a run starts with
     with world.first_on_each_machine():
         method = build_method(config, structure_only=begun or not weights)
         if config.stream.domains and not method.shown_again:
@@ -244,7 +231,7 @@ def _alone(kind: type[Method]) -> str | None:
 
 def _check_same_data(path: Path, prepared: Prepared) -> None:
     """Refuse to go on with other data than a run was begun with."""
-    before = read_json(path / "data.json", Data)
+    before = RunDirectory(path).data
     other = [
         f"{name} images"
         for name, digest in prepared.images_sha256.items()
@@ -315,7 +302,7 @@ class _Work:
 
     def go(self, stop_after: int | None) -> None:
         run, stream, world = self.run, self.prepared.stream, self.session.world
-        start = world.same(len(finished(run.path)))
+        start = world.same(len(run.directory.finished))
         method = self._restore(start) if self.made.begun else self._begin(self.made.method)
         self.session.log.event(
             "run", run=str(run.path), tasks=len(stream.tasks), done=start, classes=len(stream.classes)
@@ -333,7 +320,7 @@ class _Work:
         """Write what a run starts with."""
         if self.session.world.first:
             facts = self._data_facts()
-            write_json(self.run.path / "data.json", facts)
+            self.run.directory.write(self.run.directory.data_file, facts)
             self.session.log.event("data", name=self.prepared.source.name, **facts)
         return self.session.begin(method)
 
@@ -344,7 +331,6 @@ class _Work:
     def _data_facts(self) -> dict[str, Any]:
         prepared = self.prepared
         return {
-            "format": FORMAT,
             "source": prepared.source.name,
             "stream_sha256": prepared.stream.digest,
             "images_sha256": prepared.images_sha256,
@@ -393,6 +379,6 @@ class _Work:
         }
         results["stages"] = [*results["stages"][:t], entry]
         results["complete"] = t + 1 == len(self.prepared.stream.tasks)
-        write_json(self.run.path / "results.json", results)
+        self.run.directory.write(self.run.directory.results_file, results)
         right = {name: 100 * getattr(stage, name).sum() / stage.total.sum() for name in ("class_il", "task_il")}
         self.session.log.event("stage", task=t, **{key: round(float(value), 2) for key, value in right.items()})

@@ -3,8 +3,6 @@
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -14,44 +12,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pearl.data import copies
 from pearl.data.batches import fold
-from pearl.errors import ConfigError, RunError, counted, short_of_memory
+from pearl.errors import ConfigError, RunError, short_of_memory
 from pearl.methods.base import Method
-from pearl.names import class_name
 from pearl.settings.config import ModelConfig, RunConfig, as_stored, check_config
-from pearl.settings.documents import parse_yaml
 from pearl.settings.parts import BACKBONES, METHODS
 from pearl.settings.registry import readable
 from pearl.storage.checkpoint import load_state, read_part, sha256
-from pearl.storage.files import (
-    FORMAT,
-    MANIFEST,
-    check_format,
-    check_no_gap,
-    finished,
-    listed,
-    manifests,
-    read_json,
-    read_regular,
-)
+from pearl.storage.files import FORMAT, read_json
+from pearl.storage.run_directory import RunDirectory
 from pearl.storage.shapes import Classes, Part, Reference, Task
-
-CODE = "method.py"  # a copy of the file that the method was taken from, for who names it
-
-
-@dataclass(frozen=True)
-class TaskInfo:
-    """A task that a model has learnt: its new classes, and known ones that it has shown again."""
-
-    name: str
-    classes: tuple[str, ...]
-    first_class: int  # logit index of its first class
-    folder: Path
-    also: tuple[str, ...] = ()  # in the order of their logit indices
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All of its classes, in the order of their logit indices."""
-        return (*self.also, *self.classes)
+from pearl.storage.stored_task import StoredTask, read_manifest
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -60,22 +30,16 @@ def read_config(path: Path) -> ModelConfig:
     Raises:
         RunError: not such a directory, or its configuration cannot be read.
     """
-    file = path / "config.yaml"
-    if not file.is_file():
-        if (path / "tasks").is_dir():
-            raise RunError(f"{file}: missing, though tasks are there; restore it from a copy")
-        raise RunError(
-            f"{path}: neither a model nor a run, it has no config.yaml; `pearl list runs` shows the runs there are"
-        )
+    directory = RunDirectory(path)
+    raw = directory.config
     try:
-        raw = parse_yaml(read_regular(file).decode())
-        number = int(raw.pop("format"))
-        check_format(file, number)
         kind = RunConfig if "recipe" in raw else ModelConfig
         return check_config(as_stored(raw, kind), kind)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, ConfigError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, ConfigError) as error:
         reason = " ".join(str(error).split())
-        raise RunError(f"{file}: cannot be read ({reason}); restore it, or run into a new directory") from None
+        raise RunError(
+            f"{directory.config_file}: cannot be read ({reason}); restore it, or run into a new directory"
+        ) from None
 
 
 def check_method(path: Path, config: ModelConfig, named: str | None) -> None:
@@ -86,7 +50,7 @@ def check_method(path: Path, config: ModelConfig, named: str | None) -> None:
     Raises:
         ConfigError: it is not named, or is another one.
     """
-    name, copy = str(config.method["name"]), path / CODE
+    name, copy = str(config.method["name"]), RunDirectory(path).code_file
     wanted = f"--method {shlex.quote(str(copy))}:{readable(name)}"
     if named not in (None, name):
         if "@" not in name:
@@ -109,14 +73,14 @@ def check_method(path: Path, config: ModelConfig, named: str | None) -> None:
 def resume_command(path: Path, config: ModelConfig) -> str:
     """What goes on where a run, or the learning of a task, was cut off."""
     name = str(config.method["name"])
-    method = f" --method {shlex.quote(str(path / CODE))}:{readable(name)}" if "@" in name else ""
+    method = f" --method {shlex.quote(str(RunDirectory(path).code_file))}:{readable(name)}" if "@" in name else ""
     return f"pearl resume {shlex.quote(str(path))}{method}"
 
 
 def changed_code(path: Path, config: ModelConfig) -> str | None:
     """What is wrong with the copy of a method's file; None if nothing is, or there is none to be."""
     _, _, digest = str(config.method["name"]).partition("@")
-    file = path / CODE
+    file = RunDirectory(path).code_file
     if not digest or (file.is_file() and sha256(file.read_bytes()).startswith(digest)):
         return None
     state = "is not what it was" if file.is_file() else "is missing"
@@ -128,75 +92,37 @@ def config_bytes(config: ModelConfig) -> bytes:
     return f"format: {FORMAT}\n{config.to_yaml()}".encode()
 
 
-def task_infos(path: Path, tasks: int | None = None) -> list[TaskInfo]:
-    """The first `tasks` finished tasks of a model (all if not given), from their manifests; later ones are not read.
-
-    Raises:
-        RunError: a manifest is damaged, of another task, or says other classes than classes.json or its own tensors.
-    """
-    found: list[TaskInfo] = []
-    first = 0
-    for (folder, manifest), known in zip(manifests(path, tasks), chain(listed(path), repeat(None)), strict=False):
-        info = TaskInfo(manifest["name"], tuple(manifest["classes"]), first, folder, tuple(manifest.get("also", ())))
-        if known and (known[0], _composed(known[1])) != (info.name, _composed(info.classes)):
-            raise RunError(
-                f"{folder / MANIFEST}: not the name or other classes than in classes.json; restore it from a copy"
-            )
-        rows = task_rows(len(found), manifest["tensors"])
-        if rows - {len(info.classes)}:
-            raise RunError(
-                f"{folder / MANIFEST}: names {counted(len(info.classes), 'class')}, the task's tensors have "
-                f"{max(rows)}; restore it from a copy"
-            )
-        found.append(info)
-        first += len(info.classes)
-    every = [name for info in found for name in info.classes]
-    if len({*map(class_name, every)}) < len(every):  # of a model that took two forms of a name for two classes
-        return found
-    return [replace(info, classes=_composed(info.classes), also=_composed(info.also)) for info in found]
-
-
-def _composed(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(map(class_name, names))
-
-
-def learnt_images(tasks: Sequence[TaskInfo]) -> dict[bytes, str]:
+def learnt_images(tasks: Sequence[StoredTask]) -> dict[bytes, str]:
     """The class of each image that was learnt, by the hash of its pixels; tasks of before have none.
 
     Raises:
         RunError: a manifest is damaged.
     """
     found: dict[bytes, str] = {}
-    for info in tasks:
-        file = info.folder / MANIFEST
+    for task in tasks:
         try:
-            found |= copies.read(read_json(file, Task).get("image_hashes", {}))
+            found |= copies.read(task.manifest.get("image_hashes", {}))
         except ValueError:
-            raise RunError(f"{file}: its image_hashes are damaged; restore it from a copy") from None
+            raise RunError(f"{task.file}: its image_hashes are damaged; restore it from a copy") from None
     return found
-
-
-def task_rows(task: int, shapes: dict[str, list[int]]) -> set[int]:
-    """How many classes a task has, by the shapes of what it added: its classifier, or statistics of its classes."""
-    names = (f"heads.blocks.{task}.weight", f"statistics.tensors.{task}/count")
-    return {shapes[name][0] for name in names if name in shapes}
 
 
 def verify(path: Path) -> list[str]:
     """What is wrong with the files of a model, a line each; every checksum is computed."""
+    directory = RunDirectory(path)
     wrong: list[str] = []
     replaced: set[str] = set()
-    for folder in (*reversed(finished(path)), path / "reference"):
+    for folder in (*reversed(directory.finished), directory.reference):
         try:
-            read_part(folder, Reference if folder.name == "reference" else Task, replaced)
+            read_part(folder, Reference if folder == directory.reference else Task, replaced)
         except RunError as error:
             wrong.insert(0, str(error))
         with suppress(RunError):
-            replaced |= set(read_json(folder / MANIFEST, Part)["tensors"])
+            replaced |= set(read_manifest(folder, Part)["tensors"])
     try:
-        check_no_gap(path)
-        if task_infos(path):
-            read_json(path / "classes.json", Classes)  # the one file that all else does without
+        directory.check_no_gap()
+        if directory.tasks:
+            read_json(directory.classes_file, Classes)  # the one file that all else does without
     except RunError as error:
         wrong += [str(error)] * (str(error) not in wrong)
     return wrong

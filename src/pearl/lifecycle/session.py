@@ -3,7 +3,6 @@
 Of several that train together all have a session, and the first one locks and writes.
 """
 
-import json
 import os
 import subprocess
 import time
@@ -16,28 +15,19 @@ from typing import Any, Literal
 import torch
 
 from pearl.data.batches import Task
-from pearl.errors import Interrupted, Lost, RunError, reason, remedy
+from pearl.errors import Interrupted, Lost, RunError
 from pearl.lifecycle.notes import notes
 from pearl.lifecycle.recognition import sample, unlearnt
-from pearl.lifecycle.saved import CODE, config_bytes, isolation_size, read_config, task_infos
+from pearl.lifecycle.saved import config_bytes, isolation_size, read_config
 from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
+from pearl.storage import events
 from pearl.storage.checkpoint import changed, remove_replaced, snapshot, write_part
-from pearl.storage.files import (
-    FORMAT,
-    PENDING,
-    check_no_gap,
-    finished,
-    folder_name,
-    half_learnt,
-    listed,
-    task_folders,
-    write_file,
-    write_json,
-)
-from pearl.storage.inside import is_temporary, open_to_append, remove_temporaries, remove_tree
+from pearl.storage.files import write_file
+from pearl.storage.inside import is_temporary, remove_temporaries, remove_tree
 from pearl.storage.locks import Lock, locked
+from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Engine, Observer
 from pearl.training.machine import device_name, versions
 from pearl.training.replay import Replay
@@ -70,15 +60,16 @@ def session(
     """
     world = world or World()
     check_inside(path)
-    log = Log(path / "events.jsonl", show or Observer()) if world.first else Observer()
+    directory = RunDirectory(path)
+    log = Log(directory.events_file, show or Observer()) if world.first else Observer()
     made = engine(config, device=device, precision=precision, observer=log, world=world)
     stop = Stop(several=world.size > 1)
     with locked(path) if world.first else nullcontext() as lock, stop.caught():
         if world.first:
             remove_temporaries(path)
-        check_no_gap(path)
-        replay = Replay(path / "resume", minutes=minutes, stop=stop, world=world)
-        replay.keep_only(len(finished(path)))
+        directory.check_no_gap()
+        replay = Replay(directory.resume_folder, minutes=minutes, stop=stop, world=world)
+        replay.keep_only(len(directory.finished))
         work = Session(path, config, made, log, replay, lock)
         work.complete()
         try:
@@ -99,8 +90,9 @@ def check_inside(path: Path) -> None:
     Raises:
         RunError: naming a link that leads outside.
     """
-    here = os.path.realpath(path)
-    for folder in (path, path / "tasks", path / "resume", *path.glob("tasks/*"), *path.glob("resume/*")):
+    here, directory = os.path.realpath(path), RunDirectory(path)
+    below = [directory.tasks_folder, directory.resume_folder]
+    for folder in (path, *below, *(each for one in below for each in one.glob("*"))):
         for place in folder.iterdir() if folder.is_dir() else ():
             if is_temporary(place.name):  # is removed, and never written to
                 continue
@@ -115,6 +107,7 @@ class Session:
         self, path: Path, config: ModelConfig, engine: Engine, log: Observer, replay: Replay, lock: Lock | None
     ) -> None:
         self.path, self.config, self.engine, self.log, self.replay = path, config, engine, log, replay
+        self.directory = RunDirectory(path)
         self.lock = lock  # of the first process alone
         self.world = engine.world
 
@@ -124,12 +117,12 @@ class Session:
         if not self.world.first:
             return method
         if source := METHODS.source(self.config.method["name"]):
-            write_file(self.path / CODE, source, within=self.path)
-        write_file(self.path / "config.yaml", config_bytes(self.config), within=self.path)
-        write_json(self.path / "environment.json", environment(self.engine), within=self.path)
-        self.list_classes()  # none: from now on this file is there
+            write_file(self.directory.code_file, source, within=self.path)
+        write_file(self.directory.config_file, config_bytes(self.config), within=self.path)
+        self.directory.write(self.directory.environment_file, environment(self.engine))
+        self.directory.list_classes()  # none: from now on this file is there
         facts = {"parameters": method.size()}
-        write_part(self.path / "reference", snapshot(method.state_dict()), facts, within=self.path)
+        write_part(self.directory.reference, snapshot(method.state_dict()), facts, within=self.path)
         return method
 
     def learn(
@@ -156,9 +149,9 @@ class Session:
             self.replay.end()
             return
         added = changed(self.replay.start, method.state_dict())
-        for folder in task_folders(self.path).get(task.id, []):  # of an attempt that was killed
+        for folder in self.directory.folders.get(task.id, []):  # of an attempt that was killed
             remove_tree(folder, self.path)
-        classes = [len(info.classes) for info in task_infos(self.path)] + [len(task.classes)]
+        classes = [len(info.classes) for info in self.directory.tasks] + [len(task.classes)]
         facts = {
             "task": task.id,
             "name": task.name,
@@ -175,10 +168,9 @@ class Session:
         }
         if self.lock:
             self.lock.check()
-        folder = self.path / "tasks" / folder_name(task.id, task.name)
-        write_part(folder, added, facts, method.file_of, within=self.path)
+        write_part(self.directory.folder_of(task.id, task.name), added, facts, method.file_of, within=self.path)
         try:
-            self.list_classes()
+            self.directory.list_classes()
             self._thin_out()
             self.replay.end()
             for note in () if self.config.smoke else unlearnt(method, task.view, *some, task.shown):
@@ -193,24 +185,19 @@ class Session:
         if not self.world.first:
             return
         with suppress(RunError):  # a damaged note: `learn` removes it if it is asked to discard
-            if (self.path / PENDING).is_file() and not half_learnt(self.path):
-                remove_tree(self.path / "resume", self.path)
-        if len(listed(self.path)) < len(finished(self.path)):
-            self.list_classes()
+            if self.directory.pending_file.is_file() and not self.directory.half_learnt:
+                remove_tree(self.directory.resume_folder, self.path)
+        if len(self.directory.listed) < len(self.directory.finished):
+            self.directory.list_classes()
         self._thin_out()
 
     def _thin_out(self) -> None:
         """Remove what only states of before the newest task need, unless they are to be kept."""
-        if not finished(self.path):
+        if not self.directory.finished:
             return
         settings = self.config, read_config(self.path)  # what is written there is of version 0.1, perhaps
         if not any(config.engine.earlier_states for config in settings):
             remove_replaced(self.path)
-
-    def list_classes(self) -> None:
-        """Write classes.json, the manifests' class names in order of arrival."""
-        tasks = [{"name": info.name, "classes": list(info.classes)} for info in task_infos(self.path)]
-        write_json(self.path / "classes.json", {"format": FORMAT, "tasks": tasks}, within=self.path)
 
 
 class Log(Observer):
@@ -221,16 +208,7 @@ class Log(Observer):
 
     def event(self, kind: str, **facts: Any) -> None:
         """Append one line, and show it."""
-        line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": kind, **facts})
-        try:
-            with open_to_append(self.file, self.file.parent) as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(size - 1, 0))
-                cut = file.read(1) not in (b"", b"\n")  # a line whose writer was killed
-                file.write(b"\n" * cut + line.encode() + b"\n")
-        except OSError as error:
-            fix = remedy(error, "move it away")
-            raise RunError(f"{self.file}: cannot be written ({reason(error)}); {fix}") from None
+        events.append(self.file, {"event": kind, **facts})
         self.show.event(kind, **facts)
 
     def step(self, done: int, total: int) -> None:
@@ -241,7 +219,6 @@ class Log(Observer):
 def environment(engine: Engine) -> dict[str, Any]:
     """What a result depends on beside its configuration."""
     return {
-        "format": FORMAT,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **versions(),
         "device": device_name(engine.fabric.device),

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from pearl.errors import WeightsError
 from pearl.storage.checkpoint import load_state
-from pearl.storage.files import check_no_gap, finished, open_regular
+from pearl.storage.files import open_regular
 from pearl.storage.paths import find
+from pearl.storage.run_directory import RunDirectory
 
 _HEADS = ("head.", "head_dist.", "fc.", "classifier.")  # a file's classifier is of no use here
 _NAMED = 5  # tensors of each problem that an error names
@@ -29,9 +30,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         WeightsError: the file is not a readable weight file.
     """
     if path.is_dir():
-        check_no_gap(path)
+        directory = RunDirectory(path)
+        directory.check_no_gap()
         learnt = load_state(path)
-        if not finished(path):
+        if not directory.finished:
             raise WeightsError(f"{path}: no task is finished, its network is untrained; run it further first")
         if any(key.startswith(("networks.", "network.")) for key in learnt):
             raise WeightsError(f"{path}: its method has no reference network; give a run of pearl or finetune")

@@ -13,9 +13,10 @@ from typing import Any
 from lightning_fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from pearl.errors import ReportError, RunError
-from pearl.reports.records import Epochs, events
 from pearl.settings.registry import nearest
+from pearl.storage.events import Epochs
 from pearl.storage.inside import check_no_links
+from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Observer
 
 KINDS = ("tensorboard", "csv", "wandb")
@@ -41,7 +42,7 @@ class Logs(Observer):
     """Passes everything on to a display, and what is measured to loggers."""
 
     def __init__(self, show: Observer, kinds: list[str], directory: Path) -> None:
-        self.show, self.kinds, self.directory = show, kinds, directory
+        self.show, self.kinds, self.directory = show, kinds, RunDirectory(directory)
         self.loggers: dict[str, Logger] = {}
         self.epochs = Epochs()
 
@@ -71,17 +72,17 @@ class Logs(Observer):
         except Exception as error:  # each logger fails in its own way
             reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
             raise ReportError(
-                f"{self.directory / 'logs'}: a log cannot be written ({reason}); mend it, or leave out --log"
+                f"{self.directory.logs_folder}: a log cannot be written ({reason}); mend it, or leave out --log"
             ) from error
 
     def _open(self) -> None:
-        folder = self.directory / "logs"
+        folder = self.directory.logs_folder
         check_no_links(folder)  # the loggers' own code would write through them
         new = [kind for kind in self.kinds if kind == "csv" or not (folder / kind).is_dir()]
         if "csv" in self.kinds:  # Fabric's begins it anew, with a warning
             (folder / "csv" / "metrics.csv").unlink(missing_ok=True)
-        self.loggers = {kind: _logger(kind, folder, self.directory.resolve().name) for kind in self.kinds}
-        for event in events(self.directory / "events.jsonl"):
+        self.loggers = {kind: _logger(kind, folder, self.directory.path.resolve().name) for kind in self.kinds}
+        for event in self.directory.events:
             self._log(event, [self.loggers[kind] for kind in new])
 
     def _log(self, event: Mapping[str, Any], loggers: list[Logger]) -> None:

@@ -3,12 +3,11 @@
 import time
 from pathlib import Path
 
-from pearl.errors import RunError
-from pearl.reports.records import counted
+from pearl.errors import RunError, counted
 from pearl.reports.text import aligned, duration
 from pearl.storage import phases
-from pearl.storage.files import MANIFEST, read_json
 from pearl.storage.shapes import Moment
+from pearl.storage.stored_task import read_manifest
 
 
 def kept(root: Path) -> str:
@@ -18,7 +17,7 @@ def kept(root: Path) -> str:
     for entry in found:
         ago = duration(max(time.time() - entry.used, 0.0))
         try:
-            manifest = read_json(entry.path / MANIFEST, Moment)
+            manifest = read_manifest(entry.path, Moment)
             took += manifest["seconds"]
             what = [manifest["phase"], f"{manifest['steps']} steps", f"trained in {duration(manifest['seconds'])}"]
         except (RunError, KeyError):  # the next run that comes to it trains it again

@@ -5,7 +5,7 @@ A model of `pearl learn` has the files of a run less its results, so its record 
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,44 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from pearl.errors import ConfigError, ReportError, RunError, counted
+from pearl.errors import ReportError, RunError, counted
 from pearl.evaluation import metrics
 from pearl.reports.text import HEADLINES
-from pearl.settings.documents import parse_yaml
 from pearl.settings.registry import readable
-from pearl.storage.files import (
-    FORMAT,
-    MANIFEST,
-    check_format,
-    check_no_gap,
-    finished,
-    half_learnt,
-    manifests,
-    read_json,
-    read_regular,
-    stored_bytes,
-)
+from pearl.storage.events import Epochs
 from pearl.storage.paths import runs_root
-from pearl.storage.shapes import EVENTS, Environment, Reference, Results
-from pearl.storage.shapes import Record as Shape
+from pearl.storage.run_directory import RunDirectory
+from pearl.storage.stored_task import StoredTask
 
 SCENARIOS: dict[metrics.Scenario, str] = {"class_il": "class-IL", "task_il": "task-IL"}
-
-
-@dataclass(frozen=True)
-class Learnt:
-    """What the manifest of one task says."""
-
-    name: str
-    classes: list[str]
-    images: int | None  # as `isolation`, not recorded by the first versions
-    parameters: int  # of the whole model, after this task
-    isolation: int | None  # of one network per task, after this task
-    bytes: int
-    layers: dict[str, dict[str, float]]  # threshold, rank, ... by layer
-    seconds: dict[str, float]  # of each phase
-    reused: list[str]  # phases that another run has trained, in so many seconds
-    train: dict[str, Any]  # settings, which for a model may change from task to task; empty in a run
 
 
 @dataclass(frozen=True)
@@ -65,7 +37,7 @@ class Record:
     parameters: list[int]  # of the whole model, after each stage
     isolation: list[int] | None  # of one network per task, after each stage; None if not recorded
     start: int  # parameters before the first task
-    learnt: list[Learnt]
+    learnt: list[StoredTask]
     epochs: list[dict[str, Any]]  # events of this kind, in order
     environment: dict[str, Any]
     complete: bool  # a model always is, as it has no end
@@ -167,159 +139,63 @@ def read(run: str | Path) -> Record:
     Raises:
         RunError: neither a run nor a model, no task is finished, or a file is damaged.
     """
-    path = next((at for at in (Path(run), runs_root() / run) if (at / "config.yaml").is_file()), None)
-    if path is None:
-        if (Path(run) / "tasks").is_dir():
-            raise RunError(f"{Path(run) / 'config.yaml'}: missing, though tasks are there; restore it from a copy")
-        raise RunError(
-            f"{run}: neither a run nor a model, it has no config.yaml; `pearl list runs` shows the runs there are"
-        )
-    path = path.resolve()  # "." has no name
-    config = _config(path / "config.yaml")
-    measured = _results(path) if "recipe" in config else _model(path)
-    reference = path / "reference" / MANIFEST
+    places = [RunDirectory(Path(run)), RunDirectory(runs_root() / run)]
+    directory = next((place for place in places if place.config_file.is_file()), places[0])
+    config = directory.config
+    directory = RunDirectory(directory.path.resolve())  # "." has no name
+    measured = _results(directory) if "recipe" in config else _model(directory)
     return Record(
-        path=path,
+        path=directory.path,
         config=config,
-        start=read_json(reference, Reference)["parameters"],
-        epochs=[*Epochs(events(path / "events.jsonl")).found.values()],
-        environment=read_json(path / "environment.json", Environment) if (path / "environment.json").exists() else {},
+        start=directory.start["parameters"],
+        epochs=[*Epochs(directory.events).found.values()],
+        environment=directory.environment,
         **measured,
     )
 
 
-def _results(path: Path) -> dict[str, Any]:
+def _results(directory: RunDirectory) -> dict[str, Any]:
     """What a run's results say about the tasks that were evaluated, with the manifests of those."""
-    file = path / "results.json"
-    results = read_json(file, Results) if file.exists() else {"stages": []}
-    if not results["stages"]:
-        raise RunError(f"{path}: no task is finished yet; let `pearl run` finish at least one, then report")
-    folders = finished(path)
+    results = directory.results
+    stages, tasks = results["stages"], results["tasks"]
+    if not stages:
+        raise RunError(f"{directory.path}: no task is finished yet; let `pearl run` finish at least one, then report")
     try:
         counts = metrics.Counts.from_results(results)
-        stages, tasks = results["stages"], results["tasks"]
-        complete = bool(results.get("complete")) and len(folders) == len(tasks)
-        names = [task["name"] for task in tasks]
-        classes = [task["classes"] for task in tasks]
-        sizes = [[stage[key] for stage in stages] for key in ("parameters", "isolation_parameters")]
     except RunError as error:
-        raise RunError(f"{file}: damaged ({_reason(error)}); delete it and run again, which evaluates anew") from None
+        raise RunError(
+            f"{directory.results_file}: damaged ({error}); delete it and run again, which evaluates anew"
+        ) from None
     return {
         "counts": counts,
-        "tasks": names,
-        "classes": classes,
-        "parameters": sizes[0],
-        "isolation": sizes[1],
-        "learnt": _learnt(path, len(names)),
-        "complete": complete,
+        "tasks": [task["name"] for task in tasks],
+        "classes": [task["classes"] for task in tasks],
+        "parameters": [stage["parameters"] for stage in stages],
+        "isolation": [stage["isolation_parameters"] for stage in stages],
+        "learnt": directory.first_tasks(len(tasks)),
+        "complete": directory.is_done,
         "pending": False,
     }
 
 
-def _model(path: Path) -> dict[str, Any]:
+def _model(directory: RunDirectory) -> dict[str, Any]:
     """What a model's manifests say in the place of results."""
-    check_no_gap(path)
-    learnt = _learnt(path)
+    directory.check_no_gap()
+    learnt = directory.tasks
     if not learnt:
+        path = directory.path
         raise RunError(f"{path}: no task is finished yet; let `pearl resume {path}` finish one, then report")
     isolation = [task.isolation for task in learnt]
     return {
         "counts": None,
         "tasks": [task.name for task in learnt],
-        "classes": [task.classes for task in learnt],
+        "classes": [list(task.classes) for task in learnt],
         "parameters": [task.parameters for task in learnt],
         "isolation": None if None in isolation else isolation,
         "learnt": learnt,
         "complete": True,
-        "pending": _pending(path),
+        "pending": directory.is_half_learnt,
     }
-
-
-def _pending(path: Path) -> bool:
-    try:
-        return bool(half_learnt(path))
-    except RunError:  # whoever goes on with it is told
-        return True
-
-
-def _config(file: Path) -> dict[str, Any]:
-    """The settings as they are written: checking them again would import every part they name, and torch."""
-    try:
-        config = parse_yaml(read_regular(file).decode())
-        check_format(file, config.pop("format", FORMAT))  # no setting
-        whole = isinstance(config["seed"], int) and isinstance(config["method"]["name"], str)
-        whole = whole and isinstance(config["train"], dict)
-        if config.keys() & {"recipe", "stream"}:
-            whole = whole and isinstance(config["stream"]["tasks"], int | list) and isinstance(config["recipe"], str)
-        whole = whole and all(isinstance(figure, dict) for figure in (config.get("expected") or {}).values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise RunError(f"{file}: cannot be read ({_reason(error)}); restore it from a copy") from None
-    if not whole:
-        raise RunError(f"{file}: damaged (not the settings of a run or model); restore it from a copy")
-    return config
-
-
-def _learnt(path: Path, tasks: int | None = None) -> list[Learnt]:
-    """What each of the first `tasks` manifests (all if not given) says."""
-    return [_of_task(folder, manifest) for folder, manifest in manifests(path, tasks)]
-
-
-def _of_task(folder: Path, manifest: Mapping[str, Any]) -> Learnt:
-    keys = ("threshold", "rank", "full_rank", "rows_and_columns")
-    return Learnt(
-        name=manifest["name"],
-        classes=manifest["classes"],
-        images=manifest.get("images"),
-        parameters=manifest["parameters"],
-        isolation=manifest.get("isolation_parameters"),
-        bytes=stored_bytes(folder, manifest),
-        layers={layer["layer"]: {key: layer[key] for key in keys} for layer in manifest.get("layers", [])},
-        seconds=manifest["seconds"],
-        reused=manifest.get("reused", []),
-        train=manifest.get("train", {}),
-    )
-
-
-class Epochs:
-    """The epochs among events, in order; of what was trained twice, since it was cut off, only the second time."""
-
-    def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
-        self.found: dict[tuple[int, int, int], dict[str, Any]] = {}  # by task, position of the phase in it, and number
-        self._position = 0
-        for event in events:
-            self.add(event)
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        """Take in the next event."""
-        if event["event"] == "task":
-            self._position = 0
-        elif event["event"] == "phase":
-            self._position += 1
-            if not event.get("done"):  # from its first step; phases before it may have been gone on with
-                task, position = event["task"], self._position
-                self.found = {at: epoch for at, epoch in self.found.items() if at[0] != task or at[1] < position}
-        elif event["event"] == "epoch":
-            self.found[event["task"], self._position, event["epoch"]] = dict(event)
-
-
-def events(file: Path) -> Iterator[dict[str, Any]]:
-    """The events of a run or model.
-
-    A line that is not whole is passed over: a run that was killed may have left one.
-    """
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
-    for line in lines:
-        try:
-            event = json.loads(line)
-            EVENTS.get(event["event"], Shape).model_validate(event)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-        yield event
-
-
-def _reason(error: Exception) -> str:
-    text = f"no {error}" if isinstance(error, KeyError) else str(error)
-    return " ".join(text.split())
 
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:

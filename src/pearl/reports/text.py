@@ -16,10 +16,10 @@ from pearl.settings.config import read_recipe, recipe_names
 from pearl.settings.declared import declared
 from pearl.settings.parts import METHODS
 from pearl.settings.registry import nearest
-from pearl.storage.files import MANIFEST, finished, half_learnt, read_json, stored_bytes, stored_checkpoints
 from pearl.storage.paths import runs_root
-from pearl.storage.shapes import Reference, Results, Task
+from pearl.storage.run_directory import RunDirectory
 from pearl.storage.sheets import aligned
+from pearl.storage.stored_task import read_manifest, stored_bytes
 
 if TYPE_CHECKING:
     from pearl.lifecycle.model import Evaluation
@@ -52,7 +52,8 @@ def names_of(what: str) -> dict[str, str]:
 def listing(what: str, *, long: bool = False) -> str:
     """The names of one kind, a line each; of methods, `long` says what they need and what was measured."""
     if what == "runs":
-        rows = [(str(path), _run_state(path)) for path in sorted(runs_root().glob("*/")) if _is_run(path)]
+        runs = [RunDirectory(path) for path in sorted(runs_root().glob("*/"))]
+        rows = [(str(run.path), _run_state(run)) for run in runs if run.config_file.is_file()]
         if not rows:
             return f"no runs under {runs_root()} yet; start one with: pearl run digits"
     else:
@@ -70,11 +71,11 @@ def page(name: str) -> str:
     Raises:
         ConfigError: nothing has this name.
     """
-    if _is_run(Path(name)) or _is_run(runs_root() / name):
-        from pearl.lifecycle.runs import Run
+    for path in (Path(name), runs_root() / name):
+        if RunDirectory(path).config_file.is_file():
+            from pearl.lifecycle.runs import Run
 
-        path = Path(name) if _is_run(Path(name)) else runs_root() / name
-        return run_page(Run.open(path))
+            return run_page(Run.open(path))
     if name in recipe_names() or name.endswith((".yaml", ".yml")):
         return yaml.safe_dump(read_recipe(name), sort_keys=False, width=120).rstrip()
     if name in SECTIONS:
@@ -196,13 +197,14 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
     """
     from pearl.lifecycle.saved import changed_code, read_config, verify
 
-    config, reference, damaged = read_config(path), read_json(path / "reference" / MANIFEST, Reference), verify(path)
+    directory = RunDirectory(path)
+    config, reference, damaged = read_config(path), directory.start, verify(path)
     if code := changed_code(path, config):
         damaged.append(code)
     manifests = []
-    for folder in finished(path):
+    for folder in directory.finished:
         try:
-            manifest = read_json(folder / MANIFEST, Task)
+            manifest = read_manifest(folder)
             manifests.append({**manifest, "bytes": stored_bytes(folder, manifest)})
         except RunError:  # one of `damaged`
             manifests.append({})
@@ -228,9 +230,9 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         "reference_bytes": reference.get("bytes", 0),
         "tasks": [
             {"folder": folder.name, **{key: manifest.get(key) for key in keys}}
-            for folder, manifest in zip(finished(path), manifests, strict=True)
+            for folder, manifest in zip(directory.finished, manifests, strict=True)
         ],
-        "half_learnt": _half_learnt(path, damaged),
+        "half_learnt": _half_learnt(directory, damaged),
         "damaged": damaged,
     }
     lines = [
@@ -272,27 +274,27 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
     return facts, "\n".join(lines)
 
 
-def _half_learnt(path: Path, damaged: list[str]) -> dict[str, Any] | None:
+def _half_learnt(directory: RunDirectory, damaged: list[str]) -> dict[str, Any] | None:
     """The task that a model is learning, and how to go on; a note of it that is damaged is one line more of those."""
     try:
-        known = half_learnt(path)
+        known = directory.half_learnt
     except RunError as error:
         damaged.append(f"{error}, or begin the task anew with --discard")
         return None
     if not known:
         return None
-    again = f"pearl resume {shlex.quote(str(path))}" if known["data"] else "the same pearl.learn, with the same images"
+    again = (
+        f"pearl resume {shlex.quote(str(directory.path))}"
+        if known["data"]
+        else "the same pearl.learn, with the same images"
+    )
     fix = f"go on with: {again}; or throw it away with --discard"
-    return {"task": known["name"], "checkpoints": [place.name for place in stored_checkpoints(path)], "fix": fix}
+    return {"task": known["name"], "checkpoints": [place.name for place in directory.checkpoints], "fix": fix}
 
 
 def inspection_json(facts: dict[str, Any]) -> str:
     """The mapping of `inspection`."""
     return json.dumps(facts, indent=1)
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "config.yaml").is_file()
 
 
 def _needs(method: str) -> str:
@@ -307,21 +309,19 @@ def _needs(method: str) -> str:
     return f"{backbone}; {old_data(kind)}; {test}; phases {', '.join(declared(kind))}"
 
 
-def _run_state(path: Path) -> str:
-    file = path / "results.json"
-    if not file.is_file():
-        tasks = len(finished(path))
+def _run_state(run: RunDirectory) -> str:
+    if not run.results_file.is_file():
+        tasks = len(run.finished)
         return f"{counted(tasks, 'task')}, see `pearl inspect`" if tasks else "no task finished yet"
     try:
-        results = read_json(file, Results)
-        if not results["stages"]:
+        stages = run.results["stages"]
+        if not stages:
             return "no task finished yet"
-        stage = results["stages"][-1]
-        accuracy = 100 * sum(stage["class_il"]) / sum(stage["total"])
+        accuracy = 100 * sum(stages[-1]["class_il"]) / sum(stages[-1]["total"])
     except (RunError, ZeroDivisionError):
-        return "results.json is damaged"
-    state = "done" if results.get("complete") else "unfinished"
-    return f"{state}, {counted(len(results['stages']), 'task')}, class-IL {accuracy:.2f} % pooled over images"
+        return f"{run.results_file.name} is damaged"
+    state = "done" if run.is_done else "unfinished"
+    return f"{state}, {counted(len(stages), 'task')}, class-IL {accuracy:.2f} % pooled over images"
 
 
 def duration(seconds: float) -> str:

@@ -17,10 +17,10 @@ from pydantic import BaseModel, Field, ValidationError
 from pearl.errors import ConfigError
 from pearl.settings.born import as_written, later, without_born
 from pearl.settings.declared import declared
-from pearl.settings.documents import DEPTH, parse_yaml
 from pearl.settings.parts import BACKBONES, METHODS, SOURCES
 from pearl.settings.registry import Spec, nearest, problems_of, readable
 from pearl.settings.sections import EngineConfig, ImagesConfig, PhaseConfig, Section, Seed, StreamConfig, TrainConfig
+from pearl.yaml_io import DEPTH, parse_yaml
 
 
 class Expected(Section):

@@ -21,9 +21,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from pearl.errors import RunError, counted, reason, short_of_memory
-from pearl.storage.files import FORMAT, MANIFEST, finished, manifests, open_regular, read_json, write_file, write_json
+from pearl.storage.files import FORMAT, open_regular, write_file, write_json
 from pearl.storage.inside import remove_file
+from pearl.storage.run_directory import RunDirectory
 from pearl.storage.shapes import Part
+from pearl.storage.stored_task import MANIFEST, read_manifest
 
 WEIGHTS = "weights.safetensors"
 STATISTICS = "statistics.safetensors"  # of which every task's are needed
@@ -115,7 +117,7 @@ def read_part(
     Raises:
         RunError: a file is missing or damaged; the message names it.
     """
-    manifest = read_json(folder / MANIFEST, shape)
+    manifest = read_manifest(folder, shape)
     thinned = RUNNING in manifest["sha256"] and not (folder / RUNNING).exists()
     tensors = read_files(folder, manifest, {WEIGHTS, STATISTICS} if thinned else FILES)
     missing = manifest["tensors"].keys() - tensors.keys()
@@ -148,7 +150,7 @@ def remove_replaced(run: Path) -> None:
         RunError: a manifest is damaged.
     """
     replaced: set[str] = set()
-    for folder, manifest in reversed([*manifests(run, None, Part)]):
+    for folder, manifest in reversed([*RunDirectory(run).manifests(shape=Part)]):
         with suppress(OSError, ValueError, RunError):
             if replaced and _names_in(folder / RUNNING) <= replaced:
                 remove_file(folder / RUNNING, run)
@@ -211,14 +213,16 @@ def load_state(
     Raises:
         RunError: not a run directory, fewer tasks are finished, or a file is missing or damaged.
     """
-    if not (run / "reference" / MANIFEST).is_file():
+    directory = RunDirectory(run)
+    if not directory.reference_manifest.is_file():
         raise RunError(
             f"{run}: neither a model nor a run, it has no reference/{MANIFEST}; give a folder made by `pearl run`"
         )
-    folders = finished(run)
+    folders = directory.finished
     if tasks is not None and tasks > len(folders):
         raise RunError(f"{run}: it has {counted(len(folders), 'finished task')}, not {tasks}; run it further first")
-    parts = list(manifests(run, tasks, Part))  # each in its own place, so that what is newest is laid over all else
+    # each in its own place, so that what is newest is laid over all else
+    parts = list(directory.manifests(tasks, Part))
     newer: set[str] = set()
     stale = {folder for folder, manifest in parts[:-1] if not (folder / RUNNING).exists()} if file_of is None else set()
     if file_of is not None:
@@ -234,14 +238,15 @@ def load_state(
             statistics |= read_files(folder, manifest, files)
         except RunError:
             removed = RUNNING in files & manifest["sha256"].keys() and not (folder / RUNNING).exists()
-            if not removed or len(parts) == len(finished(run)):  # counted again: another process may have learnt one
+            # counted again: another process may have learnt one
+            if not removed or len(parts) == len(directory.finished):
                 raise
             raise RunError(
                 f"{run}: its state after {counted(len(parts), 'task')} was not kept, as a later task has replaced "
                 f"{folder.name}/{RUNNING}; use the newest state, or make models with engine.earlier_states=true"
             ) from None
     enough = needed(statistics) if needed else None
-    state, _ = read_part(run / "reference")
+    state, _ = read_part(directory.reference)
     for index, (folder, manifest) in enumerate(parts):
         # statistics of the first versions are among the weights
         if enough is None or index < enough or STATISTICS not in manifest["sha256"]:

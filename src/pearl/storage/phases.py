@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pearl.errors import ConfigError
-from pearl.storage.files import MANIFEST
 from pearl.storage.paths import as_path, data_root
+from pearl.storage.stored_task import MANIFEST
 
 STALE = 24 * 3600.0  # seconds after which what a killed process left may go
 _ASIDE = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}\.tmp")

@@ -4,9 +4,9 @@ Whoever reads such a file names its shape, so that a file that was damaged, or m
 read and not where a number turns out to be a text.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
 
 def _text(value: Any) -> str:
@@ -26,6 +26,17 @@ class Record(BaseModel):
     """Any of the files; entries that are not named here may be anything, numbers are finite."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+def problem(value: Any, shape: type[Record]) -> str:
+    """Return what is wrong with a value of this shape and where, in a line; empty if nothing is."""
+    try:
+        shape.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        return f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}".removeprefix(": ")
+    return ""
 
 
 class Part(Record):
@@ -138,6 +149,35 @@ class Results(Record):
     tasks: list[Listed]
     stages: list[Stage]
     complete: Annotated[bool, Field(strict=True)] = False
+
+
+class Named(Record):
+    """A part in config.yaml."""
+
+    name: Text
+
+
+class Stream(Record):
+    """The section `stream` of config.yaml."""
+
+    tasks: Whole | list[Any]
+
+
+class Settings(Record):
+    """config.yaml, as far as it is read without checking the settings themselves; models have no recipe."""
+
+    seed: Annotated[int, Field(strict=True)]
+    method: Named
+    train: Names
+    recipe: Text | None = None
+    stream: Stream | None = None
+    expected: dict[Text, Names] | None = None
+
+    @model_validator(mode="after")
+    def _is_run_or_model(self) -> Self:
+        if (self.recipe is None) != (self.stream is None):
+            raise ValueError("a run has a recipe and a stream, a model has neither")
+        return self
 
 
 class Data(Record):

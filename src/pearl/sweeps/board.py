@@ -1,6 +1,5 @@
 """How far many runs are, read off their events.jsonl: a live table on a terminal, plain lines elsewhere. No torch."""
 
-import json
 import sys
 import time
 from collections.abc import Mapping
@@ -17,27 +16,23 @@ from rich.text import Text
 
 from pearl.errors import counted, drawn_on, printable
 from pearl.reports.text import duration
+from pearl.storage.events import Tail
 
 
 class Position:
     """Where a run is, from what is added to its events from now on."""
 
     def __init__(self, file: Path) -> None:
-        self.file = file
-        self.offset = file.stat().st_size if file.is_file() else 0
+        self.file, self.tail = file, Tail(file)
         self.learnt: int | None = None  # tasks; None until the run has said
         self.tasks = 0
         self.doing = "starting"
 
     def read(self) -> None:
-        """Read on. A line that is not whole is left for the next time."""
-        with suppress(OSError), self.file.open("rb") as file:
-            file.seek(self.offset)
-            whole, newline, _ = file.read().rpartition(b"\n")
-            self.offset += len(whole) + len(newline)
-            for line in whole.splitlines():
-                with suppress(ValueError, KeyError, TypeError, RecursionError):  # one whose writer was killed
-                    self._take(json.loads(line))
+        """Read on."""
+        for event in self.tail.read():
+            with suppress(ValueError, KeyError, TypeError):  # one that says less than pearl writes
+                self._take(event)
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]

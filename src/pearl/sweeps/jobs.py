@@ -18,9 +18,10 @@ from typing import Any, Literal
 
 from pearl.errors import ConfigError, Interrupted, PearlError, RunError, WeightsError, counted
 from pearl.settings.config import RunConfig, load_config
-from pearl.storage import files
+from pearl.storage.files import FORMAT, write_json
 from pearl.storage.locks import is_held
 from pearl.storage.paths import find, runs_root
+from pearl.storage.run_directory import RunDirectory
 from pearl.sweeps.board import Board, Position, Status
 from pearl.sweeps.executors import Executor, Process
 from pearl.sweeps.workers import Place, executor_for
@@ -140,7 +141,7 @@ def run_jobs(
     )
     if manifest is not None:  # now that all is checked
         runs = [{"overrides": [*job.overrides], "run": job.run.name} for job in jobs]
-        files.write_json(folder / "sweep.json", {"format": files.FORMAT, **manifest, "jobs": runs})
+        write_json(folder / "sweep.json", {"format": FORMAT, **manifest, "jobs": runs})
     options = ["--device", device] if device != "auto" else []
     board = show or Board()
     work = _Work(unique, place, folder / "logs", options, board)
@@ -198,7 +199,7 @@ def _method_problems(config: RunConfig) -> tuple[str, ...]:
 
 def _weight_problems(job: Job) -> tuple[str, ...]:
     """That a file of weights is not there, which a run needs when it begins."""
-    weights, begun = job.config.backbone.get("weights"), (job.run / "reference" / files.MANIFEST).is_file()
+    weights, begun = job.config.backbone.get("weights"), RunDirectory(job.run).reference_manifest.is_file()
     try:
         if weights and not begun and not job.smoke:
             find(str(weights), what="weights", error=WeightsError)
@@ -238,7 +239,7 @@ class _Work:
         for run in self.jobs:
             if not self._ended_already(run):
                 self.waiting.append(run)
-        self.status.begin({run: len(files.finished(run)) for run in self.waiting})
+        self.status.begin({run: len(RunDirectory(run).finished) for run in self.waiting})
         with launch.handled(self._on_signal):
             try:
                 while self.running or (self.waiting and not self.asked):
@@ -276,7 +277,7 @@ class _Work:
     def _ended_already(self, run: Path) -> bool:
         """Whether there is nothing to do: it is done, or damaged."""
         try:
-            if files.done(run):
+            if RunDirectory(run).is_done:
                 self._end(Outcome(self.jobs[run], run, "skipped"))
         except RunError as error:
             self._end(Outcome(self.jobs[run], run, "failed", one_line(str(error).splitlines())))
@@ -294,7 +295,7 @@ class _Work:
                 self.waiting.append(run)
                 continue
             with suppress(RunError):  # that its results are damaged it has said itself
-                if files.done(run):
+                if RunDirectory(run).is_done:
                     self._end(Outcome(one.job, run, "done", "", one.log, seconds))
                     continue
             progress = self.executor.again and code == launch.INTERRUPTED and stored(run) != one.stored
@@ -330,7 +331,8 @@ class _Work:
                 self._end(Outcome(job, run, "failed", one_line(str(error).splitlines())))
                 free.append(worker)
                 continue
-            self.running[worker] = _Running(job, process, log, said, stored(run), Position(run / "events.jsonl"))
+            position = Position(RunDirectory(run).events_file)
+            self.running[worker] = _Running(job, process, log, said, stored(run), position)
         self.look_at_locks = time.monotonic() + LOOK_AT_LOCKS
 
     def _end(self, outcome: Outcome) -> None:
@@ -359,7 +361,10 @@ def locked(run: Path) -> bool:
 
 def stored(run: Path) -> list[str]:
     """What is stored of a run: finished tasks, and moments of the next."""
-    return sorted(path.name for folder in ("tasks", "resume") for path in (run / folder).glob("*"))
+    directory = RunDirectory(run)
+    return sorted(
+        path.name for folder in (directory.tasks_folder, directory.resume_folder) for path in folder.glob("*")
+    )
 
 
 def reason(code: int | str, said: str) -> str:

@@ -19,15 +19,15 @@ from typing import Any
 
 import yaml
 
-from pearl.errors import ConfigError, ReportError, RunError, counted, printable
+from pearl.errors import ConfigError, ReportError, counted, printable
 from pearl.reports.text import duration, markdown
 from pearl.settings.config import parse_overrides
-from pearl.settings.documents import parse_yaml
-from pearl.storage import files
-from pearl.storage.files import FORMAT, check_writable, finished, write_file
+from pearl.storage.files import FORMAT, check_writable, write_file
 from pearl.storage.paths import runs_root
+from pearl.storage.run_directory import RunDirectory, State
 from pearl.storage.sheets import aligned
 from pearl.sweeps.jobs import Job, Outcome, check
+from pearl.yaml_io import parse_yaml
 
 COLUMNS = {
     "class_il.final": "class-IL A_T",
@@ -169,7 +169,7 @@ def plan(sweep: Sweep, workers: int) -> str:
     """The grid as text: each job, what is done of it, and how long the rest takes where that is known."""
     unique = {job.run: job for job in sweep.jobs}
     states = {run: _state(run) for run in unique}
-    took = {run: files.seconds(run) for run in unique if states[run] == "done"}
+    took = {run: RunDirectory(run).seconds for run in unique if states[run] == "done"}
     width, wide = (max(map(len, names)) for names in ([job.title for job in unique.values()], states.values()))
     lines = [
         f"{job.title:{width}}  {states[run]:{wide}}  {run.name}" + (f"  {duration(took[run])}" if run in took else "")
@@ -207,13 +207,11 @@ def _expected(sweep: Sweep, took: Mapping[Path, float]) -> dict[Path, float]:
 
 
 def _state(run: Path) -> str:
-    try:
-        if files.done(run):
-            return "done"
-    except RunError:
-        return "damaged"
-    tasks = len(finished(run))
-    return counted(tasks, "task") if tasks else "missing"
+    directory = RunDirectory(run)
+    state, tasks = directory.state, len(directory.finished)
+    if state in (State.UNFINISHED, State.HALF_LEARNT) and tasks:
+        return counted(tasks, "task")
+    return "done" if state == State.FINISHED else str(state)
 
 
 # ------------------------------------------------------------------------------------------------------ results

@@ -7,12 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from pearl.errors import PearlError, RunError
-from pearl.storage import files
-from pearl.storage.files import FORMAT, write_json
 from pearl.storage.paths import runs_root
+from pearl.storage.run_directory import RunDirectory
 from pearl.sweeps.board import Board
 from pearl.sweeps.jobs import Job, Outcome, one_line, run_jobs
-from pearl.tables.values import INFERENCE, Filled
+from pearl.tables.values import Filled
 
 IMAGES = 32  # at a time
 PASSES = 5
@@ -48,7 +47,8 @@ def _unmeasured(filled: Filled, jobs: Sequence[Job]) -> list[Job]:
     found = []
     for job in jobs:
         with suppress(RunError):  # a damaged one has failed already
-            if job.run in runs and files.done(job.run) and not (job.run / INFERENCE).exists():
+            directory = RunDirectory(job.run)
+            if job.run in runs and directory.is_done and not directory.inference_file.exists():
                 found.append(job)
     return found
 
@@ -75,5 +75,6 @@ def measure(run: Path, *, device: str = "auto") -> float:
         passes.append(1000 * (time.perf_counter() - started) / IMAGES)
     facts = {"images": IMAGES, "passes": PASSES, "device": str(model.method.device), "threads": torch.get_num_threads()}
     milliseconds = statistics.median(passes)
-    write_json(run / INFERENCE, {"format": FORMAT, "milliseconds": milliseconds, **facts})
+    directory = RunDirectory(run)
+    directory.write(directory.inference_file, {"milliseconds": milliseconds, **facts})
     return milliseconds

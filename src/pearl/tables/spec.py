@@ -15,8 +15,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from pearl.errors import ConfigError
 from pearl.settings.config import RunConfig, load_config
-from pearl.settings.documents import parse_yaml
 from pearl.settings.registry import nearest, problems_of
+from pearl.yaml_io import parse_yaml
 
 Size = Literal["smoke", "cpu", "schedule", "paper"]
 SIZES: tuple[Size, ...] = get_args(Size)

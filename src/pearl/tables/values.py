@@ -17,11 +17,10 @@ from pearl.reports.compared import spread
 from pearl.reports.records import Record, flat, read
 from pearl.storage.files import read_json
 from pearl.storage.paths import runs_root
-from pearl.storage.shapes import Results
+from pearl.storage.run_directory import RunDirectory
 from pearl.tables.objects import classes_per_task, implied_rank, parameters
 from pearl.tables.spec import OF_LAYERS, OF_TASKS, Claim, Column, Place, Printed, Request, Row, Size, Table
 
-INFERENCE = "inference.json"  # in a run directory: how long an answer takes, see `missing.py`
 LEVEL = 0.05  # how often seeds alone may decide a claim
 
 
@@ -237,7 +236,7 @@ class _Filling:
         if path not in self.records:
             self.records[path] = None
             try:
-                if (path / "results.json").is_file() and read_json(path / "results.json", Results)["stages"]:
+                if RunDirectory(path).results["stages"]:
                     record = read(path)
                     self.records[path] = record if record.complete else None
             except RunError as error:
@@ -252,7 +251,7 @@ def _as_counted(request: Request, row: Row, column: Column) -> Request:
 def measured(record: Record, metric: str) -> Any:
     """A metric of a run: a number, or for a figure one by label; None if the run has none."""
     if metric == "inference_ms":
-        file = record.path / INFERENCE
+        file = RunDirectory(record.path).inference_file
         return float(read_json(file)["milliseconds"]) if file.is_file() else None
     if metric.startswith("seconds."):
         phase = metric.removeprefix("seconds.")

@@ -8,8 +8,7 @@ from contextlib import suppress
 from pearl.errors import RunError, counted
 from pearl.reports.parts import shown
 from pearl.reports.text import duration
-from pearl.storage.files import read_json, reused_seconds
-from pearl.storage.files import seconds as seconds_of
+from pearl.storage.run_directory import RunDirectory
 from pearl.tables.spec import Column, Row
 from pearl.tables.values import Cell, Filled
 
@@ -108,12 +107,13 @@ def made(filled: Filled) -> list[str]:
     alike: dict[str, list[tuple[float, float]]] = {}
     for run in filled.runs:
         with suppress(RunError, KeyError):  # a run can be without it, and still has its numbers
-            made = read_json(run / "environment.json")
+            directory = RunDirectory(run)
+            made = directory.environment
             on = f"{made['device']}, threads: {made['threads']}, {made['precision']}"
             versions = [f"{name} {made['packages'][name]}" for name in ("torch", "torchvision", "timm")]
             commit = f", commit {made['commit'][:10]}" if made["commit"] else ""
             facts = f"{on}; pearl {made['pearl']}{commit}, Python {made['python']}, {', '.join(versions)}"
-            alike.setdefault(facts, []).append((seconds_of(run), reused_seconds(run)))
+            alike.setdefault(facts, []).append((directory.seconds, directory.reused_seconds))
     lines = []
     for facts, took in alike.items():
         every, reused = (sum(each) for each in zip(*took, strict=True))

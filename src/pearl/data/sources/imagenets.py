@@ -13,9 +13,9 @@ import numpy as np
 from pearl.data.sources.source import Source, checked, reason, some, unique
 from pearl.data.sources.trees import Files, class_images, draw, images_in, labelled, read_text, split_hash, tree
 from pearl.errors import ConfigError, DataError, counted
-from pearl.settings.documents import parse_yaml
 from pearl.storage.network import short_waits
 from pearl.storage.paths import data_root, find
+from pearl.yaml_io import parse_yaml
 
 
 @dataclass(frozen=True)

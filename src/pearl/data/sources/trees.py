@@ -16,6 +16,7 @@ from pearl.data.sources.source import Split, reason, some
 from pearl.errors import DataError, counted
 from pearl.names import class_name
 from pearl.storage.files import read_regular
+from pearl.storage.run_directory import RunDirectory
 
 Files = dict[str, list[Path]]  # class -> its images; both in order
 Image = TypeVar("Image")
@@ -80,7 +81,7 @@ def class_places(root: Path, *, nested: bool = False) -> dict[str, Path]:
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: give one that holds a folder of images per class")
-    if (root / "config.yaml").is_file():  # or its folders would be taken for classes that want images
+    if RunDirectory(root).config_file.is_file():  # or its folders would be taken for classes that want images
         raise DataError(f"{root} is a model or run: give a folder that holds a folder of images per class")
     classes: dict[str, Path] = {}
     waiting: list[tuple[Path, tuple[Path, ...]]] = [

@@ -8,10 +8,10 @@ import torch
 
 from pearl.data.batches import Task
 from pearl.errors import TrainingError
-from pearl.lifecycle.small import config
 from pearl.methods.base import Method, Phase
 from pearl.methods.common.average import Average
 from pearl.settings.declared import declared
+from pearl.testing.tiny import config
 from pearl.training.content import digest, together
 from pearl.training.engine import Engine
 from pearl.training.replay import Replay

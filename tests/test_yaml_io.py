@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from pearl.errors import ConfigError
-from pearl.settings.documents import parse_yaml
+from pearl.yaml_io import parse_yaml
 
 
 @pytest.mark.parametrize(

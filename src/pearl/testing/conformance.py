@@ -4,14 +4,14 @@ Every check takes a function that makes a fresh method, and raises AssertionErro
 With pytest, in a file beside your method's:
 
 import pytest
-from pearl.lifecycle.conformance import checks, maker
+from pearl.testing import checks, maker
 
 @pytest.mark.parametrize("check", checks())
 def test_contract(check):
     check(maker("my_method.py:MyMethod"))
 
 A method is made on a network of a few thousand parameters and learns random images of 8 x 8 pixels, on the CPU
-and on a device that is not the CPU, see `elsewhere`.
+and on a device that is not the CPU, see `fake_device`.
 """
 
 import copy
@@ -33,8 +33,13 @@ from torch.utils._pytree import tree_leaves
 from pearl.data.batches import Task
 from pearl.errors import Interrupted, TrainingError
 from pearl.evaluation.evaluate import count
-from pearl.lifecycle.elsewhere import shows_the_same_on_another_device  # noqa: F401 - one of the checks
-from pearl.lifecycle.small import (
+from pearl.methods.base import Method, Phase
+from pearl.nn.layout import placed
+from pearl.nn.precision import computes_bf16
+from pearl.settings.declared import declared, upcoming
+from pearl.settings.parts import METHODS
+from pearl.testing.fake_device import shows_the_same_on_another_device  # noqa: F401 - one of the checks
+from pearl.testing.tiny import (
     CLASSES,
     PER_CLASS,
     Make,
@@ -48,12 +53,7 @@ from pearl.lifecycle.small import (
     small_resnet,
     small_vit,
 )
-from pearl.lifecycle.watched import Watch, hold
-from pearl.methods.base import Method, Phase
-from pearl.nn.layout import placed
-from pearl.nn.precision import computes_bf16
-from pearl.settings.declared import declared, upcoming
-from pearl.settings.parts import METHODS
+from pearl.testing.watched import Watch, hold
 from pearl.training.engine import Engine
 from pearl.training.replay import Replay
 

@@ -8,9 +8,9 @@ import torch
 
 import pearl
 from pearl.errors import Interrupted
-from pearl.lifecycle.elsewhere import ELSEWHERE, elsewhere
 from pearl.lifecycle.learning import learn, resume
 from pearl.lifecycle.refit import refit
+from pearl.testing.fake_device import FAKE_DEVICE, fake_device
 from photos import SETTINGS, StopAt, digit, weights_of, write_photos
 
 PRECISE = {**SETTINGS, "engine": {"precision": "fp32"}}
@@ -32,13 +32,13 @@ def test_a_model(photos):
     images = [*digit(2)[:10], *digit(3)[:10]]
     pixels = np.stack(images)[..., None].repeat(3, -1)
     how = {"quiet": True, "device": "cpu"}
-    with elsewhere():
+    with fake_device():
         pearl.learn(path, photos / "first", method=CHAIN, **how, **PRECISE)
         pearl.learn(path, photos / "second", holdout=0.25, **how)
         pearl.learn(path, photos / "again", **how)
         model = pearl.load(path, device="cpu")
-        model.device = ELSEWHERE
-        assert model.outcome is not None and model.method.device == ELSEWHERE
+        model.device = FAKE_DEVICE
+        assert model.outcome is not None and model.method.device == FAKE_DEVICE
         said, seen, judged = model.predict(images), model.evaluate(data), model.judge(pixels)
     here = pearl.load(path, device="cpu")
     assert [answer.name for answer in said] == [answer.name for answer in here.predict(images)]
@@ -49,7 +49,7 @@ def test_a_model(photos):
 
 def test_an_interrupted_task(photos):
     begin = partial(learn, data=photos / "first", overrides=PRECISE, device="cpu")
-    with elsewhere():
+    with fake_device():
         for name in ("whole", "broken"):
             begin(photos / name)
         learn(photos / "whole", photos / "second", device="cpu")
@@ -60,7 +60,7 @@ def test_an_interrupted_task(photos):
 
 
 def test_a_run_and_its_refit(tmp_path, monkeypatch):
-    with elsewhere():
+    with fake_device():
         run = pearl.run("digits", smoke=True, quiet=True, device="cpu", method={"name": "pearl", "classifier": "heads"})
         there = refit(run.path, device="cpu")
     monkeypatch.setenv("PEARL_RUNS", str(tmp_path / "others"))

@@ -1,6 +1,6 @@
 """Another device than the CPU, for machines that have none: its tensors lie in the CPU's memory, but nothing mixes.
 
-Inside `elsewhere()` a tensor is on the device `ELSEWHERE` or on the host. As on a GPU, an operation on both is an
+Inside `fake_device()` a tensor is on the device `FAKE_DEVICE` or on the host. As on a GPU, an operation on both is an
 error, NumPy sees the host's alone, and a generator of the host draws nothing elsewhere. PyTorch calls the device
 "meta", the one that every build accepts; unlike real meta tensors these have numbers. One thread may do this at a time.
 """
@@ -21,16 +21,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pearl.data import augment, batches
 from pearl.data.augment import View
 from pearl.evaluation.evaluate import Ensemble
-from pearl.lifecycle.small import Make, config, images, learn
 from pearl.methods.base import Method
 from pearl.nn.fast import stacking
+from pearl.testing.tiny import Make, config, images, learn
 from pearl.training import engine as engine_of
 from pearl.training.engine import Engine
 from pearl.training.optimizers import make_optimizers
 
-ELSEWHERE = torch.device("meta")
+FAKE_DEVICE = torch.device("meta")
 ROUNDING = 2e-3  # what a few methods make of the rounding of other kernels
-CROSSED: list[str] = []  # operations for which a GPU's host waits, since `elsewhere()` was entered
+CROSSED: list[str] = []  # operations for which a GPU's host waits, since `fake_device()` was entered
 _READS = {"_local_scalar_dense", "equal"}  # what they give is on the host
 _SIZED = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}  # by numbers that the host reads
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # whose indices may be on the host
@@ -39,7 +39,7 @@ _ALIKE = {"cat", "stack"}  # where even a single number must not be on the host
 
 def shows_the_same_on_another_device(make: Make) -> None:
     """Trained and asked on another device a method leaves nothing behind on the host, and says what it says there."""
-    with elsewhere():
+    with fake_device():
         there = _learnt(make)
     for ours, its in zip(there, _learnt(make), strict=True):
         assert_close(ours, its, rtol=ROUNDING, atol=ROUNDING)
@@ -49,7 +49,7 @@ def _learnt(make: Make) -> list[Tensor]:
     """What a method says of some images after two tasks, and how familiar they are to it; on the host."""
     method = make()
     method.fast = False
-    unfused = partial(make_optimizers, device=ELSEWHERE)  # as there are no fused ones elsewhere
+    unfused = partial(make_optimizers, device=FAKE_DEVICE)  # as there are no fused ones elsewhere
     with patch.object(engine_of, "make_optimizers", lambda settings, groups, *_, **__: unfused(settings, groups)):
         learn_two(method, Engine(config(train={"epochs": 1, "batch_size": 8}), device="cpu"))
     method.fast = True  # of a ViT all sub-networks are asked at once
@@ -69,7 +69,7 @@ def learn_two(method: Method, engine: Engine, view: View | None = None) -> None:
 class _Fabric:
     """As much of Lightning Fabric as the engine asks for."""
 
-    device = ELSEWHERE
+    device = FAKE_DEVICE
     autocast = staticmethod(nullcontext)
 
     def setup(self, module: nn.Module, *optimizers: torch.optim.Optimizer) -> tuple[Any, ...]:
@@ -86,7 +86,7 @@ class _Fabric:
 
 
 @contextmanager
-def elsewhere() -> Iterator[None]:
+def fake_device() -> Iterator[None]:
     """The device exists, and every engine that is made is on it, whatever device it is asked for.
 
     Batches are made two at a time there, and a ViT's tasks asked at once, as on a GPU.
@@ -114,8 +114,8 @@ def elsewhere() -> Iterator[None]:
         changed.enter_context(patch.object(torch.amp, "autocast", without))
         changed.enter_context(patch.object(torch, "is_autocast_enabled", lambda *_: False))
         changed.enter_context(patch.object(engine_of, "make_fabric", lambda *_, **__: _Fabric()))
-        changed.enter_context(patch.dict(batches.AHEAD, {ELSEWHERE.type: 2 * 8 * 3 * 8**2}))
-        changed.enter_context(patch.dict(stacking.ROWS, {ELSEWHERE.type: 1000}))
+        changed.enter_context(patch.dict(batches.AHEAD, {FAKE_DEVICE.type: 2 * 8 * 3 * 8**2}))
+        changed.enter_context(patch.dict(stacking.ROWS, {FAKE_DEVICE.type: 1000}))
         yield
 
 
@@ -129,7 +129,7 @@ class _There(Tensor):
     @staticmethod
     def __new__(cls, here: Tensor) -> "_There":
         layout: dict[str, Any] = {"strides": here.stride(), "storage_offset": here.storage_offset()}
-        return Tensor._make_wrapper_subclass(cls, here.shape, dtype=here.dtype, device=ELSEWHERE, **layout)
+        return Tensor._make_wrapper_subclass(cls, here.shape, dtype=here.dtype, device=FAKE_DEVICE, **layout)
 
     def __init__(self, here: Tensor) -> None:
         self.here = here
@@ -161,7 +161,7 @@ class _There(Tensor):
         super().__setitem__(_indices(index), value)
 
     def new_tensor(self, data: Any, **how: Any) -> Tensor:  # type: ignore[override]
-        return torch.tensor(data, **dict[str, Any](dtype=self.dtype, device=ELSEWHERE) | how)
+        return torch.tensor(data, **dict[str, Any](dtype=self.dtype, device=FAKE_DEVICE) | how)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -179,7 +179,7 @@ def _done(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """An operation, by its numbers on the host; what it gives is where a GPU would leave it."""
     name, target = func.overloadpacket.__name__, kwargs.get("device")
     there = any(isinstance(x, _There) for x in tree_leaves((args, kwargs)))
-    to = there if target is None else torch.device(target) == ELSEWHERE
+    to = there if target is None else torch.device(target) == FAKE_DEVICE
     _check(func, name, args, kwargs, there, to)
     numbers = kwargs if target is None else kwargs | {"device": torch.device("cpu")}
     result = func(*tree_map(_here, args), **tree_map(_here, numbers))
@@ -219,7 +219,7 @@ def _waits(name: str, args: Any, there: bool, to: bool) -> bool:
 def _check(func: Any, name: str, args: Any, kwargs: dict[str, Any], there: bool, to: bool) -> None:
     """Raise RuntimeError for what a GPU refuses."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    if any(x.device == ELSEWHERE and not isinstance(x, _There) for x in tensors):
+    if any(x.device == FAKE_DEVICE and not isinstance(x, _There) for x in tensors):
         raise RuntimeError(f"{func}: a tensor that was made on this pretended device in a way that it does not know")
     if kwargs.get("generator") is not None and (there or to):
         raise RuntimeError(f"{func}: a generator of the host draws on another device")

@@ -1,0 +1,345 @@
+"""The directory of a run or model: which files it has, what they hold, and how far it is. No torch.
+
+This is the one place that names them. A model of `pearl learn` has the files of a run, less its data and results.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pearl.errors import ConfigError, RunError, counted
+from pearl.names import class_name
+from pearl.storage import events
+from pearl.storage.files import FORMAT, check_format, read_json, read_regular, write_json
+from pearl.storage.locks import is_held
+from pearl.storage.shapes import (
+    Classes,
+    Data,
+    Environment,
+    Pending,
+    Record,
+    Reference,
+    Results,
+    Settings,
+    Task,
+    problem,
+)
+from pearl.storage.stored_task import MANIFEST, StoredTask, folder_name, read_manifest, task_rows
+from pearl.yaml_io import parse_yaml
+
+
+class State(StrEnum):
+    """How far a directory is."""
+
+    MISSING = "missing"  # no task is finished, and none is half learnt
+    LEARNING = "learning"  # a process is at work in it
+    HALF_LEARNT = "half learnt"  # a task was cut off
+    UNFINISHED = "unfinished"  # a run has tasks left
+    FINISHED = "finished"  # a model without a half-learnt task always is, as it has no end
+    DAMAGED = "damaged"
+
+
+class Below:
+    """A file or folder of a directory, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, directory: "RunDirectory", owner: type) -> Path:
+        return directory.path / self.name
+
+
+class RunDirectory:
+    """A run or model on disk. Every attribute is read when it is used, as other processes may write meanwhile."""
+
+    config_file = Below("config.yaml")  # resolved settings
+    environment_file = Below("environment.json")  # versions, device, threads, commit
+    data_file = Below("data.json")  # source, split and digests of a run's data
+    classes_file = Below("classes.json")  # names in order of arrival, per task, as in the manifests; append-only
+    results_file = Below("results.json")  # counts per stage, task and class; every metric is derived from them
+    events_file = Below("events.jsonl")  # one line per phase and epoch
+    code_file = Below("method.py")  # a copy of the file that the method was taken from, for who names it
+    inference_file = Below("inference.json")  # how long a prediction takes, where a table measured it
+    reference = Below("reference")  # the method's state before the first task
+    reference_manifest = Below(f"reference/{MANIFEST}")  # the last file of what a directory starts with
+    tasks_folder = Below("tasks")  # 000-NAME/: what task 0 added or changed, with thresholds, ranks, seconds
+    resume_folder = Below("resume")  # checkpoints of the task that is being learnt
+    pending_file = Below("resume/task.json")  # what the task that a model is learning is made of
+    logs_folder = Below("logs")  # curves, see `--log`
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def write(self, file: Path, value: Mapping[str, Any]) -> None:
+        """Write one of its JSON files, whole or not at all and not through links; see `files.write_json`."""
+        write_json(file, {"format": FORMAT, **value}, within=self.path)
+
+    # ----------------------------------------------------------------------------------------------- what files hold
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings as they are written: to check them imports every part that they name, and torch.
+
+        Raises:
+            RunError: neither a run nor a model, or its configuration cannot be read.
+        """
+        file = self.config_file
+        if not file.is_file():
+            if self.tasks_folder.is_dir():
+                raise RunError(f"{file}: missing, though tasks are there; restore it from a copy")
+            raise RunError(
+                f"{self.path}: neither a model nor a run, it has no {file.name}; `pearl list runs` shows the runs "
+                f"there are"
+            )
+        try:
+            config = parse_yaml(read_regular(file).decode())
+            if not isinstance(number := config.pop("format", None), int):
+                raise ValueError("no format number")
+            check_format(file, number)
+        except (OSError, ValueError, TypeError, AttributeError, ConfigError) as error:
+            reason = " ".join(str(error).split())
+            raise RunError(f"{file}: cannot be read ({reason}); restore it from a copy") from None
+        if wrong := problem(config, Settings):
+            raise RunError(f"{file}: damaged, not the settings of a run or model ({wrong}); restore it from a copy")
+        return dict(config)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """Counts of every finished stage of a run; none yet if the file is not there.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        file = self.results_file
+        return read_json(file, Results) if file.exists() else {"tasks": [], "stages": []}
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What it was made with; nothing if the file is not there.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        return read_json(self.environment_file, Environment) if self.environment_file.exists() else {}
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Digests of a run's data.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        return read_json(self.data_file, Data)
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """The manifest of the state before the first task.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        return read_json(self.reference_manifest, Reference)
+
+    @property
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What happened, in order."""
+        return events.read(self.events_file)
+
+    # --------------------------------------------------------------------------------------------------------- tasks
+
+    @property
+    def tasks(self) -> list[StoredTask]:
+        """The finished tasks; see `first_tasks`."""
+        return self.first_tasks()
+
+    def first_tasks(self, count: int | None = None) -> list[StoredTask]:
+        """Return the first `count` finished tasks (all if not given); manifests of later ones are not read.
+
+        Raises:
+            RunError: a manifest is damaged, of another task, or says other classes than classes.json or its tensors.
+        """
+        found: list[StoredTask] = []
+        first = 0
+        second_copy = itertools.chain(self.listed, itertools.repeat(None))
+        for (folder, manifest), known in zip(self.manifests(count), second_copy, strict=False):
+            classes, also = tuple(manifest["classes"]), tuple(manifest.get("also", ()))
+            task = StoredTask(manifest["name"], classes, first, folder, also, manifest)
+            if known and (known[0], _composed(known[1])) != (task.name, _composed(classes)):
+                raise RunError(
+                    f"{task.file}: not the name or other classes than in classes.json; restore it from a copy"
+                )
+            rows = task_rows(len(found), manifest["tensors"])
+            if rows - {len(classes)}:
+                raise RunError(
+                    f"{task.file}: names {counted(len(classes), 'class')}, the task's tensors have {max(rows)}; "
+                    f"restore it from a copy"
+                )
+            found.append(task)
+            first += len(classes)
+        every = [name for task in found for name in task.classes]
+        if len({*map(class_name, every)}) < len(every):  # of a model that took two forms of a name for two classes
+            return found
+        return [replace(task, classes=_composed(task.classes), also=_composed(task.also)) for task in found]
+
+    @property
+    def folders(self) -> dict[int, list[Path]]:
+        """All folders of tasks by number, finished or not."""
+        numbered: dict[int, list[Path]] = {}
+        for path in sorted(self.tasks_folder.glob("[0-9][0-9][0-9]*")):
+            number, _, _ = path.name.partition("-")
+            if number.isdecimal():
+                numbered.setdefault(int(number), []).append(path)
+        return numbered
+
+    @property
+    def finished(self) -> list[Path]:
+        """Folders of the finished tasks, in order; a gap ends the list."""
+        numbered = {
+            number: path
+            for number, paths in self.folders.items()
+            for path in reversed(paths)
+            if (path / MANIFEST).is_file()
+        }
+        return [numbered[index] for index in itertools.takewhile(numbered.__contains__, itertools.count())]
+
+    def folder_of(self, index: int, name: str) -> Path:
+        """Return where the folder of a task lies or will lie."""
+        return self.tasks_folder / folder_name(index, name)
+
+    def manifests(self, count: int | None = None, shape: type[Record] = Task) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yield folder and manifest of the first `count` finished tasks (all if not given).
+
+        Raises:
+            RunError: a manifest cannot be read, or is of another task than its folder's number says.
+        """
+        for index, folder in enumerate(self.finished[:count]):
+            manifest = read_manifest(folder, shape)
+            if (own := manifest.get("task", index)) != index:
+                raise RunError(
+                    f"{folder / MANIFEST}: is not of task {index:03d} but says {own!r}; folders were swapped, renamed "
+                    f"or copied, so give each its own name again, or restore them from a copy"
+                )
+            yield folder, manifest
+
+    @property
+    def listed(self) -> list[tuple[str, list[str]]]:
+        """Name and classes of each task by classes.json, the second copy of what manifests say.
+
+        It is written after a task's manifest, so it may lack the last task and never has more than there are.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        file = self.classes_file
+        if not file.is_file():
+            return []
+        return [(task["name"], task["classes"]) for task in read_json(file, Classes)["tasks"]]
+
+    def list_classes(self) -> None:
+        """Write classes.json, the manifests' class names in order of arrival."""
+        tasks = [{"name": task.name, "classes": list(task.classes)} for task in self.tasks]
+        self.write(self.classes_file, {"tasks": tasks})
+
+    def check_no_gap(self) -> None:
+        """Refuse a directory that has lost a task, whose place another one would take, or has two in one place.
+
+        Raises:
+            RunError: naming the manifest that is missing, or the folders.
+        """
+        done, folders = len(self.finished), self.folders
+        whole = {number: [path for path in paths if (path / MANIFEST).exists()] for number, paths in folders.items()}
+        for number, paths in whole.items():
+            if len(paths) > 1:
+                both = " and ".join(path.name for path in paths)
+                raise RunError(f"{self.tasks_folder}: {both} are both task {number:03d}; move all but one away")
+        later = [path for number, paths in whole.items() if number > done for path in paths]
+        if later or len(self.listed) > done:
+            lost = folders.get(done, [self.tasks_folder / f"{done:03d}"])[0] / MANIFEST
+            though = f"{later[0].name} is there" if later else "classes.json lists the task"
+            raise RunError(
+                f"{lost}: missing, though {though}; restore it from a copy, or, to learn again from there, remove "
+                f"classes.json and the folders of tasks from {done:03d} on"
+            )
+
+    # ------------------------------------------------------------------------------------------------ how far it is
+
+    @property
+    def state(self) -> State:
+        """How far it is. Whether a process is at work is found by asking for the lock for an instant."""
+        with suppress(OSError):  # a directory that nobody can lock
+            if is_held(self.path):
+                return State.LEARNING
+        try:
+            if self.is_done:
+                return State.FINISHED
+            if self.is_half_learnt or self.checkpoints:
+                return State.HALF_LEARNT
+            if not self.finished:
+                return State.MISSING
+            return State.UNFINISHED if "recipe" in self.config else State.FINISHED
+        except RunError:
+            return State.DAMAGED
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every task of a run has been learnt and evaluated.
+
+        Raises:
+            RunError: its results are damaged.
+        """
+        results = self.results
+        return bool(results.get("complete")) and len(self.finished) == len(results["tasks"])
+
+    @property
+    def half_learnt(self) -> dict[str, Any]:
+        """What is noted of the task that a model is learning; nothing if none is.
+
+        The manifests are what counts: a task that has one is learnt, also if its process died before it removed the
+        note.
+
+        Raises:
+            RunError: the note is damaged.
+        """
+        note = read_json(self.pending_file, Pending) if self.pending_file.is_file() else {}
+        return {} if note.get("index") in range(len(self.finished)) else note
+
+    @property
+    def is_half_learnt(self) -> bool:
+        """Whether a model is learning a task, also if the note of it is damaged: who goes on with it is told."""
+        try:
+            return bool(self.half_learnt)
+        except RunError:
+            return True
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        """What is stored of the task that is being learnt; nothing if none is."""
+        return sorted(manifest.parent for manifest in self.resume_folder.glob(f"*/{MANIFEST}"))
+
+    @property
+    def seconds(self) -> float:
+        """What learning and evaluating a run took, phases that another run has trained among it.
+
+        Raises:
+            RunError: its files are damaged.
+        """
+        learning = sum(sum(manifest["seconds"].values()) for _, manifest in self.manifests())
+        return learning + sum(stage["evaluation_seconds"] for stage in self.results["stages"])
+
+    @property
+    def reused_seconds(self) -> float:
+        """What of that it took other runs, from which this one has finished phases.
+
+        Raises:
+            RunError: its files are damaged.
+        """
+        every = [manifest for _, manifest in self.manifests()]
+        return sum(manifest["seconds"].get(phase, 0.0) for manifest in every for phase in manifest.get("reused", []))
+
+
+def _composed(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(map(class_name, names))
