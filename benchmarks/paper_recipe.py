@@ -30,8 +30,7 @@ RANKS_ONLY = ["train.phases.adapt.steps=1"]
 
 
 def rates(reference: str, probe: str, adapt: str) -> list[str]:
-    """The schedules of the three phases. `multistep` is Mammoth's for CIFAR-100: a tenth of the rate from epoch 35 of 50
-    on, a hundredth from 45."""
+    """Schedules of the three phases; `multistep` is Mammoth's: a tenth of the rate from epoch 35 of 50 on, then 45."""
     named = {"reference": reference, "probe": probe, "adapt": adapt}
     return [f"train.phases.{phase}.schedule={name}" for phase, name in named.items()] + [
         f"train.phases.{phase}.milestones=[0.7,0.9]" for phase, name in named.items() if name == "multistep"
