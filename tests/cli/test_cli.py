@@ -143,9 +143,9 @@ def test_wrong_input_is_one_line(cli, wrong):
 def test_an_option_that_takes_one_value_is_given_once(cli, tmp_path):
     """Of two folders the last would be learnt, and the first not, without a word."""
     error = cli("learn", "shop", "--data", tmp_path, "--data", tmp_path, code=2)
-    assert error == "pearl: --data: given 2 times, and takes one value; leave out the others\n"
+    assert error == "pearl: --data: given 2 times; keep one value\n"
     error = cli("learn", "shop", "--data", tmp_path, "--alias", "a=b", "--alias", "a=c", code=2)
-    assert error == "pearl: --alias a: given for two classes; choose one\n"
+    assert error == "pearl: --alias a: given for two classes; keep one\n"
     assert not Path("shop").exists()
 
 
@@ -303,6 +303,6 @@ def test_something_is_said_before_torch_is_imported(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     options.begun("run digits", quiet=True)  # which may take minutes without a word
-    assert capsys.readouterr().err == "pearl run digits: at work; shows no progress (--quiet)\n"
+    assert capsys.readouterr().err == "pearl run digits: running without progress display (--quiet)\n"
     options.begun("run digits", quiet=False)
     assert capsys.readouterr().err == "pearl run digits: one moment ...\n"

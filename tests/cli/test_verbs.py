@@ -134,7 +134,7 @@ def test_task_names(shop, one, cli, name):
 
 def test_phases_that_are_kept(cli, tmp_path, monkeypatch):
     """Seen, taken by another run, which says so, and removed."""
-    assert cli("cache")[0] == "off (PEARL_CACHE=off): no finished phase is kept or taken\n"
+    assert cli("cache")[0] == "off (PEARL_CACHE=off): finished phases are neither stored nor reused\n"
     monkeypatch.setenv("PEARL_CACHE", str(tmp_path / "kept"))
     assert cli("cache")[0] == f"{tmp_path / 'kept'}: 0 finished phases, 0.00 of at most 10 GB\n"
     small = ["digits", "--smoke", "backbone.width=4", "stream.classes=4", "stream.tasks=2"]
@@ -391,7 +391,7 @@ def test_a_killed_task_is_resumed_by_another_process(shop, one):
     assert done.returncode == 130
     assert done.stderr.endswith(f"go on with: pearl resume {one}\n")
     done = call("resume", one, "-q")
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"learnt; the model is {one}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"learnt; stored in {one}\n", "")
     assert weights_of(one) == weights_of(whole)
 
 
@@ -439,7 +439,7 @@ WRONG = {
         ("M first --tasks 3", "M: it has 2 finished tasks, not 3; ask for 1 to 2"),
         ("M first --tasks 0", "Invalid value for '--tasks'"),
         ("M first --top 0", "Invalid value for '--top'"),
-        ("M first --json --csv", "--json and --csv exclude each other"),
+        ("M first --json --csv", "--json and --csv cannot be combined"),
         ("M first --device warp", "device 'warp' cannot be used here"),
         ("M first --device meta", "device 'meta' cannot be used here"),
         ("M", "Missing argument 'PATH...'"),
@@ -466,7 +466,7 @@ WRONG = {
     "refit": [
         ("M", "M: a model, whose images nobody kept; give images of its classes with --data"),
         ("M --data first --to new", "M: has class statistics already"),
-        ("M --to new", "--to: of a model alone; give its images with --data"),
+        ("M --to new", "--to: only for models; give the model's images with --data"),
     ],
     "inspect": [
         ("nowhere", "nowhere: neither a model nor a run"),

@@ -236,7 +236,7 @@ def test_too_little_memory_is_a_line(tmp_path):
         code = f"import pearl.cli\ndef fail(*_, **__): raise {error}\npearl.cli.app = fail\npearl.cli.main()"
         done = zygote.run([], program=["-c", code], text=True)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "pearl: out of memory; ask for less at a time, or free some\n"
+        assert done.stderr == "pearl: out of memory; process less at a time, or free memory\n"
 
 
 class PanicException(BaseException):

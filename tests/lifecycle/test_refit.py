@@ -52,7 +52,7 @@ def test_folders_of_other_names_and_in_other_places(shop, tmp_path, cli):
     assert f"made {tmp_path / 'new'}" in out
     assert pearl.load(tmp_path / "new").predict(digit(3)[100])[0].name == "three"
     _, err = cli("refit", shop / "heads", "--to", tmp_path / "x", code=2)
-    assert "give its images with --data" in err
+    assert "give the model's images with --data" in err
 
 
 def test_sub_networks_after_the_last_space_are_no_part_of_an_answer():
