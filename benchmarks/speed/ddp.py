@@ -1,4 +1,4 @@
-"""Whether several processes learn what one does from the same batches, and how fast.
+"""Return True if several processes learn what one does from the same batches, and how fast.
 
     python benchmarks/speed/ddp.py                          DeiT-Tiny at 32 pixels, 50 steps a phase, 2 processes
     python benchmarks/speed/ddp.py --model test_vit --steps 5

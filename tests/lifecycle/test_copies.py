@@ -59,7 +59,7 @@ def test_an_image_is_counted_once() -> None:
     stay, notes = copies.without_copies(found, labels, ["a", "b"], known, "image {}".format)
     assert np.flatnonzero(~stay).tolist() == [1, 2, 3, 6, 9], "what another class has shown is not the same image"
     assert [note.partition(":")[0] for note in notes] == [
-        "1 image given more than once in a class, and counted once",
+        "1 image repeated within a class; counted once",
         "1 image in several classes, as image 2 (a) and image 6 (b)",
         "2 images learnt before",
     ]
@@ -90,7 +90,7 @@ def test_images_that_were_learnt_are_left_out_of_an_evaluation(shop: Path, tmp_p
     found = opened.evaluate(test)
     assert np.array_equal(found.confusion, clean.confusion) and clean.notes == ()
     assert any("3 images that the model has learnt, as " in note for note in found.notes)
-    assert any("1 image given more than once" in note for note in found.notes)
+    assert any("1 image repeated within a class" in note for note in found.notes)
     learnt = opened.evaluate(shop / "first")
     assert learnt.total.tolist() == [COUNT - 1, COUNT]
     assert any("this says how well, and nothing of new images" in note for note in learnt.notes)
@@ -107,7 +107,7 @@ def test_copies_are_not_held_out(model: Path, tmp_path: Path) -> None:
     manifest = read_json(task_infos(model)[-1].folder / MANIFEST)
     assert (manifest["images"], sum(manifest["estimate"]["total"])) == (10, 10)
     assert len(learnt_images(task_infos(model)[-1:])) == 10, "an image that is held out may be evaluated on"
-    assert any(note.startswith("20 images given more than once") for note in show.said)
+    assert any(note.startswith("20 images repeated within a class") for note in show.said)
 
 
 def test_what_was_learnt_of_a_class_is_not_learnt_again(shop: Path, model: Path, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_files_that_are_not_read_are_counted(photos):
     (photos / "b" / "more").mkdir()
     (photos / "b" / "0.png").rename(photos / "b" / "more" / "0.png")
     assert left_out(photos) == [
-        f"{photos}: files that are no image known here (2 .xyz, 1 .txt) are left out",
+        f"{photos}: files that are not images (2 .xyz, 1 .txt) are left out",
         f"{photos}: 1 image deeper than class folders left out; move them up into these",
     ]
     for place in (photos / "b").glob("*.png"):

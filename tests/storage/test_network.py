@@ -59,7 +59,7 @@ def test_a_proxy_is_left_to_answer(silent: list[str], monkeypatch: pytest.Monkey
 def test_downloads_that_cannot_come_end_in_a_line(silent: list[str]) -> None:
     """Each would wait a minute for its name; a host is waited for once."""
     for source, name in ((cifar100, "CIFAR-100"), (imagenet_r, "ImageNet-R")):
-        with pytest.raises(DataError, match=rf"{name} cannot be had .*does not answer within"):
+        with pytest.raises(DataError, match=rf"{name} cannot be obtained .*does not answer within"):
             source()
     with pytest.raises(WeightsError, match=r"cannot be downloaded .*give a local file"):
         timm_backbone("deit_tiny_patch16_224", 32, pretrained=True)

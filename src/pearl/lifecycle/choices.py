@@ -87,5 +87,5 @@ def _with_statistics(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_statistics(config: ModelConfig) -> bool:
-    """Whether tasks are told apart by class statistics."""
+    """Return True if tasks are told apart by class statistics."""
     return bool(config.method.get("classifier", {}).get("name") == "chain")

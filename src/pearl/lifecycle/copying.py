@@ -82,7 +82,7 @@ def copy_beside(start: Path, path: Path, config: ModelConfig) -> None:
 
 
 def is_copy(path: Path, start: Path, name: str) -> bool:
-    """Whether `path` holds what `start` has learnt and no more, or no more than task `name`: a copy that was cut off
+    """Return True if `path` holds what `start` has learnt and no more, or no more than task `name`: a copy that was cut off
     when it learnt its first task, or after that.
     """
 
@@ -107,7 +107,7 @@ def check_place(path: Path, source: Path | None, instead: str = "choose another 
 
 
 def _is_early(place: Path) -> bool:
-    """Whether something may lie in a directory before its configuration does."""
+    """Return True if something may lie in a directory before its configuration does."""
     if place.name == "resume" and place.is_dir():  # somebody may have a folder of that name, and all in it is removed
         return (place / Path(PENDING).name).is_file() or all(is_temporary(each.name) for each in place.iterdir())
     return place.name in (*LOCK, "events.jsonl") or is_temporary(place.name)

@@ -205,7 +205,7 @@ def _indices(index: Any) -> Any:
 
 
 def _waits(name: str, args: Any, there: bool, to: bool) -> bool:
-    """Whether the host waits for the device."""
+    """Return True if the host waits for the device."""
     if name == "_to_copy":
         return to != there
     if name == "copy_":

@@ -259,7 +259,7 @@ def _is_learnt(
     holdout: float,
     show: Observer,
 ) -> bool:
-    """Whether the model's last task is this one, of these images and settings: a process was killed after it."""
+    """Return True if the model's last task is this one, of these images and settings: a process was killed after it."""
     last = task_infos(path)[-1:]
     if not last or last[0].name != name or sorted(last[0].names) != sorted(found.classes):
         return False

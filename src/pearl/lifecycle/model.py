@@ -224,7 +224,7 @@ class Model:
 
     @property
     def can_judge(self) -> bool:
-        """Whether it has in-distribution scores, and so can find images unknown: with class statistics."""
+        """Return True if it has in-distribution scores, and so can find images unknown: with class statistics."""
         return self.method.judging() is not None
 
     def threshold(self, rate: float) -> float:

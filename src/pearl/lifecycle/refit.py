@@ -72,7 +72,7 @@ def source_of(config: RunConfig) -> Path | None:
 
 
 def can_be_taken(run: Path) -> bool:
-    """Whether a run is finished and has its tensors; of some no more is kept than what they said."""
+    """Return True if a run is finished and has its tensors; of some no more is kept than what they said."""
     with suppress(RunError):
         return done(run) and all((part / WEIGHTS).is_file() for part in (run / "reference", *finished(run)))
     return False

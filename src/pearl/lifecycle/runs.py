@@ -94,7 +94,7 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether every task has been learnt and evaluated."""
+        """Return True if every task has been learnt and evaluated."""
         return done(self.path)
 
     @cached_property

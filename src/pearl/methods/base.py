@@ -175,7 +175,7 @@ class Method(nn.Module):
 
     @classmethod
     def has_phases(cls, task: UpcomingTask) -> bool:
-        """Whether anything is trained in a task; if so, its phases are those that are declared."""
+        """Return True if anything is trained in a task; if so, its phases are those that are declared."""
         return True
 
     @property

@@ -283,7 +283,7 @@ class Pearl(SubNetworks):
         return self.backbone, self.weights(t) if self.is_adapted(t) else {}
 
     def is_adapted(self, t: int) -> bool:
-        """Whether task t has updates of its own."""
+        """Return True if task t has updates of its own."""
         return f"{t}.threshold" in self.statistics
 
     def at_once(self) -> tuple[Network, int] | None:

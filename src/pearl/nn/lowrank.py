@@ -92,7 +92,7 @@ def select_targets(backbone: nn.Module, spec: str | Sequence[str] = "auto") -> t
 
 
 def has_attention(backbone: nn.Module) -> bool:
-    """Whether the backbone is a transformer: whether it has key projections."""
+    """Return True if the backbone is a transformer: whether it has key projections."""
     return any(True for _ in _matching(backbone, "key"))
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def computes_bf16(device: str) -> bool:
-    """Whether convolutions have gradients in bfloat16 here: on a CPU, if oneDNN computes in it."""
+    """Return True if convolutions have gradients in bfloat16 here: on a CPU, if oneDNN computes in it."""
     return device != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

@@ -28,12 +28,12 @@ class RankRule(Protocol):
 
     @property
     def needs_probe(self) -> bool:
-        """Whether the task's fine-tuned weights are looked at; if not, they need not be trained."""
+        """Return True if the task's fine-tuned weights are looked at; if not, they need not be trained."""
         ...
 
     @property
     def learnt(self) -> bool:
-        """Whether ranks depend on what is learnt."""
+        """Return True if ranks depend on what is learnt."""
         return self.needs_probe
 
     def choose(self, reference: Tensor, tuned: Tensor) -> Choice:

@@ -50,7 +50,7 @@ def require_plain(net: nn.Module) -> None:
 
 
 def is_plain(net: nn.Module) -> bool:
-    """Whether something can be put into this network, see `require_plain`."""
+    """Return True if something can be put into this network, see `require_plain`."""
     try:
         require_plain(net)
     except ConfigError:

@@ -59,7 +59,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _rounded(value: Tensor, own: Tensor) -> bool:
-    """Whether two tensors differ in precision alone: files in half precision are common."""
+    """Return True if two tensors differ in precision alone: files in half precision are common."""
     return value.is_floating_point() and own.is_floating_point()
 
 

@@ -51,7 +51,7 @@ def data_of(config: Any) -> str | None:
 
 
 def whole_benchmark(config: Any) -> bool:
-    """Whether the stream is a published benchmark with all of its training images, so that published rates fit."""
+    """Return True if the stream is a published benchmark with all of its training images, so that published rates fit."""
     known = {"cifar100", "tinyimagenet", "imagenet_r"}
     stream = getattr(config, "stream", None)
     return stream is not None and stream.per_class is None and data_of(config) in known
@@ -68,10 +68,10 @@ def on_cifar(cifar: Any, other: Any) -> Follows:
 
 
 def convolutional(config: Any) -> bool:
-    """Whether the backbone is one of pearl's own, which are convolutional; of others, only the network knows."""
+    """Return True if the backbone is one of pearl's own, which are convolutional; of others, only the network knows."""
     return config.backbone["name"] in {"resnet18", "bsc", "convnet"}
 
 
 def pretrained(config: Any) -> bool:
-    """Whether the backbone comes with weights."""
+    """Return True if the backbone comes with weights."""
     return bool(config.backbone.get("pretrained") or config.backbone.get("weights"))

@@ -191,7 +191,7 @@ class Registry:
             raise ConfigError(f"{self._files[name].place_of(error)}: {in_words(error)}; mend the file") from error
 
     def closed(self, name: str) -> bool:
-        """Whether a part is a file's that nobody has named in this process."""
+        """Return True if a part is a file's that nobody has named in this process."""
         return self.base is not None and "@" in name and name not in self._files
 
     def load(self, name: str) -> Callable[..., Any]:

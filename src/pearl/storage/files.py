@@ -209,7 +209,7 @@ def stored_checkpoints(run: Path) -> list[Path]:
 
 
 def done(run: Path) -> bool:
-    """Whether every task of a run has been learnt and evaluated.
+    """Return True if every task of a run has been learnt and evaluated.
 
     Raises:
         RunError: its results are damaged.

@@ -274,7 +274,7 @@ class _Work:
             one.process.stop()
 
     def _ended_already(self, run: Path) -> bool:
-        """Whether there is nothing to do: it is done, or damaged."""
+        """Return True if there is nothing to do: it is done, or damaged."""
         try:
             if files.done(run):
                 self._end(Outcome(self.jobs[run], run, "skipped"))
@@ -351,7 +351,7 @@ class _Work:
 
 
 def locked(run: Path) -> bool:
-    """Whether a process is at work on a run; asked without making its directory."""
+    """Return True if a process is at work on a run; asked without making its directory."""
     with suppress(OSError):  # whoever starts it will be told why it cannot be locked
         return is_held(run)
     return False

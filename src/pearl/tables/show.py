@@ -92,7 +92,7 @@ def _address(path: Path, folder: Path) -> str:
 
 
 def _goes_along(path: Path, folder: Path) -> bool:
-    """Whether a run lies below its page, so that a link holds wherever both go; elsewhere it is named alone."""
+    """Return True if a run lies below its page, so that a link holds wherever both go; elsewhere it is named alone."""
     return path.resolve().is_relative_to(folder.resolve())
 
 

@@ -75,7 +75,7 @@ class _Line(_Section):
     sizes: list[Size] = [*SIZES]  # left out: where runs would take too long or say nothing
 
     def is_at(self, size: Size) -> bool:
-        """Whether there are runs of it."""
+        """Return True if there are runs of it."""
         return size in self.sizes
 
 
@@ -115,7 +115,7 @@ class Column(_Line):
 
     @property
     def vector(self) -> bool:
-        """Whether it has a number per task or layer."""
+        """Return True if it has a number per task or layer."""
         return self.metric in {*OF_TASKS, *OF_LAYERS}
 
 

@@ -87,7 +87,7 @@ def difference(ours: Sample, other: Sample) -> tuple[float, float | None]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds here."""
+    """Return True if a claim holds here."""
 
     claim: Claim
     holds: str  # yes, no, within noise; open: runs are missing; not here: there are none at this size
@@ -288,7 +288,7 @@ def _setting(request: Request, key: str) -> float:
 
 
 def verdict(claim: Claim, cells: Mapping[Place, Cell], titles: Mapping[str, str]) -> Verdict:
-    """Whether a claim holds: `yes`, `no`, or `within noise` where other seeds might say otherwise.
+    """Return True if a claim holds: `yes`, `no`, or `within noise` where other seeds might say otherwise.
 
     Means are compared by Welch's t-test. A claim of several comparisons holds if each of them does, and is refuted by
     any, at a level divided by their number; so it may be refuted while runs of others are missing. Rows that there are
@@ -378,7 +378,7 @@ def chance(a: Sample, b: Sample) -> float | None:
 
 
 def _spread(claim: Claim, cells: Sequence[Cell]) -> Verdict:
-    """Whether means differ by less than some standard deviation, beside what their own seeds make of it.
+    """Return True if means differ by less than some standard deviation, beside what their own seeds make of it.
 
     At just that deviation the variance of the means over what is expected of it has an F distribution: of one degree
     less than there are means, and of as many (Satterthwaite) as the seeds' part of it has.

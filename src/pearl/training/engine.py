@@ -301,7 +301,7 @@ def mistakes_named(phase: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory was short: on a GPU by its type, on the CPU by the allocator's words alone."""
+    """Return True if memory was short: on a GPU by its type, on the CPU by the allocator's words alone."""
     return isinstance(error, torch.OutOfMemoryError) or short_of_memory(error)
 
 

@@ -182,7 +182,7 @@ def _verdict(codes: Mapping[int, int], said: Sequence[IO[bytes]]) -> tuple[int, 
 
 
 def ignored(kind: signal.Signals) -> bool:
-    """Whether this process does not hear a signal."""
+    """Return True if this process does not hear a signal."""
     return signal.getsignal(kind) == signal.SIG_IGN
 
 

@@ -108,7 +108,7 @@ class Replay:
             self.stop.waits = False
 
     def due(self) -> bool:
-        """Whether to store now. Asked after every step; what one rank needs, all do."""
+        """Return True if to store now. Asked after every step; what one rank needs, all do."""
         return any(self.world.any(self.stop.requested, time.monotonic() - self._stored_at >= 60 * self.minutes))
 
     def store(self, at: tuple[int, int], scene: "Scene", progress: Progress, *, finished: bool) -> None:
@@ -202,7 +202,7 @@ class Scene:
         return {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}
 
     def fits(self, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> bool:
-        """Whether a stored moment is of this phase; nothing is changed. An optimizer would take any shape.
+        """Return True if a stored moment is of this phase; nothing is changed. An optimizer would take any shape.
 
         Buffers may have other shapes: memories and statistics grow.
         """

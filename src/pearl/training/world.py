@@ -74,7 +74,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this one writes, evaluates and speaks."""
+        """Return True if this one writes, evaluates and speaks."""
         return self.rank == 0
 
     def wait(self) -> None:
@@ -145,7 +145,7 @@ class World:
 
 
 def lost(error: BaseException) -> bool:
-    """Whether another process has ended."""
+    """Return True if another process has ended."""
     words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in words)

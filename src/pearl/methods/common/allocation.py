@@ -25,12 +25,12 @@ def rule_of(options: Options) -> RankRule:
 
 
 def probes(options: Options) -> bool:
-    """Whether there is a probe: whether the rank rule or the start of the updates needs one."""
+    """Return True if there is a probe: whether the rank rule or the start of the updates needs one."""
     return rule_of(options).needs_probe or options.get("init", "kaiming") != "kaiming"
 
 
 def allocates(options: Options) -> bool:
-    """Whether ranks are found in a phase of their own."""
+    """Return True if ranks are found in a phase of their own."""
     rule = rule_of(options)
     return isinstance(rule, DynamicRule) and rule.then == "restart"
 

@@ -264,7 +264,7 @@ def misfit(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def possible(name: str, value: Tensor) -> bool:
-    """Whether one of the chain's tensors has values that such a tensor can have.
+    """Return True if one of the chain's tensors has values that such a tensor can have.
 
     Those on other devices are not read, nor means: of very many classes that takes seconds.
     """

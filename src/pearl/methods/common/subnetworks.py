@@ -104,7 +104,7 @@ class SubNetworks(Method):
         self.heads.grow(len(task.classes)).to(self.device).requires_grad_(False)
 
     def trains_on(self, task: Task) -> bool:
-        """Whether the task gets a sub-network: with the chain, later ones not for one class or after the last space."""
+        """Return True if the task gets a sub-network: with the chain, later ones not for one class or after the last space."""
         return self._untrained(task) is None
 
     def _untrained(self, task: Task) -> str | None:
@@ -121,7 +121,7 @@ class SubNetworks(Method):
         return None
 
     def notes(self, task: Task) -> list[str]:
-        """Whether nothing is trained, and why; at first, whether nothing can be learnt of a single class."""
+        """Return True if nothing is trained, and why; at first, whether nothing can be learnt of a single class."""
         if self.chain is not None and task.id == 0 and len(task.shown) < 2 and not self.backbone.pretrained:
             return [
                 "a single class teaches a network nothing: this one's stays as it was drawn, and tasks to come are "

@@ -30,7 +30,7 @@ class FrozenExtractor(PrototypeMethod):
         self.extractor = extractor
 
     def trains_on(self, task: Task) -> bool:
-        """Whether the extractor is trained on this task."""
+        """Return True if the extractor is trained on this task."""
         return task.id == 0 and self.extractor == "first_task"
 
     def train_extractor(self, task: Task, head: nn.Module | None = None) -> Iterator[Phase]:

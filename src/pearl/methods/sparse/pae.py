@@ -218,7 +218,7 @@ class Pae(SubNetworks):
         parts.load_state_dict(best)
 
     def has_own(self, t: int) -> bool:
-        """Whether any weight is task t's; in a full network none may have been left."""
+        """Return True if any weight is task t's; in a full network none may have been left."""
         return any(bool((self.owners[name] == t).any()) for name in self.owners.names)
 
     def pruning(self, kept: Task, head: nn.Linear, before: float, target: float) -> Phase:

@@ -40,7 +40,7 @@ class Beside:
 
 
 def fits_beside(layer: nn.Module, rank: int, fold: Fold) -> bool:
-    """Whether an update of this rank is a pair of convolutions, and these are faster than its weight.
+    """Return True if an update of this rank is a pair of convolutions, and these are faster than its weight.
 
     Of 1 x 1 convolutions they are not: those are matrix products already. A subclass of `nn.Conv2d` may make anything
     of its weight, as timm's standardised one does.

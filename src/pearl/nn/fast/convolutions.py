@@ -40,12 +40,12 @@ class FastConvolutions(TorchFunctionMode):
 
 
 def is_slow(stride: Sequence[int], groups: int, filters: int) -> bool:
-    """Whether oneDNN has no fast bfloat16 kernel for the gradients of such a convolution."""
+    """Return True if oneDNN has no fast bfloat16 kernel for the gradients of such a convolution."""
     return groups > 1 and (max(stride) > 1 or filters > groups)
 
 
 def has_slow(module: nn.Module | None, *, bf16: bool) -> bool:
-    """Whether a module may hold such convolutions, so that steps through it are faster under `FastConvolutions`."""
+    """Return True if a module may hold such convolutions, so that steps through it are faster under `FastConvolutions`."""
     convs = (m for m in module.modules() if isinstance(m, nn.Conv2d)) if module is not None else ()
     if bf16:
         return any(
@@ -62,7 +62,7 @@ def _square(stride: Sequence[int], padding: Sequence[int] | str) -> bool:
 
 
 def _transformed() -> bool:
-    """Whether this runs under `torch.func`'s grad, vmap or the like, which take no function but PyTorch's own."""
+    """Return True if this runs under `torch.func`'s grad, vmap or the like, which take no function but PyTorch's own."""
     return torch._C._are_functorch_transforms_active()
 
 

@@ -72,12 +72,12 @@ def _recorded(recorder: Tracer, name: str, *args: Any, **kwargs: Any) -> fx.Prox
 
 
 def plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module does what PyTorch's `kind` does and no more: of subclasses and hooks, who knows."""
+    """Return True if a module does what PyTorch's `kind` does and no more: of subclasses and hooks, who knows."""
     return type(module) is kind and not hooked(module)
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether something happens before or after each of its forward passes."""
+    """Return True if something happens before or after each of its forward passes."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 

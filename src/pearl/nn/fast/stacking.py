@@ -30,7 +30,7 @@ class Updates:
 
 
 def stackable(net: nn.Module, layers: Iterable[str]) -> bool:
-    """Whether these layers are linear and see the batch as the first dimension, which is known of timm's ViTs."""
+    """Return True if these layers are linear and see the batch as the first dimension, which is known of timm's ViTs."""
     if not type(net).__module__.startswith("timm."):
         return False
     from timm.models import VisionTransformer  # slow to import, and there already
