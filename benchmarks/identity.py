@@ -1,4 +1,5 @@
-"""Return True if a change leaves every bit as it was: digits, and a short run of every method, in float32 on one thread.
+"""Return True if a change leaves every bit as it was: digits, and a short run of every method, in float32 on one
+thread.
 
     python benchmarks/identity.py before.json                         # on the commit before
     python benchmarks/identity.py after.json --against before.json    # on the one after, on the same machine

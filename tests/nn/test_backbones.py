@@ -393,7 +393,7 @@ def test_damaged_files_are_refused(
 @pytest.mark.parametrize("content", [[1, 2], {"lr": 0.1}, torch.zeros(3), {"state_dict": {"epoch": 3}}, None])
 def test_a_file_without_named_tensors_is_refused(content: Any, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=r"w.pth: holds no mapping of names to plain tensors"):
+    with pytest.raises(WeightsError, match=r"w.pth: is not a mapping of names to plain tensors"):
         load_weights(build("resnet"), str(tmp_path / "w.pth"))
 
 

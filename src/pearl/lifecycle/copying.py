@@ -82,8 +82,8 @@ def copy_beside(start: Path, path: Path, config: ModelConfig) -> None:
 
 
 def is_copy(path: Path, start: Path, name: str) -> bool:
-    """Return True if `path` holds what `start` has learnt and no more, or no more than task `name`: a copy that was cut off
-    when it learnt its first task, or after that.
+    """Return True if `path` holds what `start` has learnt and no more, or no more than task `name`: a copy that was cut
+    off when it learnt its first task, or after that.
     """
 
     def there(place: Path) -> list[bytes]:

@@ -51,7 +51,7 @@ def data_of(config: Any) -> str | None:
 
 
 def whole_benchmark(config: Any) -> bool:
-    """Return True if the stream is a published benchmark with all of its training images, so that published rates fit."""
+    """Return True for a published benchmark with all of its training images, so that published rates fit."""
     known = {"cifar100", "tinyimagenet", "imagenet_r"}
     stream = getattr(config, "stream", None)
     return stream is not None and stream.per_class is None and data_of(config) in known

@@ -104,7 +104,9 @@ class SubNetworks(Method):
         self.heads.grow(len(task.classes)).to(self.device).requires_grad_(False)
 
     def trains_on(self, task: Task) -> bool:
-        """Return True if the task gets a sub-network: with the chain, later ones not for one class or after the last space."""
+        """Return True if the task gets a sub-network: with the chain, later ones not for one class or after the last
+        space.
+        """
         return self._untrained(task) is None
 
     def _untrained(self, task: Task) -> str | None:
