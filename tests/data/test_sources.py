@@ -160,7 +160,7 @@ IMAGES, LABELS = np.zeros((9, 4, 4, 3), np.uint8), np.repeat(np.arange(3), 3)
         ),
         ({"train_labels": np.full(9, 2**63 + 5, np.uint64), "class_names": None}, "labels up to 9223372036854775813"),
         ({"train_labels": np.full(9, 2**64 - 1, np.uint64)}, "train_labels has values from 18446744073709551615 to"),
-        ({"train_images": IMAGES[:, :0]}, r"train_images has no pixels, its shape is \(9, 0, 4, 3\)"),
+        ({"train_images": IMAGES[:, :0]}, r"train_images has no pixels: its shape is \(9, 0, 4, 3\)"),
         ({"train_labels": None, "class_names": None}, "train_labels is missing"),
         ({"class_names": np.array([1, 2, 3])}, "class_names must be a list of str, not int64"),
         ({"class_names": np.array(["a", "b", "a"])}, "class_names repeats a; give each class a name of its own"),
@@ -465,9 +465,9 @@ def test_imagenet_r_list_that_does_not_fit(data: Path, tmp_path: Path) -> None:
         }
         return imagenet_r(**lists)  # type: ignore[arg-type]
 
-    with fails(r"test\.txt names 2 files that .*imagenet-r lacks: n01000000/art_77\.jpg, other\.jpg; mend the list"):
+    with fails(r"test\.txt names 2 files that .*imagenet-r lacks: n01000000/art_77\.jpg, other\.jpg; fix the list"):
         load(train, [*test, "n01000000/art_77.jpg", "other.jpg"])
-    with fails(r"train\.txt names 25 files that .* lacks: n5/00\.jpg, .*n5/19\.jpg and 5 more; mend"):
+    with fails(r"train\.txt names 25 files that .* lacks: n5/00\.jpg, .*n5/19\.jpg and 5 more; fix"):
         load([*train, *(f"n5/{i:02}.jpg" for i in range(25))], test)
     with fails(rf"test\.txt lists files twice: {train[0]}; keep each in one list, once"):
         load(train, [*test, train[0]])

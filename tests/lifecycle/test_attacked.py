@@ -216,7 +216,7 @@ def test_code_that_ends_the_process_is_named_by_its_line(where, end, tmp_path, m
         ("yield Phase('own', [1], self.loss)", "line 11: TypeError: phase own: its params must be parameters"),
         ("yield Phase('own', [], self.loss)", "line 11: TypeError: phase own: its params must be parameters"),
         ("yield Phase('own', self.parameters(), 1)", "line 11: TypeError: phase own: its loss must be a function"),
-        ("yield Phase(1, self.parameters(), self.loss)", "line 11: TypeError: a phase's name is a text"),
+        ("yield Phase(1, self.parameters(), self.loss)", "line 11: TypeError: a phase's name must be a string"),
         ("return 1", "own.py: TypeError"),
     ],
 )

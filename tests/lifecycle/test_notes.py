@@ -95,7 +95,7 @@ def test_how_much_is_adapted():
     keys = sum(size // 3 for name, size in layers.items() if "qkv" in name)
     share = round(100 * keys / sum(layers.values()))
     assert Pearl(network).notes(make_task(0)) == [
-        f"a task adapts 3 of {len(layers)} layers, which hold {share} % of weights"
+        f"a task adapts 3 of {len(layers)} layers, which hold {share} % of the weights"
     ]
 
 

@@ -49,7 +49,7 @@ def test_folders_of_other_names_and_in_other_places(shop, tmp_path, cli):
         write_class(tmp_path / f"at{start}" / name, {"zero": 0, "one": 1, "three": 3, "zwei": 2}[name])
     data = [word for at in range(4) for word in ("--data", tmp_path / f"at{at}")]
     out, _ = cli("refit", shop / "heads", *data, "--alias", "zwei=two", "--to", tmp_path / "new")
-    assert f"made {tmp_path / 'new'}" in out
+    assert f"wrote {tmp_path / 'new'}" in out
     assert pearl.load(tmp_path / "new").predict(digit(3)[100])[0].name == "three"
     _, err = cli("refit", shop / "heads", "--to", tmp_path / "x", code=2)
     assert "give the model's images with --data" in err

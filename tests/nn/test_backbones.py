@@ -648,5 +648,5 @@ def test_a_new_task_moves_nothing_of_the_earlier_ones(net: str) -> None:
 def test_biases_need_a_layer_with_one() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 8, bias=False))
     net.dim, net.pretrained = 8, True
-    with pytest.raises(ConfigError, match=r"1\.weight has no bias to add to; leave lora_bias=false"):
+    with pytest.raises(ConfigError, match=r"1\.weight has no bias to add to; set lora_bias=false"):
         Pearl(net, targets="linear", lora_bias=True)
