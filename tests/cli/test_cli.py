@@ -119,7 +119,7 @@ WRONG = {
     "a large number": (["digits", f"backbone.width={10**22}"], "not valid YAML (a number of more than 64 bits)"),
     "width": (["digits", "backbone.width=1000000"], "backbone.width: input should be less than or equal to 1024"),
     "pixels": (["digits", "images.size=1000000"], "images.size: input should be less than or equal to 4096"),
-    "depth": (["digits", f"{'a.' * 2000}b=1"], "no setting lies so deep"),
+    "depth": (["digits", f"{'a.' * 2000}b=1"], "no setting is nested that deep"),
     "a long line": (["digits", f"train.lr={'x' * 100_000}"], "unable to parse string as a number (given: 'xxx"),
     "nobody's home": (["digits", "data=npz", "data.path=~nouser/x"], "there is no such user's home"),
     "NUL": (["digits", "data=npz", r'data.path="a\0b"'], "not valid YAML (a text with a NUL)"),

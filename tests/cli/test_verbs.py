@@ -514,7 +514,7 @@ WRONG = {
         ("nowhere.yaml", "recipe file nowhere.yaml not found"),
         ("note.yaml", "recipe note: must be a mapping"),
         ("site", "site/config.yaml: cannot be read"),
-        ("timm/*", "timm/* stands for a family"),
+        ("timm/*", "timm/* is a family"),
         ("../../etc/passwd", "nothing is called '../../etc/passwd'"),
         ("M one", "unexpected extra argument"),
         ("--pearl", "No such option: --pearl"),

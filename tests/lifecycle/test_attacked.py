@@ -204,7 +204,7 @@ def test_code_that_ends_the_process_is_named_by_its_line(where, end, tmp_path, m
     parts[where] = end if where != "learn" else f"{end}; yield"
     (tmp_path / "own.py").write_text(METHOD.format(**parts))
     line = next(n for n, text in enumerate(METHOD.splitlines(), 1) if f"{{{where}}}" in text)
-    with pytest.raises(ConfigError, match=rf"own\.py, line {line}: .*; mend the file"):
+    with pytest.raises(ConfigError, match=rf"own\.py, line {line}: .*; fix the file"):
         pearl.run("digits", smoke=True, quiet=True, backbone={"width": 2}, method=f"{tmp_path / 'own.py'}:Own")
 
 

@@ -181,14 +181,14 @@ def test_neither_a_recipe_nor_a_configuration_names_a_file_for_its_reader(run, p
         refused = cli("run", recipe, *TINY, code=2)
         assert not runs_code(refused)
         assert refused[1].endswith(
-            "code in a file, which runs only where the command names it; add --method path/to/file.py:Probe\n"
+            "code in a file, which runs only if the command names it; add --method path/to/file.py:Probe\n"
         )
         assert runs_code(cli("run", recipe, *TINY, "--method", f"{probe}:Probe"))
     text = (run / "config.yaml").read_text()
     settings = yaml.safe_load(text)
     (run / "config.yaml").write_text(text.replace(settings["method"]["name"], f"{probe}:Probe"))
     refused = cli("predict", run, photo, code=2)
-    assert not runs_code(refused) and "code in a file, which runs only where" in refused[1]
+    assert not runs_code(refused) and "code in a file, which runs only if" in refused[1]
 
 
 def test_another_version_is_refused(run, probe, photo, cli):
@@ -217,13 +217,13 @@ def test_a_file_for_a_method_of_pearl(probe, photo, cli):
 
 
 BAD = {
-    "": ("", "which class? Give the file and its class, as bad.py:MyMethod"),
+    "": ("", "the class is missing; give the file and its class, as bad.py:MyMethod"),
     "Prob": (PROBE, "has no class 'Prob'; did you mean 'Probe'?"),
     "Anything": ("import torch\nfrom torch import nn", "has no class 'Anything'; it defines none"),
     "A": ("import torch\n\nx = torch.zeros(1) + undefined\n", "bad.py, line 3: NameError: name 'undefined'"),
-    "B": ("x = 1\ndef f(:\n", "bad.py, line 2: SyntaxError: invalid syntax; mend the file"),
+    "B": ("x = 1\ndef f(:\n", "bad.py, line 2: SyntaxError: invalid syntax; fix the file"),
     "C": ("import no_such_package", "bad.py, line 1: ModuleNotFoundError: No module named 'no_such_package'"),
-    "D": ("import sys\nsys.exit(3)", "bad.py, line 2: SystemExit: 3; mend the file"),
+    "D": ("import sys\nsys.exit(3)", "bad.py, line 2: SystemExit: 3; fix the file"),
     "E": ("class E: pass", "bad.py: E: does not derive from pearl.methods.base:Method"),
     "F": ("F = 3", "bad.py: F: does not derive from pearl.methods.base:Method"),
     "G": ("from pearl.methods.base import Method\nclass G(Method): pass", "bad.py: G: declares no phases; list the"),
