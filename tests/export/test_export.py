@@ -470,11 +470,11 @@ WRONG = {
     ),
     "no task": (_no_tasks, "begun: no task is finished; go on with: pearl resume"),
     "format": (lambda run, _: [run.path, "--to", "onx"], "--to: unknown format 'onx'; did you mean 'onnx'?"),
-    "file there": (_there("file"), "file: is there already; choose another -o, or replace it with --force"),
-    "folder there": (_there("folder"), "folder: is there already; choose another -o"),
+    "file there": (_there("file"), "file: exists; choose another path with -o, or replace it with --force"),
+    "folder there": (_there("folder"), "folder: exists; choose another path with -o"),
     "another's folder": (
         lambda run, tmp: [*_there("folder")(run, tmp), "--force"],
-        "folder: is not an earlier export of this kind; choose another -o, or move it away",
+        "folder: is not an earlier export of this kind; choose another path with -o, or move it away",
     ),
     "no place": (
         lambda run, _: [run.path, "--to", "torch", "-o", "no/where.pt2"],
