@@ -531,7 +531,7 @@ def test_a_spread_is_of_the_means() -> None:
     assert spread([[1.0], [4.0], [9.0]]) == "within noise"  # one seed does not tell
     claim = spec.Claim(text="alike", spread=[("a", "x"), ("b", "x")])
     found = verdict(claim, {("a", "x"): Cell(values=(1.0, 3.0)), ("b", "x"): Cell(values=(4.0, 6.0))}, {"x": "X"})
-    assert f"{statistics.stdev([2.0, 5.0]):.2f} over 2, against 1; seeds alone make 1.00" in found.because
+    assert f"{statistics.stdev([2.0, 5.0]):.2f} over 2, against 1; seeds alone give 1.00" in found.because
 
 
 def spread(values: list[list[float]]) -> str:
