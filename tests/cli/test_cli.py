@@ -121,7 +121,7 @@ WRONG = {
     "pixels": (["digits", "images.size=1000000"], "images.size: input should be less than or equal to 4096"),
     "depth": (["digits", f"{'a.' * 2000}b=1"], "no setting is nested that deep"),
     "a long line": (["digits", f"train.lr={'x' * 100_000}"], "unable to parse string as a number (given: 'xxx"),
-    "nobody's home": (["digits", "data=npz", "data.path=~nouser/x"], "there is no such user's home"),
+    "nobody's home": (["digits", "data=npz", "data.path=~nouser/x"], "that user has no home directory"),
     "NUL": (["digits", "data=npz", r'data.path="a\0b"'], "not valid YAML (a text with a NUL)"),
     "no data": (["digits", "data=folder", "data.path=nowhere"], "image folder not found: tried nowhere and"),
     "no weights": (["digits", "backbone.weights=w.pth"], "weights not found: tried w.pth and"),

@@ -143,7 +143,7 @@ def test_phases_that_are_kept(cli, tmp_path, monkeypatch):
     assert "2 finished phases" in head and "training them took" in head
     assert {row.split()[1] for row in rows} == {"reference", "probe"} and "1 steps" in rows[0]
     _, err = cli("run", *small, "method.rank=energy")
-    assert err.count("; trained before, in") == 2
+    assert err.count("; loaded from the phase cache, trained in") == 2
     (run,) = (tmp_path / "runs").glob(f"*{err.partition('->')[2].split()[0].rpartition('-')[2]}")
     assert '"reused": [\n    "probe"' in cli("inspect", run, "--json")[0]
     cli("report", run, "-o", tmp_path / "page.html")

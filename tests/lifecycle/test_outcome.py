@@ -171,19 +171,19 @@ def test_learn_ends_with_a_result(shop, one, cli):
     assert lines[0].startswith("learnt task second")
     model = pearl.load(one)
     assert "\n".join(lines[1:]) == ending(model, measured(model.evaluate(shop / "test")))
-    assert f"about {model.outcome.old_now:.1f} % now (an estimate" in out
+    assert f"about {model.outcome.old_now:.1f} % now (estimated" in out
     assert f"measured on 240 images:\n  new classes  {measured(model.evaluate(shop / 'test')).new:.1f} %" in out
     assert f"next: pearl predict {one} PHOTO; pearl export" in lines[-1]
 
 
 def test_the_first_task_says_that_it_is_the_best_case(shop, tmp_path, cli):
     text = ending(pearl.load(shop / "one"))
-    assert "its network has learnt from these images" in text
-    assert "not measured; --evaluate FOLDER" in ending(pearl.load(shop / "heads"))
+    assert "its network was trained on these images" in text
+    assert "not measured; use --evaluate FOLDER" in ending(pearl.load(shop / "heads"))
     write_photos(tmp_path / "new", {"x": 0, "y": 1}, 12)
     small = ["--backbone=resnet18", "backbone.width=4", "images.size=8", "train.epochs=1"]
     out, _ = cli("learn", tmp_path / "m", "--data", tmp_path / "new", "--holdout", 0.5, *small)
-    assert "measured on 12 images of its own that were held out" in out
+    assert "measured on 12 images of its own, held out" in out
 
 
 def test_old_classes_alone_are_measured(shop, one, cli, tmp_path):

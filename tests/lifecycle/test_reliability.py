@@ -233,7 +233,7 @@ def test_a_copy_that_is_being_made_is_not_made_twice(tmp_path):
     data = write_photos(tmp_path / "data", {"two": 2, "three": 3}, 4)
     with beside(tmp_path / "new") as folder:
         (folder / "new" / "reference").mkdir(parents=True)
-        with pytest.raises(Busy, match="is at work on it"):
+        with pytest.raises(Busy, match="is working on it"):
             learn(tmp_path / "new", data, start=tmp_path / "start")
         assert (folder / "new" / "reference").exists()
         killed = Path(shutil.copytree(folder, folder.with_name(f".new.{'0' * 32}.new")))
@@ -394,7 +394,7 @@ def test_the_command_line_says_how_to_go_on(tmp_path):
 
 
 def test_the_second_process_is_told_who_holds_the_directory(tmp_path):
-    with locked(tmp_path / "run"), pytest.raises(RunError, match=rf"process {os.getpid()} on .* is at work on it"):
+    with locked(tmp_path / "run"), pytest.raises(RunError, match=rf"process {os.getpid()} on .* is working on it"):
         execute(tiny(), path=tmp_path / "run")
     execute(tiny(), path=tmp_path / "run")
 

@@ -85,7 +85,7 @@ def test_without_strangers_or_statistics_or_mistakes(evaluation):
     sure = evaluation.answers[known]
     plain = replace(evaluation, strangers=(), files=files, answers=sure, familiarity=None)
     text = Reader(page(plain, "x")).text
-    assert "What it does not know" not in text and "How sure it is" in text
+    assert "Unknown classes" not in text and "Calibration" in text
     right = replace(plain, answers=replace(sure, best=sure.true, best_own=sure.true))
     assert "worst mistakes" not in Reader(page(right, "x")).text
 

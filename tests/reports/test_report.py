@@ -371,7 +371,7 @@ def test_a_model_of_an_earlier_version_that_learns_one_more_task(own_model):
     (own_model / "resume" / "task.json").write_text("{}")
     record = read(own_model)
     chapter = about_run(record, "m")
-    assert chapter.unfinished == "One more task is half learnt: `pearl resume` goes on with it."
+    assert chapter.unfinished == "One more task was cut off: `pearl resume` continues it."
     assert "growth" not in record.summary
     (part,) = [part for part in chapter.parts if part.title == "Parameters"]
     assert "Complete isolation is left out" in part.note
@@ -529,8 +529,8 @@ def wrong_inputs() -> Iterator[tuple[str, str]]:
     yield "half a manifest", "manifest.json: damaged"
     yield "odd layers", "manifest.json: damaged (layers.0.threshold: field required)"
     yield "no reference", "reference/manifest.json: missing"
-    yield "-o is a folder", "is a folder; give the page a name in it"
-    yield "-o is no page", "the page is HTML; give it a name that ends in .html"
+    yield "-o is a folder", "is a folder; give a file in it"
+    yield "-o is no page", "the page is HTML; give a name that ends in .html"
     yield "-o below a file", "cannot be written"
     yield "the same run twice", "the same configuration and seed as"
     yield "tensorboard below a file", "cannot be written"

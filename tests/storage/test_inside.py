@@ -104,7 +104,7 @@ def test_nothing_is_appended_to_what_lies_outside(tmp_path, outside):
         open_to_append(run / "events.jsonl", run)
     with pytest.raises(OSError):
         open_to_append(run / "log")
-    with pytest.raises(RunError, match="is a link, through which nothing is written"):
+    with pytest.raises(RunError, match="is a link, which is never followed for writing"):
         check_no_links(run)
 
 

@@ -483,7 +483,7 @@ def test_a_busy_run_has_its_own_exit_code(cli):
     place.mkdir(parents=True)
     with locked(place):
         _, err = cli("run", "digits", *TINY, "-q", code=launch.BUSY)
-    assert "is at work on it" in err
+    assert "is working on it" in err
 
 
 # SLURM
