@@ -46,7 +46,7 @@ def task(counts: list[int], index: int = 1) -> Task:
         ([20, 20], []),
         ([20, 4], ["fewer than 5 images of 'b' (4)"]),
         ([5, 49], []),
-        ([5, 50], ["'b' (50 images) will be named too often where it is 'a' (5 images)"]),
+        ([5, 50], ["'b' (50 images) will be predicted too often instead of 'a' (5 images)"]),
         ([1] * 7, ["'a' (1), 'b' (1), 'c' (1), 'd' (1), 'e' (1) and 2 more"]),
         ([30], ["a task of one class"]),
     ],
@@ -107,7 +107,7 @@ def test_a_crop_that_throws_most_of_a_picture_away_is_said():
 
     assert said(size=224, resize=256) == said(size=112) == []
     (line,) = said(size=112, resize=256)
-    assert line.startswith("the network sees the central 112 of 256 pixels, 19 % of the picture")
+    assert line.startswith("the network reads the central 112 of 256 pixels, 19 % of the picture")
     assert line.endswith("or set it to 128 (auto)")
 
 

@@ -503,7 +503,7 @@ def test_tensorboard(made, model, cli, tmp_path):
     tags = EventAccumulator(str(tmp_path / "boards" / model.name)).Reload().Tags()["scalars"]
     assert {"loss/adapt", "parameters"} <= {*tags} and not [tag for tag in tags if "accuracy" in tag]
     again = cli("report", run.path, "--tensorboard", tmp_path / "boards", code=2)
-    assert "is there already" in again
+    assert "exists; move it away" in again
 
 
 # ------------------------------------------------------------------------------------------------------ wrong input

@@ -723,7 +723,7 @@ def test_a_curve_over_columns(complete: Filled, tmp_path: Path) -> None:
         (["growth", "--size", "huge"], "unknown size 'huge'; choose from cpu, paper, schedule, smoke"),
         (["growth", "-o", "growth.pdf"], "-o growth.pdf: give it a name that ends in .md, .html, .csv, .tex"),
         (["folds", "backbone.wdth=3"], "backbone.wdth: unknown key; did you mean 'width'?"),
-        (["list", "-o", "list.md"], "table list: prints names only; give the name of a table to run or write one"),
+        (["list", "-o", "list.md"], "table list: prints names only; give the name of a table to run or write it"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], complaint: str, cli: Any) -> None:

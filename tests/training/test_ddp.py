@@ -111,9 +111,9 @@ def test_every_method_that_can_be_shared_out_learns_in_several_processes(found, 
 @pytest.mark.parametrize(
     ("method", "why"),
     [
-        ("er", "keeps images, which each process would draw for"),
-        ("hide", "learns from a batch as a whole, of which each"),
-        ("ssre", "learns from a batch as a whole, of which each"),
+        ("er", "stores images, which each process would draw"),
+        ("hide", "needs whole batches, of which each"),
+        ("ssre", "needs whole batches, of which each"),
     ],
 )
 def test_what_cannot_be_shared_out_is_for_one_process(method, why, monkeypatch):

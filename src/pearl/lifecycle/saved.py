@@ -1,4 +1,4 @@
-"""From the files of a model or run to the method they hold."""
+"""Loading of the method in a model's or run's files."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +35,12 @@ from pearl.storage.files import (
 )
 from pearl.storage.shapes import Classes, Part, Reference, Task
 
-CODE = "method.py"  # a copy of the file that the method was taken from, for who names it
+CODE = "method.py"  # a copy of the method's file, for the user
 
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task that a model has learnt: its new classes, and known ones that it has shown again."""
+    """A finished task: its new classes, and repeated known ones."""
 
     name: str
     classes: tuple[str, ...]
@@ -50,15 +50,15 @@ class TaskInfo:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of its classes, in the order of their logit indices."""
+        """Return all of its classes, by logit index."""
         return (*self.also, *self.classes)
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The configuration of a model or run directory.
+    """Read the configuration of a model or run directory.
 
     Raises:
-        RunError: not such a directory, or its configuration cannot be read.
+        RunError: the directory is neither, or its configuration is unreadable.
     """
     file = path / "config.yaml"
     if not file.is_file():
@@ -79,12 +79,12 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def check_method(path: Path, config: ModelConfig, named: str | None) -> None:
-    """See that the method may run: `named` is what the user names it by (see `Registry.admit`), None if he does not.
+    """Check that the method may run: `named` is the user's name for it (see `Registry.admit`), or None.
 
-    Only a method that is a file's has to be named: whoever got a model from others has not seen its code.
+    Only methods from files must be named: the user of a received model may not have read its code.
 
     Raises:
-        ConfigError: it is not named, or is another one.
+        ConfigError: it is not named, or another one is.
     """
     name, copy = str(config.method["name"]), path / CODE
     wanted = f"--method {shlex.quote(str(copy))}:{readable(name)}"
@@ -92,60 +92,58 @@ def check_method(path: Path, config: ModelConfig, named: str | None) -> None:
         if "@" not in name:
             raise ConfigError(f"{path}: its method is {name}, not {readable(str(named))}; leave out --method")
         if wrong := changed_code(path, config):
-            raise ConfigError(f"{path}: was made by another file than the one that is named, and {wrong}")
+            raise ConfigError(f"{path}: its method is from another file, and {wrong}")
         raise ConfigError(
-            f"{path}: was made by another class or version of the file than the one that is named; use the copy kept "
-            f"there, {wanted}, or begin anew with the file as it is now"
+            f"{path}: its method is another class or version of the file; use the stored copy, {wanted}, or start "
+            f"again with the current file"
         )
     if METHODS.closed(name):
         if wrong := changed_code(path, config):
-            raise ConfigError(f"{path}: its method {readable(name)} is a file's, and {wrong}")
+            raise ConfigError(f"{path}: its method {readable(name)} is from a file, and {wrong}")
         raise ConfigError(
-            f"{path}: its method {readable(name)} is code that came with it, which runs only if you name it; read "
+            f"{path}: its method {readable(name)} is code stored with it, which runs only if you name it; read "
             f"{copy}, and if you trust it add {wanted}"
         )
 
 
 def resume_command(path: Path, config: ModelConfig) -> str:
-    """What goes on where a run, or the learning of a task, was cut off."""
+    """Return the command that resumes an interrupted run or task."""
     name = str(config.method["name"])
     method = f" --method {shlex.quote(str(path / CODE))}:{readable(name)}" if "@" in name else ""
     return f"pearl resume {shlex.quote(str(path))}{method}"
 
 
 def changed_code(path: Path, config: ModelConfig) -> str | None:
-    """What is wrong with the copy of a method's file; None if nothing is, or there is none to be."""
+    """Return the problem of the copy of a method's file; None if it is intact, or there is none."""
     _, _, digest = str(config.method["name"]).partition("@")
     file = path / CODE
     if not digest or (file.is_file() and sha256(file.read_bytes()).startswith(digest)):
         return None
-    state = "is not what it was" if file.is_file() else "is missing"
-    return f"{file} {state}; bring back the file whose SHA-256 begins with {digest}"
+    state = "has changed" if file.is_file() else "is missing"
+    return f"{file} {state}; restore the file whose SHA-256 begins with {digest}"
 
 
 def config_bytes(config: ModelConfig) -> bytes:
-    """What `read_config` reads."""
+    """Return the bytes that `read_config` parses."""
     return f"format: {FORMAT}\n{config.to_yaml()}".encode()
 
 
 def task_infos(path: Path, tasks: int | None = None) -> list[TaskInfo]:
-    """The first `tasks` finished tasks of a model (all if not given), from their manifests; later ones are not read.
+    """Return the first `tasks` finished tasks of a model (default: all), from their manifests; later ones are not read.
 
     Raises:
-        RunError: a manifest is damaged, of another task, or says other classes than classes.json or its own tensors.
+        RunError: a manifest is damaged, belongs to another task, or disagrees with classes.json or its tensors.
     """
     found: list[TaskInfo] = []
     first = 0
     for (folder, manifest), known in zip(manifests(path, tasks), chain(listed(path), repeat(None)), strict=False):
         info = TaskInfo(manifest["name"], tuple(manifest["classes"]), first, folder, tuple(manifest.get("also", ())))
         if known and (known[0], _composed(known[1])) != (info.name, _composed(info.classes)):
-            raise RunError(
-                f"{folder / MANIFEST}: not the name or other classes than in classes.json; restore it from a copy"
-            )
+            raise RunError(f"{folder / MANIFEST}: differs from classes.json in name or classes; restore it from a copy")
         rows = task_rows(len(found), manifest["tensors"])
         if rows - {len(info.classes)}:
             raise RunError(
-                f"{folder / MANIFEST}: names {counted(len(info.classes), 'class')}, the task's tensors have "
+                f"{folder / MANIFEST}: lists {counted(len(info.classes), 'class')}, the task's tensors have "
                 f"{max(rows)}; restore it from a copy"
             )
         found.append(info)
@@ -161,7 +159,7 @@ def _composed(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def learnt_images(tasks: Sequence[TaskInfo]) -> dict[bytes, str]:
-    """The class of each image that was learnt, by the hash of its pixels; tasks of before have none.
+    """Return the class of each learnt image, by the hash of its pixels; older tasks have none.
 
     Raises:
         RunError: a manifest is damaged.
@@ -177,13 +175,13 @@ def learnt_images(tasks: Sequence[TaskInfo]) -> dict[bytes, str]:
 
 
 def task_rows(task: int, shapes: dict[str, list[int]]) -> set[int]:
-    """How many classes a task has, by the shapes of what it added: its classifier, or statistics of its classes."""
+    """Return the number of classes of a task by the shapes of its tensors: its classifier, or class statistics."""
     names = (f"heads.blocks.{task}.weight", f"statistics.tensors.{task}/count")
     return {shapes[name][0] for name in names if name in shapes}
 
 
 def verify(path: Path) -> list[str]:
-    """What is wrong with the files of a model, a line each; every checksum is computed."""
+    """Return a line for each problem of a model's files; computes every checksum."""
     wrong: list[str] = []
     replaced: set[str] = set()
     for folder in (*reversed(finished(path)), path / "reference"):
@@ -196,14 +194,14 @@ def verify(path: Path) -> list[str]:
     try:
         check_no_gap(path)
         if task_infos(path):
-            read_json(path / "classes.json", Classes)  # the one file that all else does without
+            read_json(path / "classes.json", Classes)  # the only file that is not needed otherwise
     except RunError as error:
         wrong += [str(error)] * (str(error) not in wrong)
     return wrong
 
 
 def build_backbone(config: ModelConfig, *, structure_only: bool = False) -> nn.Module:
-    """The backbone of a run; `structure_only` leaves out reference weights that a state will overwrite."""
+    """Return the backbone of a run; `structure_only` skips reference weights that a state will overwrite."""
     spec = dict(config.backbone)
     given = bool(spec.get("pretrained") or spec.get("weights"))
     if structure_only or config.smoke:
@@ -217,16 +215,16 @@ def build_backbone(config: ModelConfig, *, structure_only: bool = False) -> nn.M
 
 
 def build_method(config: ModelConfig, *, structure_only: bool = False) -> Method:
-    """The method of a run, before its first task.
+    """Return the method of a run, before its first task.
 
     Raises:
-        ConfigError: options that this backbone cannot fulfil.
+        ConfigError: options that this backbone does not support.
     """
     return METHODS.build(config.method, build_backbone(config, structure_only=structure_only))
 
 
 def isolation_size(method: Method, classes: list[int]) -> int:
-    """Parameters of complete isolation: a backbone and a head with bias for every task."""
+    """Return the parameters of complete isolation: a backbone and a head with bias per task."""
     backbone = sum(p.numel() for p in method.backbone.parameters())
     return sum(backbone + (method.heads.dim + 1) * count for count in classes)
 
@@ -239,9 +237,10 @@ def load_method(
     place: Callable[[Method], Method] = lambda method: method,
     to_ask: bool = False,
 ) -> Method:
-    """A method as it was after its first `tasks` tasks (all finished ones if not given).
+    """Return a method after its first `tasks` tasks (default: all finished ones).
 
-    `place` moves it to a device and layout. One that is only `to_ask`, not to learn on, may lack what no answer needs.
+    `place` moves it to a device and memory format. With `to_ask`, only for predictions, unneeded tensors may be
+    missing.
 
     Raises:
         RunError: files missing, damaged, or not of this configuration.
@@ -252,7 +251,7 @@ def load_method(
     needed = method.needed if to_ask else None
     try:
         state = load_state(path, tasks, file_of=method.file_of, needed=needed)
-        # a copy into what is there would take any kind of number
+        # copying into existing tensors would accept any dtype
         wrong = [
             f"{key} is {state[key].dtype}, not {value.dtype}"
             for key, value in method.state_dict().items()
@@ -260,20 +259,20 @@ def load_method(
         ]
         if wrong:
             raise RuntimeError("; ".join(wrong))
-        with _OwnDraws():  # what grows to the state's size begins with random numbers
+        with _OwnDraws():  # tensors that grow to the state's size are random at first
             method.load_state_dict(state, strict=True)
     except (RuntimeError, IndexError, TypeError, ValueError, KeyError) as error:
         if short_of_memory(error):
             raise
         raise RunError(f"{path}: state does not fit its configuration ({' '.join(str(error).split())})") from None
-    return place(method).eval()  # again, for the tensors that came with the state
+    return place(method).eval()  # again, for tensors created by the state
 
 
 class _OwnDraws(TorchDispatchMode):
-    """While active, random numbers on the CPU come from a generator of this thread's.
+    """Context in which random numbers on the CPU come from a generator of this thread.
 
-    PyTorch's global generator belongs to the whole process. A network that is made in order to be loaded would take
-    numbers from it that another thread trains with.
+    PyTorch's global generator belongs to the whole process. Creating a network for loading would consume numbers that
+    another thread trains with.
     """
 
     def __init__(self) -> None:
@@ -286,7 +285,7 @@ class _OwnDraws(TorchDispatchMode):
         given = dict(kwargs or {})
         device = next((arg.device for arg in args if isinstance(arg, Tensor)), given.get("device"))
         if device is None or device.type == "cpu":
-            if "generator" in func.overloadpacket.overloads():  # torch.randn and the like
+            if "generator" in func.overloadpacket.overloads():  # torch.randn and similar functions
                 func = func.overloadpacket.generator
             if any(argument.name == "generator" for argument in func._schema.arguments):
                 given["generator"] = self.generator

@@ -1,6 +1,6 @@
-"""One process at work on one directory: its lock, its log, its signals, and how a task is learnt and stored.
+"""One process that works on one directory: lock, log, signals, and the training and storing of tasks.
 
-Of several that train together all have a session, and the first one locks and writes.
+Processes that train together all have a session; the first one locks and writes.
 """
 
 import json
@@ -60,13 +60,13 @@ def session(
     world: World | None = None,
     engine: Callable[..., Engine] = Engine,
 ) -> Iterator["Session"]:
-    """A session that alone may write to `path`; `again` is the command that goes on after an interruption.
+    """Yield a session with exclusive write access to `path`; `again` is the command that resumes after an interruption.
 
     Raises:
-        Busy: another process is at work there.
-        RunError: the directory cannot be written to.
+        Busy: another process works on it.
+        RunError: the directory is not writable.
         Lost: another process of the `world` has ended.
-        Interrupted: the user asked to stop, with the words to go on.
+        Interrupted: the user stopped it; has the command to resume.
     """
     world = world or World()
     check_inside(path)
@@ -86,26 +86,26 @@ def session(
                 yield work
             world.wait()
         except Interrupted as error:
-            raise Interrupted(f"{error}; all of it is stored; go on with: {again}") from None
+            raise Interrupted(f"{error}; its state is stored; resume with: {again}") from None
         except Exception as error:
             if world.size == 1 or not lost(error):
                 raise
-            raise Lost("another process of this run has ended; what is stored is kept; run it again") from None
+            raise Lost("another process of this run has ended; stored steps are complete; run it again") from None
 
 
 def check_inside(path: Path) -> None:
-    """See that what is written below a directory stays there: one that came from others may have links in it.
+    """Check that writing below a directory cannot leave it: a received directory may contain links.
 
     Raises:
-        RunError: naming a link that leads outside.
+        RunError: names a link that leads outside.
     """
     here = os.path.realpath(path)
     for folder in (path, path / "tasks", path / "resume", *path.glob("tasks/*"), *path.glob("resume/*")):
         for place in folder.iterdir() if folder.is_dir() else ():
-            if is_temporary(place.name):  # is removed, and never written to
+            if is_temporary(place.name):  # removed, and never written to
                 continue
             if place.is_symlink() and not os.path.realpath(place).startswith(f"{here}{os.sep}"):
-                raise RunError(f"{place}: leads outside of the directory; put what it stands for in its place")
+                raise RunError(f"{place}: leads outside of the directory; replace the link by its target")
 
 
 class Session:
@@ -115,11 +115,11 @@ class Session:
         self, path: Path, config: ModelConfig, engine: Engine, log: Observer, replay: Replay, lock: Lock | None
     ) -> None:
         self.path, self.config, self.engine, self.log, self.replay = path, config, engine, log, replay
-        self.lock = lock  # of the first process alone
+        self.lock = lock  # of the first process only
         self.world = engine.world
 
     def begin(self, method: Method) -> Method:
-        """Write what a directory starts with: configuration, environment, and the state before the first task."""
+        """Write the initial files of a directory: configuration, environment, and the state before the first task."""
         method = self.engine.place(method)
         if not self.world.first:
             return method
@@ -127,7 +127,7 @@ class Session:
             write_file(self.path / CODE, source, within=self.path)
         write_file(self.path / "config.yaml", config_bytes(self.config), within=self.path)
         write_json(self.path / "environment.json", environment(self.engine), within=self.path)
-        self.list_classes()  # none: from now on this file is there
+        self.list_classes()  # may be empty: the file exists from now on
         facts = {"parameters": method.size()}
         write_part(self.path / "reference", snapshot(method.state_dict()), facts, within=self.path)
         return method
@@ -141,9 +141,9 @@ class Session:
         measure: Callable[[Method], Mapping[str, Any]] = lambda method: {},
         **facts: Any,
     ) -> None:
-        """Let a method learn a task and store what it added; until that is whole, the directory is as it was.
+        """Train a method on a task and store its tensors; until they are complete, the directory is unchanged.
 
-        `also` are known classes that it shows again; `measure` gives facts about the method that has learnt it.
+        `also` are its known classes; `measure` returns facts about the method after the task.
         """
         names = [*also, *task.classes]
         self.log.event("task", task=task.id, name=task.name, classes=names, images=len(task))
@@ -186,13 +186,13 @@ class Session:
             seconds_in_all = round(time.perf_counter() - started, 2)
             self.log.event("learnt", task=task.id, parameters=method.size(), seconds=seconds_in_all)
         except RunError as error:
-            raise RunError(f"{error}; task {task.name!r} is learnt and stored all the same") from None
+            raise RunError(f"{error}; task {task.name!r} is learnt and stored nevertheless") from None
 
     def complete(self) -> None:
-        """Do what is done after a task's manifest is written, if a process died before it had."""
+        """Complete the steps after a task's manifest, if a process died before them."""
         if not self.world.first:
             return
-        with suppress(RunError):  # a damaged note: `learn` removes it if it is asked to discard
+        with suppress(RunError):  # a damaged note: `learn` removes it with `discard`
             if (self.path / PENDING).is_file() and not half_learnt(self.path):
                 remove_tree(self.path / "resume", self.path)
         if len(listed(self.path)) < len(finished(self.path)):
@@ -200,10 +200,10 @@ class Session:
         self._thin_out()
 
     def _thin_out(self) -> None:
-        """Remove what only states of before the newest task need, unless they are to be kept."""
+        """Remove files that only earlier states need, unless they are to be kept."""
         if not finished(self.path):
             return
-        settings = self.config, read_config(self.path)  # what is written there is of version 0.1, perhaps
+        settings = self.config, read_config(self.path)  # version 0.1 may have written there
         if not any(config.engine.earlier_states for config in settings):
             remove_replaced(self.path)
 
@@ -214,7 +214,7 @@ class Session:
 
 
 class Log(Observer):
-    """Writes events.jsonl and passes everything on to a display."""
+    """Writes events.jsonl and forwards everything to a display."""
 
     def __init__(self, file: Path, show: Observer) -> None:
         self.file, self.show = file, show
@@ -234,12 +234,12 @@ class Log(Observer):
         self.show.event(kind, **facts)
 
     def step(self, done: int, total: int) -> None:
-        """Pass on."""
+        """Forward the step."""
         self.show.step(done, total)
 
 
 def environment(engine: Engine) -> dict[str, Any]:
-    """What a result depends on beside its configuration."""
+    """Return the environment that a result depends on in addition to its configuration."""
     return {
         "format": FORMAT,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -254,7 +254,7 @@ def environment(engine: Engine) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of a source checkout; None for an installed package."""
+    """Return the commit of a source checkout; None for an installed package."""
     here = Path(__file__).parent
     with suppress(OSError, subprocess.SubprocessError):
         shown = subprocess.run(
