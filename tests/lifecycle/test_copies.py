@@ -166,7 +166,7 @@ def test_names_are_compared_in_one_form(model: Path, tmp_path: Path) -> None:
     show = Notes()
     learn(model, (pixels, ["A\u00e7a\u00ed"] * 8 + ["acai"] * 8), fast=True, show=show, allow_new_style=True)
     assert pearl.load(model).classes[4:] == ("acai",)
-    assert any("learn it with --alias 'acai=A\u00e7a\u00ed'" in note for note in show.said)
+    assert any("use --alias 'acai=A\u00e7a\u00ed'" in note for note in show.said)
     aliased = write_photos(tmp_path / "more", {"sketch": 5}, 6)
     found = pearl.load(model).evaluate(aliased, aliases={"sketch ": "Ac\u0327ai\u0301"})
     assert found.total.tolist()[2] == 6
