@@ -189,7 +189,7 @@ def test_offline_says_where_to_put_the_data(cli, monkeypatch):
 
 
 def test_show_of_nothing(cli):
-    assert "nothing is called 'perl'; did you mean 'pearl'?" in cli("show", "perl", code=2)
+    assert "unknown name 'perl'; did you mean 'pearl'?" in cli("show", "perl", code=2)
 
 
 def test_npz_in_place_of_cifar100(cli, monkeypatch, tmp_path):

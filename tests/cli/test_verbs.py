@@ -153,7 +153,7 @@ def test_phases_that_are_kept(cli, tmp_path, monkeypatch):
     assert "0 finished phases" in cli("cache", "--empty")[0] and [*(tmp_path / "kept").iterdir()] == []
     monkeypatch.setenv("PEARL_CACHE_GB", "much")
     for command in (["run", "digits", "seed=7"], ["run", "digits", "seed=7", "--dry-run"], ["cache"]):
-        assert "PEARL_CACHE_GB=much: no number of gigabytes" in cli(*command, code=2)[1]
+        assert "PEARL_CACHE_GB=much: not a number of gigabytes" in cli(*command, code=2)[1]
 
 
 # ------------------------------------------------------------------------------------------------- predict
@@ -508,14 +508,14 @@ WRONG = {
     ],
     "show": [
         ("", "Missing argument 'NAME'"),
-        ("perl", "nothing is called 'perl'; did you mean 'pearl'?"),
+        ("perl", "unknown name 'perl'; did you mean 'pearl'?"),
         ("M", "M: a model made by `pearl learn`, not a run; see it with: pearl inspect M"),
-        ("first", "nothing is called 'first'"),
+        ("first", "unknown name 'first'"),
         ("nowhere.yaml", "recipe file nowhere.yaml not found"),
         ("note.yaml", "recipe note: must be a mapping"),
         ("site", "site/config.yaml: cannot be read"),
         ("timm/*", "timm/* is a family"),
-        ("../../etc/passwd", "nothing is called '../../etc/passwd'"),
+        ("../../etc/passwd", "unknown name '../../etc/passwd'"),
         ("M one", "unexpected extra argument"),
         ("--pearl", "No such option: --pearl"),
         (LONG, ""),

@@ -309,7 +309,7 @@ def test_a_model_shows_what_its_files_hold(model, shop):
 
 def test_a_model_says_what_is_left_out(shop):
     assert "`pearl evaluate MODEL --data FOLDER` measures them" in shop.text
-    assert "Unfinished" not in shop.text and "half learnt" not in shop.text
+    assert "Unfinished" not in shop.text and "was cut off" not in shop.text
     assert "Confusion between tasks" not in shop.text and "accuracy of each task" not in shop.text
 
 

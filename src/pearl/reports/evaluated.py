@@ -182,6 +182,6 @@ def _worst(evaluation: "Evaluation") -> list[Picture]:
         file, true, said = evaluation.files[row], names[answers.true[row]], names[answers.best[row]]
         jpeg = io.BytesIO()
         Image.fromarray(to_pixels(file, PIXELS)).save(jpeg, "JPEG", quality=85)
-        words = [f"{true}", f"taken for {said}", f"{100 * answers.sure[row]:.0f} % sure"]
+        words = [f"{true}", f"taken for {said}", f"{100 * answers.sure[row]:.0f} % confident"]
         pictures.append(Picture(jpeg.getvalue(), f"{true}, taken for {said}", words))
     return pictures
