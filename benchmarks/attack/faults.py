@@ -92,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verbs", nargs="+", choices=kills.VERBS, default=[*kills.VERBS])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
-    parser.add_argument("--every", type=int, default=1, help="only each so many-th operation")
+    parser.add_argument("--every", type=int, default=1, help="only every N-th operation")
     parser.add_argument("--print", action="store_true", help="print the table; write nothing")
     options = parser.parse_args()
     rows, wrong = [], 0
@@ -139,7 +139,7 @@ def fault(stage: Stage, at: int, kind: str, ends: Counter[str]) -> list[str]:
         elif not error.strip() or not all(line.startswith("pearl: ") for line in error.splitlines()):
             wrong.append(f"said {error!r}")
         elif there and "stored" not in error and stage.verb.result == "new":
-            wrong.append(f"did not say that all is stored: {error!r}")
+            wrong.append(f"did not report that everything is stored: {error!r}")
     again, _, error = stage.go()
     if again:
         wrong.append(f"the same command ended with {again}: {error}")

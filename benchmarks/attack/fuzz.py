@@ -184,7 +184,7 @@ def judge(asked_for: Case, code: int, out: str, err: str) -> tuple[str, str]:
         except ValueError as error:
             return "wrong", f"no answer at all ({error}): {out[:200]}"
         if answer != asked_for.answer:
-            return "wrong", f"{str(answer)[:300]} in the place of {str(asked_for.answer)[:300]}"
+            return "wrong", f"{str(answer)[:300]} instead of {str(asked_for.answer)[:300]}"
     return ("answered" if code == 0 else "refused"), ""
 
 

@@ -176,7 +176,9 @@ def test_the_newest_statistics_are_kept_alone(grown):
 
 def test_an_earlier_state_is_there_or_one_line_says_why(grown, cli):
     assert answer(grown / "all", 1) == answer(grown / "one")
-    line = r"its state after 2 tasks was not kept, as a later task has replaced 001-second/running\.safetensors; use "
+    line = (
+        r"its state after 2 tasks is not stored, since a later task has replaced 001-second/running\.safetensors; use "
+    )
     with pytest.raises(RunError, match=line):
         answer(grown / "newest", 2)
     _, err = cli("predict", grown / "newest", "x.jpg", "--tasks", 1, code=2)

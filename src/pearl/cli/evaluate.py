@@ -30,7 +30,7 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Counts and the whole confusion matrix as JSON.")] = False,
     nested: Nested = False,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Use the first so many tasks only.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Use only this many tasks, from the first.")] = None,
     method: Annotated[
         str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
     ] = None,

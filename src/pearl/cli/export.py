@@ -18,7 +18,7 @@ def command(
     images: Annotated[
         list[Path] | None, typer.Option(help="Images, or folders of them, to check the result with.")
     ] = None,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Export the first so many tasks only.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Export only this many tasks, from the first.")] = None,
     method: Annotated[
         str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
     ] = None,

@@ -26,7 +26,7 @@ def command(
     no_unknown: Annotated[
         bool, typer.Option("--no-unknown", help="Always predict a known class; call no image unknown.")
     ] = False,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Use the first so many tasks only.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Use only this many tasks, from the first.")] = None,
     method: Annotated[
         str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
     ] = None,

@@ -59,7 +59,8 @@ class Ada(FrozenVit):
         super().__init__(backbone)
         self.pool = TaskAdapters(range(len(backbone.blocks)), lambda: Bottleneck(self.dim, width))  # type: ignore[arg-type]
         # "t": a tensor whose length is the index of the task's adapter in the pool. Shapes need no synchronisation with
-        # the device, and traced programs know them.
+        # "t": a tensor whose length is the index of the task's adapter in the pool. Shapes need no synchronisation with
+        # the device, and are constants in traced programs.
         self.places = TaskTensors(buffers=True)
         self.most, self.kind, self.train_heads = pool, score, train_heads
 

@@ -146,7 +146,7 @@ def chain_rule(
     """Combine scores (B, prototypes from `first` on) in each feature space to log P (B, prototypes).
 
     For each task u, q_u is the distribution over its prototypes and later ones: a softmax of the mean score over the
-    spaces that existed when task u arrived, since those know all of these prototypes. Then log P(c) = log q_u(c) + sum
+    spaces that existed when task u arrived, since those have all of these prototypes. Then log P(c) = log q_u(c) + sum
     over tasks t < u of log q_t(later than t), for a prototype c of task u. From the last space's task on there is a
     single softmax. `begins` are the first prototypes of the tasks up to that one.
     """
@@ -168,7 +168,7 @@ def chain_rule(
 
 
 def fits(scores: Sequence[Tensor], common: Sequence[Tensor]) -> Tensor:
-    """Return the fit of each image to each prototype (B, prototypes): a mean over the spaces that know the prototype.
+    """Return the fit of each image to each prototype (B, prototypes): a mean over the spaces that have the prototype.
 
     In a space it is the log-likelihood of the prototype minus that of all images, up to a constant: a relative
     Mahalanobis distance (Ren et al., 2021).

@@ -143,7 +143,9 @@ class Seed(Method):
         return int(torch.stack(apart).argmax())
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """See `Method.forward`: the logarithm of the mean probability over the experts that know a class."""
+        """See `Method.forward`: the logarithm of the mean probability over the experts with a distribution of the
+        class.
+        """
         known = len(self.statistics)
         sizes = [len(self.gaussians[f"{t}.0.mean"]) for t in range(known)]
         votes, voters = [], torch.zeros(sum(sizes), device=x.device)
