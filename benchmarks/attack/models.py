@@ -148,7 +148,7 @@ def directories(rng: random.Random, stage: Stage, folder: Path) -> Case:
     tasks = sorted((place / "tasks").iterdir())
     outside = folder / "outside"
     outside.mkdir()
-    (outside / "kept.txt").write_text("of somebody else")
+    (outside / "kept.txt").write_text("of another user")
 
     def lead_outside() -> str:
         target = outside / "kept.txt"

@@ -20,7 +20,7 @@ def foreign(rng: random.Random, stage: Stage, folder: Path) -> Case:
     home = folder / "home"
     (home / "photos").mkdir(parents=True)
     for name in ("diary.txt", "photos/one.jpg", "manifest.json", "weights.safetensors", "metrics.csv"):
-        (home / name).write_text(f"of somebody else {ESCAPE}")
+        (home / name).write_text(f"of another user {ESCAPE}")
     model, photos = stage.copy(folder), str(stage.photos / "first")
     what = rng.choice([_links, _below, _guessed, _beside, _beside])(rng, model, home)
     commands = [
@@ -73,4 +73,4 @@ def _beside(rng: random.Random, model: Path, home: Path) -> str:
         place.unlink()
         home.rename(place)
         home.symlink_to(place, target_is_directory=True)
-    return f"{place.name} is somebody's"
+    return f"{place.name} is a user's"

@@ -110,7 +110,7 @@ def turned(x: Tensor, part: Tensor) -> Tensor:
 
 
 def blurred(x: Tensor, sigma: Tensor, kernel: int) -> Tensor:
-    """Blur images (B, C, H, W) with a Gaussian of `kernel` pixels and their own `sigma` (B,); 0 is no blur."""
+    """Blur images (B, C, H, W) with a Gaussian of `kernel` pixels and their own `sigma` (B,); 0 disables blur."""
     at = torch.arange(kernel, device=x.device) - kernel // 2
     weights = torch.exp(-((at / sigma[:, None].clamp(min=1e-3)) ** 2) / 2)
     weights = (weights / weights.sum(1, keepdim=True))[..., None, None, None]

@@ -33,7 +33,7 @@ def named(
     for name in paths:
         if name == "-":
             files += [Path(line) for line in stdin.read().split("\n") if line.strip()]
-        elif os.path.isdir(name):  # noqa: PTH112 - a name that is too long is no folder, and no error here
+        elif os.path.isdir(name):  # noqa: PTH112 - a name that is too long is not a folder, and not an error here
             found = image_files(Path(name))
             for line in no_images(Path(name), files_below(Path(name))):
                 say(line)

@@ -62,7 +62,7 @@ def absorb_norms(net: nn.Module) -> None:
     """Move the scale of BatchNorms in evaluation mode into the convolutions before them; the norms keep a shift.
 
     The network keeps its structure and, in evaluation mode, its function. Norms that do not follow a convolution, or
-    that `norms_after_convs` cannot see, stay as they are.
+    that `norms_after_convs` cannot see, are unchanged.
     """
     for name, before in norms_after_convs(net).items():
         norm: Any = net.get_submodule(name)
