@@ -1,10 +1,10 @@
-"""What `pearl learn` says of itself when it has learnt a task, held against images that it never saw.
+"""The accuracy that `pearl learn` estimates after a task, compared with that on unseen images.
 
     python benchmarks/estimates.py                               all streams, seed 0; docs/results/estimates.md
     python benchmarks/estimates.py --streams digits --seeds 0 1 2
 
-A model learns the tasks of a stream one by one, as a user's would, and its `outcome` after each is noted; after the
-last one, of old classes too. Data is looked for under $PEARL_DATA.
+A model learns the tasks of a stream one by one, as a user's would, and its `outcome` after each is recorded; after the
+last one, for old classes too. Data is looked for under $PEARL_DATA.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def row(recipe: str, settings: dict[str, Any], seed: int) -> dict[str, float]:
-    """Class-IL in percent, means over tasks: what a model says, and what it reaches on the test images."""
+    """Return class-IL in percent, means over tasks: the model's estimates, and its test accuracy."""
     dotted = [f"{section}.{key}={value}" for section, own in settings.items() for key, value in own.items()]
     data = prepare(load_config(recipe, [*dotted, f"seed={seed}"]))
     tasks = data.stream.tasks
@@ -80,13 +80,13 @@ def row(recipe: str, settings: dict[str, Any], seed: int) -> dict[str, float]:
 
 
 def right(model: Any, test: Any) -> float:
-    """Percent of images whose class a model names."""
+    """Return the percentage of images classified correctly."""
     answers = model.evaluate(test).known
     return 100 * float((answers.best == answers.true).mean())
 
 
 def write(rows: dict[str, dict[str, float]]) -> None:
-    """A line a stream, over its seeds."""
+    """Write a line per stream, over its seeds."""
     body = []
     for stream in STREAMS:
         of = [value for key, value in rows.items() if key.startswith(f"{stream} | ")]
@@ -94,7 +94,7 @@ def write(rows: dict[str, dict[str, float]]) -> None:
             body.append([stream, str(len(of)), *(cell((one[column] for one in of), 1) for column in COLUMNS)])
     about = "`python benchmarks/estimates.py`; mean ± standard deviation over n seeds, class-IL in percent."
     head = ["", "n", *COLUMNS.values()]
-    write_page(RESULTS / "estimates.md", ["# What `learn` says of itself", "", about, "", *table(head, body)])
+    write_page(RESULTS / "estimates.md", ["# Estimated accuracy of `learn`", "", about, "", *table(head, body)])
 
 
 if __name__ == "__main__":

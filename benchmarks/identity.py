@@ -1,10 +1,10 @@
-"""Whether a change leaves every bit as it was: digits, and a short run of every method, in float32 on one thread.
+"""Check that a change changes no bit: digits, and a short run of every method, in float32 on one thread.
 
     python benchmarks/identity.py before.json                         # on the commit before
     python benchmarks/identity.py after.json --against before.json    # on the one after, on the same machine
 
-The JSON has a digest of every tensor that each run stored, and the counts of what was right. Runs are named by their
-configuration, so a name that changed is told, too. Takes two minutes; exit code 1 if anything differs.
+The JSON has a digest of every tensor that each run stored, and the counts of correct predictions. Runs are named by
+their configuration, so changed names are reported, too. Takes two minutes; exit code 1 if anything differs.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SEPARABLE = {"backbone": {"name": "bsc", "width": 8}}
 
 
 def settings() -> dict[str, dict[str, Any]]:
-    """What is run, by name."""
+    """Return the runs' settings, by name."""
     runs: dict[str, dict[str, Any]] = {"digits": {"engine": {"precision": "fp32"}}}
     for name in METHODS.own:
         network = VIT if METHODS.load(name).backbones == "vit" else CNN  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ def settings() -> dict[str, dict[str, Any]]:
 
 
 def stored(run: Any) -> dict[str, Any]:
-    """Digests of all tensors of a run, its name and its counts."""
+    """Return digests of all tensors of a run, its name and its counts."""
     digests = {}
     for file in sorted(run.path.rglob("*.safetensors")):
         for name, tensor in load_file(file).items():
@@ -57,12 +57,12 @@ def stored(run: Any) -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """A line for each run that is not as it was."""
-    lines = [f"{name}: is not there any more" for name in before.keys() - after.keys()]
+    """Return a line for each changed run."""
+    lines = [f"{name}: is missing now" for name in before.keys() - after.keys()]
     for name in before.keys() & after.keys():
         old, new = before[name], after[name]
         if old["run"] != new["run"]:
-            lines.append(f"{name}: is called {new['run']}, was {old['run']}")
+            lines.append(f"{name}: is named {new['run']}, was {old['run']}")
         keys = old["tensors"].keys() | new["tensors"].keys()
         other = [key for key in keys if old["tensors"].get(key) != new["tensors"].get(key)]
         if other:
@@ -82,7 +82,8 @@ def main() -> None:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"PEARL_RUNS": folder, "PEARL_DATA": folder, "PEARL_CACHE": "off"}
-        texts = np.random.default_rng(0).standard_normal((10, 64))  # of no text: what LGCL does with it is compared
+        # not real text features: only LGCL's use of them is compared
+        texts = np.random.default_rng(0).standard_normal((10, 64))
         np.savez(Path(folder) / "texts.npz", names=[str(digit) for digit in range(10)], features=texts)
         for name, overrides in settings().items():
             if not arguments.only or name in arguments.only:

@@ -1,16 +1,16 @@
-"""How results are written down: a cell over seeds, a table, and a page whose words stay when its figures are new."""
+"""Output of results: a cell over seeds, a table, and a page whose text is kept when its figures change."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-MARK = "\n<!-- words -->\n"  # what stands below it is somebody's
+MARK = "\n<!-- words -->\n"  # text below it is written by hand
 
 
 def cell(values: Iterable[float | None], places: int, *, spread: bool = True) -> str:
-    """Mean ± sample standard deviation of the values there are; of a single one itself alone."""
-    there = [value for value in values if value is not None]  # a method without ranks, a row older than its column
+    """Return mean ± sample standard deviation of the values; a single value without."""
+    there = [value for value in values if value is not None]  # a method without ranks, or a row older than its column
     if not there:
         return "-"
     around = f" ± {stdev(there):.{places}f}" if spread and len(there) > 1 else ""
@@ -18,11 +18,11 @@ def cell(values: Iterable[float | None], places: int, *, spread: bool = True) ->
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a Markdown table."""
+    """Return the lines of a Markdown table."""
     return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
 
 
 def write_page(file: Path, lines: Iterable[str]) -> None:
-    """A page of these lines; its words stay as they are."""
+    """Write a page of these lines; its hand-written text is kept."""
     words = file.read_text(encoding="utf-8").partition(MARK)[2] if file.is_file() else ""
     file.write_text("\n".join(lines) + "\n" + (MARK + words if words else ""), encoding="utf-8")

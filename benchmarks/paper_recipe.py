@@ -8,8 +8,8 @@
 The paper does not state how long task 1 trains, nor the schedule, the weight decay and the element order of the 2-D
 view. A candidate is one reading. Each is run on the first two tasks of the 5-task stream: task 1 gives the accuracy of
 the reference, the probe of task 2 the ranks, and the sub-network of task 2 the accuracy after adapt. A candidate with
-`adapt.steps=1` is about ranks alone. Candidates that share a phase train it once (the phase cache), so one with another
-view costs evaluation only. Runs are resumable and finished ones are skipped.
+`adapt.steps=1` is only for ranks. Candidates that share a phase train it once (the phase cache), so another view costs
+only evaluation. Runs are resumable and finished ones are skipped.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--width", type=int, default=32, help="channels of the first stage; the paper's is 64")
     parser.add_argument("--precision", default="fp32", choices=["auto", "fp32", "bf16"])
     parser.add_argument("--cuda-graphs", action="store_true")
-    parser.add_argument("--smoke", action="store_true", help="one step a phase")
+    parser.add_argument("--smoke", action="store_true", help="one step per phase")
     parser.add_argument("--to", type=Path, default=RESULTS, help="folder of paper_recipe.json and paper_recipe.md")
     options = parser.parse_args(arguments)
     if options.smoke and options.to == RESULTS:
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def row(run: Run, *, ranks_only: bool) -> dict[str, Any]:
-    """The measured quantities of one run; accuracies in percent, None where the phase behind them was left out."""
+    """Return the measured quantities of one run; accuracies in percent, None if their phase was left out."""
     task_il = accuracy_matrix(run.counts, "task_il")
     layers = run.manifests[1]["layers"]
     return {
@@ -127,7 +127,7 @@ def row(run: Run, *, ranks_only: bool) -> dict[str, Any]:
 
 
 def page(file: Path, rows: dict[str, Any]) -> None:
-    """Write a table for each width; the text below the mark stays."""
+    """Write a table for each width; the text below the mark is kept."""
     about = (
         "`python benchmarks/paper_recipe.py`; the first two tasks of CIFAR-100 in 5 tasks, ResNet-18; mean ± standard "
         "deviation over n seeds. The paper: 78 to 80 % after task 1 (implied), mean rank 14.0, task-IL 80.0."

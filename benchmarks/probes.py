@@ -1,13 +1,13 @@
-"""How cheaply can the ranks be had that the paper's rule chooses after fine-tuning the whole network?
+"""How cheaply can the ranks of the paper's rule be computed without fine-tuning the whole network?
 
     python benchmarks/probes.py                                     both networks, seeds 0, 1, 2; docs/results/probes.md
     python benchmarks/probes.py --streams ResNet --seeds 0 --probes "Adam's step, .8"
     python benchmarks/probes.py --set stream.classes=8 --set stream.tasks=2 --to tried          anything smaller
 
-A run of PEARL for each probe, task by task held against the ranks of the full probe: overlap is how many parameters
-both would give the same layers, of all that either would; correlation is Spearman's, over the layers. Updates train the
-same afterwards, so that accuracies differ by ranks alone. Finished runs are skipped, so the command can be stopped and
-started again. Data is looked for under $PEARL_DATA, runs lie under $PEARL_RUNS.
+A run of PEARL per probe, whose ranks are compared task by task with those of the full probe: overlap is the number of
+parameters that both give the same layers, relative to those that either gives; correlation is Spearman's, over the
+layers. Updates train in the same way afterwards, so that accuracies differ only by ranks. Finished runs are skipped, so
+the command can be stopped and started again. Data is looked for under $PEARL_DATA, runs lie under $PEARL_RUNS.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from pearl.methods import pearl as method
 from pearl.reports.progress import display
 from pearl.settings.config import load_config
 
-# Rates of the probe at which thresholds are those of the paper's size, .1 to .8. At the ViT recipe's own all ranks are
-# 1, and any probe would find them.
+# Learning rates of the probe at which thresholds have the paper's size, .1 to .8. At the ViT recipe's own rate all
+# ranks are 1, which any probe would find.
 STREAMS = {
     "CIFAR, ResNet-18, 5 tasks of 8": ["table-resnet18"],
     "CIFAR-100, DeiT-Tiny, 3 tasks of 10": [
@@ -38,7 +38,7 @@ STREAMS = {
 FULL = "full"
 PROBES = {
     FULL: [],
-    "full, other draws": ["method.probe_images=0.999"],  # all but an image a class: how far chance alone moves ranks
+    "full, other draws": ["method.probe_images=0.999"],  # all but one image per class: the effect of chance on ranks
     "full, 1 epoch": ["train.phases.probe.epochs=1"],
     "full, 2 epochs": ["train.phases.probe.epochs=2"],
     "full, half of the images": ["method.probe_images=0.5"],
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> None:
     for seed in options.seeds:
         for stream in streams:
             recipe, *rest = STREAMS[stream]
-            for probe in dict.fromkeys([FULL, *options.probes]):  # the others are held against it
+            for probe in dict.fromkeys([FULL, *options.probes]):  # the others are compared with it
                 key = f"{stream} | {probe} | {seed}"
                 settings = [*rest, *options.set, *PROBES[probe], f"seed={seed}"]
                 config = load_config(recipe, settings)
@@ -93,13 +93,13 @@ def main(arguments: Sequence[str]) -> None:
                     run = execute(config, show=display())
                 rows[key] = row(run, between, probe)
                 lines = [f"{json.dumps(name)}: {json.dumps(rows[name], sort_keys=True)}" for name in sorted(rows)]
-                file.write_text("{\n" + ",\n".join(lines) + "\n}\n")  # a line for each run
+                file.write_text("{\n" + ",\n".join(lines) + "\n}\n")  # a line per run
                 page(options.to / "probes.md", rows)
     page(options.to / "probes.md", rows)
 
 
 class Timed:
-    """Meanwhile the seconds of each step down a gradient are noted, which is no phase."""
+    """Record the seconds of each gradient step within the context, which is not a phase."""
 
     def __init__(self) -> None:
         self.took: list[float] = []
@@ -119,10 +119,13 @@ class Timed:
 
 
 def row(run: Run, between: Timed, probe: str) -> dict[str, Any]:
-    """What is measured of one run; accuracies in percent. Seconds are beside other work, so an upper bound."""
+    """Return the measurements of one run; accuracies in percent.
+
+    Seconds include other load, so they are an upper bound.
+    """
     tasks = [task for task in run.manifests if task["layers"]]
     seconds: float | None = fmean(task["seconds"]["probe"] for task in tasks)
-    if "gradients" in probe or "Adam" in probe:  # of a run that was finished before, that part is not known
+    if "gradients" in probe or "Adam" in probe:  # unknown for a run that was finished before
         seconds = seconds + fmean(between.took) if between.took else None
     layers = [
         {layer["layer"]: [layer["rank"], layer["rows_and_columns"]] for layer in task["layers"]} for task in tasks
@@ -137,23 +140,21 @@ def row(run: Run, between: Timed, probe: str) -> dict[str, Any]:
 
 
 def agreement(of: dict[str, Any], with_: dict[str, Any]) -> dict[str, float | None]:
-    """How far the ranks of two runs agree, a mean over tasks."""
+    """Return the agreement between the ranks of two runs, averaged over tasks."""
     overlaps, correlations = [], []
     for ours, theirs in zip(of["layers"], with_["layers"], strict=True):
         pairs = [(ours[name][0], theirs[name][0], cost) for name, (_, cost) in theirs.items()]
         overlaps.append(sum(min(a, b) * cost for a, b, cost in pairs) / sum(max(a, b) * cost for a, b, cost in pairs))
         first, second = [a for a, *_ in pairs], [b for _, b, _ in pairs]
-        if len({*first}) > 1 and len({*second}) > 1:  # of equal ranks there is no order
+        if len({*first}) > 1 and len({*second}) > 1:  # equal ranks have no order
             correlations.append(float(spearmanr(first, second).statistic))
     return {"overlap": fmean(overlaps), "correlation": fmean(correlations) if correlations else None}
 
 
 def page(file: Path, rows: dict[str, Any]) -> None:
-    """A table a stream; what stands below the mark stays."""
-    about = (
-        "`python benchmarks/probes.py`; mean ± standard deviation over n seeds. Ranks are held against those of the "
-        "full probe, task by task: overlap in parameters, correlation over the layers."
-    )
+    """Write a table per stream; the text below the mark is kept."""
+    about = "`python benchmarks/probes.py`; mean ± standard deviation over n seeds. Ranks are compared with those "
+    "of the full probe, task by task: overlap in parameters, correlation over the layers."
     lines = ["# Cheaper ranks", "", about]
     for stream in STREAMS:
         if not any(key.startswith(f"{stream} |") for key in rows):

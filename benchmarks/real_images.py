@@ -2,13 +2,14 @@
 
     python benchmarks/real_images.py                      all recipes, all methods, seed 0
     python benchmarks/real_images.py --recipes cpu-cifar20-resnet18 --methods pearl isolation --seeds 0 1
-    python benchmarks/real_images.py --only-memory        measure the memory of the rows there are, and nothing else
-    python benchmarks/real_images.py --only-table         write the tables anew from the rows there are, run nothing
+    python benchmarks/real_images.py --only-memory        measure only the memory of existing rows
+    python benchmarks/real_images.py --only-table         write the tables again from existing rows
 
-`python benchmarks/which_method.py` then takes new rows over into what `pearl list methods --long` says.
+`python benchmarks/which_method.py` then copies new rows to `pearl list methods --long`.
 
-Finished runs are skipped, so the command can be stopped and started again; rows of other methods and seeds stay. Data
-is looked for under $PEARL_DATA; a recipe that cannot be run is one line, the others go on, the exit code is then 2.
+Finished runs are skipped, so the command can be stopped and started again; rows of other methods and seeds are kept.
+Data is searched under $PEARL_DATA. If a recipe cannot be run, a line reports it, the others continue, and the exit code
+is 2.
 """
 
 import argparse
@@ -42,13 +43,13 @@ METHODS = {
     "joint, 6 epochs": ["method=joint", "train.phases.joint.epochs=6"],
     **{name: [f"method={name}"] for name in parts.METHODS.own if name != "pearl"},
     "ranpac": ["method=ranpac"],
-    "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # somebody's, in $PEARL_DATA
-    # Its 60 prompts outnumber the 49 patches of the CPU recipes; on images held out, one is better by 18 points.
+    "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # a user's file, in $PEARL_DATA
+    # Its 60 prompts outnumber the 49 patches of the CPU recipes; on held-out images, one prompt is better by 18 points.
     "evoprompt": ["method=evoprompt", "method.length=1"],
-    # New and remembered images in passes of their own, as AGILE, TAMiL, OCDNet, TriRE and DER++ have them.
+    # New and remembered images in separate passes, as in AGILE, TAMiL, OCDNet, TriRE and DER++.
     "er, separate passes": ["method=er", "method.passes=separate"],
     "aper, adapter": ["method=aper", "method.tuning=adapter"],
-    # At the authors' 1000 images for each of up to 16 old classes, moving these takes longer than learning a task.
+    # With the authors' 1000 images for each of up to 16 old classes, moving these takes longer than learning a task.
     "apr": ["method=apr", "method.drift_images=100"],
 }
 SHORT = ["engine.max_steps=3", "engine.precision=fp32", "engine.reuse=false", "stream.test_per_class=3"]
@@ -66,15 +67,15 @@ ROUND = dict.fromkeys(COLUMNS, 2) | {
     "training_seconds": 0,
     "memory_mb": 0,
     "inference_cost": 1,
-}  # digits printed
+}  # printed digits
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipes", nargs="+", default=RECIPES, choices=recipe_names(), metavar="RECIPE")
-    parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all that the network is fit for")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), help="default: all that support the network")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--only-memory", action="store_true", help="of rows that are there")
+    parser.add_argument("--only-memory", action="store_true", help="of existing rows")
     parser.add_argument("--only-table", action="store_true", help="write the .md from the .json, run nothing")
     options = parser.parse_args(arguments)
     command = shlex.join(["python", "benchmarks/real_images.py", *arguments])
@@ -100,9 +101,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def memory(recipe: str, settings: Sequence[str]) -> int:
-    """MB at the peak of a short run in float32, above what its process held before; in a process of its own.
+    """Return MB at the peak of a short run in float32, above those before it, in a separate process.
 
-    So it does not depend on a machine's precision, nor on what ran before.
+    It thus depends neither on the machine's precision nor on earlier runs.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         return alone.submit(_peak, recipe, [*settings, *SHORT]).result()
@@ -115,7 +116,7 @@ def _peak(recipe: str, settings: Sequence[str]) -> int:
 
 
 def fit_for(recipe: str) -> list[str]:
-    """The methods that can learn on a recipe's network."""
+    """Return the methods that support a recipe's network."""
     on_vit = load_config(recipe).backbone["name"].startswith("timm/")
     names = {method: load_config(recipe, settings).method["name"] for method, settings in METHODS.items()}
     kinds = {method: parts.METHODS.load(name).backbones for method, name in names.items()}  # type: ignore[attr-defined]
@@ -125,7 +126,7 @@ def fit_for(recipe: str) -> list[str]:
 
 @torch.no_grad()
 def inference_cost(run: Run, batch: int = 32) -> float:
-    """Time of all logits of a batch of images, in forward passes of the recipe's network; float32, median of 5."""
+    """Return the time of all logits of a batch, in forward passes of the recipe's network; float32, median of 5."""
     model, config = pearl.load(run.path), run.config
     size = config.images.size
     shape = {key: value for key, value in config.backbone.items() if key not in ("pretrained", "weights")}
@@ -138,7 +139,7 @@ def inference_cost(run: Run, batch: int = 32) -> float:
 
 
 def row(method: str, run: Run, memory_mb: int, command: str) -> dict:
-    """One run's line of the table, with what is needed to trace it."""
+    """Return the line of one run, with its origin."""
     summary, environment = run.summary, json.loads((run.path / "environment.json").read_text())
     return {
         "method": method,
@@ -156,13 +157,13 @@ def row(method: str, run: Run, memory_mb: int, command: str) -> dict:
 
 
 def read(recipe: str) -> list[dict]:
-    """The rows of earlier calls."""
+    """Read the rows of earlier calls."""
     file = RESULTS / f"{recipe}.json"
     return json.loads(file.read_text()) if file.exists() else []
 
 
 def write(recipe: str, new: dict) -> None:
-    """docs/results/RECIPE.json with every row, this one in the place of an earlier one; .md with the table."""
+    """Write docs/results/RECIPE.json with every row, replacing an earlier one by this, and .md with the table."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     rows = {(r["method"], r["seed"]): r for r in read(recipe)}
     rows[new["method"], new["seed"]] = new
@@ -171,7 +172,7 @@ def write(recipe: str, new: dict) -> None:
 
 
 def write_table(recipe: str, rows: list[dict]) -> None:
-    """docs/results/RECIPE.md: a line for each method, over its seeds, and what the rows were made with."""
+    """Write docs/results/RECIPE.md: a line per method, over its seeds, and the origin of the rows."""
     methods: dict[str, list[dict]] = {}
     made: dict[str, list[str]] = {}
     for r in rows:
@@ -180,7 +181,7 @@ def write_table(recipe: str, rows: list[dict]) -> None:
     head = ["method", "n", *COLUMNS.values(), "mean rank", "training (s)", "memory (MB)", "inference"]
     measures = (
         "Mean ± standard deviation over n seeds; accuracies in percent; memory at the peak of a run of "
-        "three steps a phase in float32, above what its process held before; inference in plain passes of the net."
+        "three steps a phase in float32, above the memory before; inference in plain passes of the net."
     )
     body = []
     for method, of in methods.items():
@@ -191,7 +192,7 @@ def write_table(recipe: str, rows: list[dict]) -> None:
 
 
 def facts(r: dict) -> str:
-    """What a row was made with; the command of the oldest rows is not known."""
+    """Return the origin of a row; the command of the oldest rows is unknown."""
     env, command = r["environment"], f"`{r['command']}` on " if "command" in r else ""
     return (
         f"{command}{env['device']}, threads: {env['threads']}, {env['precision']}, Python {env['python']}, "

@@ -1,10 +1,10 @@
-"""Kill runs with SIGKILL at random moments, go on each time, and compare with a run that was never touched.
+"""Kill runs with SIGKILL at random moments, resume each time, and compare with an uninterrupted run.
 
     python benchmarks/reliability.py                      50 kills of pearl and of finetune, written to docs/results
     python benchmarks/reliability.py --kills 5 --print    a few, printed
 
-A process that has imported everything but computed nothing forks a child per attempt, so that a kill costs no second
-start of Python. Compared are the bytes of every weight file, and all JSON but the seconds in it.
+A process that has imported everything but computed nothing forks a child per attempt, so that Python starts only once.
+The comparison is of the bytes of every weight file, and all JSON except seconds.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from pearl.settings.config import RunConfig, load_config
 from pearl.training.engine import Observer
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "reliability.md"
-TIMES = {"seconds", "evaluation_seconds", "started", "time"}  # what two equal runs may differ in
+TIMES = {"seconds", "evaluation_seconds", "started", "time"}  # permitted differences of two equal runs
 SMALL = ["backbone.width=4", "engine.channels_last=false", "stream.per_class=40", "train.epochs=4"]
 SMALL += ["train.phases.probe.epochs=3", "stream.test_per_class=20"]
 
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", help="print the table; write nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    os.environ["PEARL_CACHE"] = "off"  # a run that is killed has to train its phases itself
+    os.environ["PEARL_CACHE"] = "off"  # a killed run must train its phases itself
     rows = [trial(method, options.kills, random.Random(options.seed)) for method in options.methods]
     table = "\n".join(
         ["| method | kills | where they fell | runs that came to their end | all bits equal |", f"|{'---|' * 5}", *rows]
@@ -52,9 +52,9 @@ def main() -> None:
         text = (
             f"## Runs that were killed\n\n"
             f"`python benchmarks/reliability.py --kills {options.kills}`: SIGKILL at random "
-            f"moments of a run on digits (ResNet-18 of width 4, 5 tasks), started again until it is done; then the "
-            f"next run. Compared with a run that nobody touched: the bytes of every weight file, and every JSON and "
-            f"YAML file but the seconds in them. A run that cannot go on ends the script.\n\n{table}\n"
+            f"moments of a run on digits (ResNet-18 of width 4, 5 tasks), restarted until it is done; then the next "
+            f"run. Compared with an uninterrupted run: the bytes of every weight file, and every JSON and YAML file "
+            f"except seconds. A run that cannot resume ends the script.\n\n{table}\n"
         )
         write_section("runs", text)
         print(text)
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def write_section(name: str, text: str) -> None:
-    """Put a section of docs/results/reliability.md in the place of the one of this name, or at the end."""
+    """Write a section of docs/results/reliability.md, replacing the one of this name, or at the end."""
     start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
     before, found, rest = RESULT.read_text().partition(start)
     after = rest.partition(end)[2] if found else ""
@@ -71,7 +71,7 @@ def write_section(name: str, text: str) -> None:
 
 
 def trial(method: str, kills: int, rng: random.Random) -> str:
-    """Kill runs of one method until there were enough kills; a row of the table."""
+    """Kill runs of one method until there were enough kills; return a row of the table."""
     config = load_config("digits", [*SMALL, f"method={method}"])
     fallen: dict[str, int] = {}
     runs, equal = 0, True
@@ -86,7 +86,7 @@ def trial(method: str, kills: int, rng: random.Random) -> str:
             done = False
             while not done:
                 left = kills - sum(fallen.values())
-                # a third of a run at most, so that one run is killed several times
+                # at most a third of a run, so that one run is killed several times
                 done = attempt(config, broken, kill_after=rng.uniform(0, length / 3) if left else None)
                 if not done:
                     place = where(broken)
@@ -102,7 +102,7 @@ def trial(method: str, kills: int, rng: random.Random) -> str:
 
 
 def attempt(config: RunConfig, path: Path, kill_after: float | None = None) -> bool:
-    """Run in a child, killed after so many seconds; whether it came to its end.
+    """Run in a child, killed after some seconds; return True if it finished.
 
     Raises:
         RuntimeError: the child failed by itself.
@@ -129,14 +129,14 @@ def attempt(config: RunConfig, path: Path, kill_after: float | None = None) -> b
 
 
 def where(path: Path) -> str:
-    """What a killed run was doing, from its last line of events."""
+    """Return the activity of a killed run, from its last line of events."""
     file = path / "events.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
     for line in reversed(lines):
         try:
             event = json.loads(line)
         except ValueError:
-            continue  # cut in the middle
+            continue  # an incomplete line
         if event["event"] in {"phase", "epoch"}:
             return f"in {event['phase']}"
         return {"learnt": "evaluating", "task": "starting a task"}.get(event["event"], "between tasks")
@@ -144,18 +144,18 @@ def where(path: Path) -> str:
 
 
 def contents(path: Path) -> dict[str, object]:
-    """The files of a run that must be equal: bytes of weights and settings, JSON without seconds."""
+    """Return the files of a run that must be equal: bytes of weights and settings, JSON without seconds."""
     found: dict[str, object] = {}
     for file in sorted(path.rglob("*")):
         name = str(file.relative_to(path))
         if not file.is_file() or name in {"events.jsonl", ".lock", ".holder.json"}:
-            continue  # the log has the kills in it, and who held the lock last may be a process that was killed
+            continue  # the log records kills, and the last lock holder may be a killed process
         found[name] = timeless(json.loads(file.read_text())) if file.suffix == ".json" else file.read_bytes()
     return found
 
 
 def timeless(value: object) -> object:
-    """JSON without what two equal runs may differ in."""
+    """Return JSON without the permitted differences."""
     if isinstance(value, dict):
         return {key: timeless(item) for key, item in value.items() if key not in TIMES}
     return [timeless(item) for item in value] if isinstance(value, list) else value

@@ -1,13 +1,12 @@
-"""Tables of the paper at a size for CPUs, a few runs at a time, on one machine after the other.
+"""Tables of the paper at a size for CPUs, a few runs at a time, on several machines in sequence.
 
-    python benchmarks/tables.py rank_rules                   runs what is missing; docs/results/tables/rank_rules.md
-    python benchmarks/tables.py rank_rules --only cpu-cifar100-deit_tiny    only runs whose names start so
-    python benchmarks/tables.py rank_rules --only-page       runs nothing; writes the page from the runs that are there
+    python benchmarks/tables.py rank_rules                   start missing runs; docs/results/tables/rank_rules.md
+    python benchmarks/tables.py rank_rules --only cpu-cifar100-deit_tiny    only runs with this prefix
+    python benchmarks/tables.py rank_rules --only-page       run nothing; write the page from existing runs
 
-`pearl table` does the same where one machine does it all. Here, what each finished run says - its directory without
-weights, a few kB - is kept in docs/results/tables/runs.tar.xz and laid under $PEARL_RUNS first, where tables and
-reports read it as any run. So only the rest is run. Two of these commands can work side by side. Data is looked for
-under $PEARL_DATA.
+`pearl table` does the same on a single machine. Here, the directory of each finished run without weights, a few kB, is
+kept in docs/results/tables/runs.tar.xz and first copied to $PEARL_RUNS, where tables and reports read it like any run.
+So only the rest is run. Two of these commands can run in parallel. Data is searched under $PEARL_DATA.
 """
 
 import argparse
@@ -50,13 +49,13 @@ def main(arguments: Sequence[str]) -> None:
         for one in [] if options.only_page else sorted(waiting, key=lambda one: one.seed):  # heads before statistics
             try:
                 run_or_refit(one.request.config.model_copy(update={"seed": one.seed}), show=display())
-            except Busy:  # of another of these commands
+            except Busy:  # locked by another of these commands
                 continue
             keep(pearl.table(name, **given).runs)
 
 
 def lay_out() -> None:
-    """Put what was kept under $PEARL_RUNS; a run that is there stays as it is, finished or not."""
+    """Copy stored runs to $PEARL_RUNS; existing runs are kept, finished or not."""
     if KEPT.is_file():
         with tarfile.open(KEPT) as archive:
             new = [member for member in archive if not (runs_root() / _run_of(member.name)).exists()]
@@ -64,7 +63,7 @@ def lay_out() -> None:
 
 
 def keep(runs: Iterable[Path]) -> None:
-    """Keep what these runs say beside what was kept, the same bytes for the same runs."""
+    """Add these runs to the stored ones; equal runs give equal bytes."""
     kept = {path.name for path in runs}
     if KEPT.is_file():
         with tarfile.open(KEPT) as archive:
@@ -81,7 +80,7 @@ def keep(runs: Iterable[Path]) -> None:
 
 
 def _run_of(name: str) -> str:
-    """The run directory that a file of the archive lies in."""
+    """Return the run directory of a file in the archive."""
     return Path(name).parts[0]
 
 

@@ -1,12 +1,12 @@
-"""Which task is it? Heads side by side against class statistics, all read off the same trained runs.
+"""Task inference: concatenated heads against class statistics, on the same trained runs.
 
     python benchmarks/telling_apart.py                         all streams, seeds 0, 1, 2; docs/results/telling_apart.md
     python benchmarks/telling_apart.py --streams digits --seeds 0
 
-A run of PEARL is trained once a stream and seed; `refit` gives it every other classifier, and what a sub-network makes
-of a batch is computed once for all of them. Rivals follow. Finished runs are skipped, so the command can be stopped and
-started again. Data is looked for under $PEARL_DATA, runs lie under $PEARL_RUNS.
-Nothing was chosen on these streams' test images: the chain's constants are those of two other streams.
+A run of PEARL is trained once per stream and seed; `refit` fits every other classifier, and a sub-network's features of
+a batch are computed once for all of them. Rivals follow. Finished runs are skipped, so the command can be stopped and
+started again. Data is looked for under $PEARL_DATA, runs lie under $PEARL_RUNS. Nothing was chosen on these streams'
+test images: the constants of class statistics are from two other streams.
 """
 
 import argparse
@@ -57,7 +57,7 @@ CLASSIFIERS: dict[str, dict[str, Any] | None] = {
     "K = 3, frozen covariance": {"name": "chain", "spaces": 3, "covariance": "frozen"},
     "K = all": {"name": "chain", "spaces": "all"},
 }
-# Of PEARL as well, but trained otherwise, so that each is a run of its own; chosen on the two development streams.
+# PEARL with other training, so each is a separate run; chosen on the two development streams.
 COSINES = "K = 3, cosines, all linear layers"
 TRAINED = {
     COSINES: [
@@ -67,7 +67,7 @@ TRAINED = {
 }
 OF_CNNS = ("ncm", "fecam", "ranpac", "er_ace", "joint")
 OF_VITS = (COSINES, "ncm", "fecam", "ranpac", "loranpac", "aper", "inflora", "coda_prompt")
-TWO_PASSES = ("aper", "coda_prompt")  # of the network as it was given, and of what they made of it
+TWO_PASSES = ("aper", "coda_prompt")  # of the original network, and of the adapted one
 COLUMNS = {
     "class_il": "class-IL A_T",
     "average": "class-IL average",
@@ -115,12 +115,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def rivals(stream: str) -> tuple[str, ...]:
-    """The methods that stand beside PEARL's rows."""
+    """Return the methods to compare with PEARL."""
     return () if stream == LARGE else OF_VITS if "DeiT" in stream else OF_CNNS
 
 
 class Remembering(WithInner):
-    """A sub-network whose features of a batch are computed once, whatever classifier asks for them."""
+    """A sub-network whose features of a batch are computed once, for all classifiers."""
 
     known: ClassVar[dict[tuple[bytes, bytes], Tensor]] = {}
 
@@ -132,7 +132,7 @@ class Remembering(WithInner):
         self._digest = digest.digest()
 
     def forward(self, x: Tensor) -> Tensor:
-        """As of `WithInner`."""
+        """See `WithInner`."""
         batch = hashlib.sha256(_bytes(x) + bytes([torch.is_autocast_enabled("cpu")])).digest()
         if (self._digest, batch) not in self.known:
             self.known[self._digest, batch] = super().forward(x)
@@ -144,13 +144,13 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def seconds(run: Run, tasks: int | None = None) -> float:
-    """Training of the first tasks, whose sub-networks are asked; beside other work, so an upper bound."""
+    """Return the training time of the first tasks, whose sub-networks are used; an upper bound, with other load."""
     return sum(sum(task["seconds"].values()) for task in run.manifests[:tasks])
 
 
 @torch.no_grad()
 def row(run: Run) -> dict[str, Any]:
-    """What is measured of one run; accuracies in percent."""
+    """Return the measurements of one run; accuracies in percent."""
     summary, data = run.summary, prepare(run.config)
     tasks = data.stream.tasks
     method = load_method(run.path, run.config)
@@ -170,7 +170,7 @@ def row(run: Run) -> dict[str, Any]:
     found["refused"] = None
     if (familiar := familiarity(run, data, method)) is not None:
         found["refused"] = 100 * float((np.concatenate(familiar) < method.threshold(0.05)).mean())
-    half = len(tasks) // 2  # tasks that the model has learnt; classes of the others are unknown to it
+    half = len(tasks) // 2  # tasks that the model has learnt; classes of the others are unknown
     scores = familiarity(run, data, load_method(run.path, run.config, half))
     if scores is not None:
         known = np.repeat([t < half for t in range(len(tasks))], [len(part) for part in scores])
@@ -179,7 +179,7 @@ def row(run: Run) -> dict[str, Any]:
 
 
 def kept(method: Any) -> int:
-    """Bytes that a method keeps of its tasks beside networks: statistics, or images to be shown again."""
+    """Return the bytes that a method stores of its tasks besides networks: statistics, or rehearsal images."""
     chain = getattr(method, "chain", None)
     if chain is None and hasattr(method, "sub_network"):
         return 0
@@ -188,7 +188,7 @@ def kept(method: Any) -> int:
 
 
 def familiarity(run: Run, data: Any, method: Any) -> list[np.ndarray] | None:
-    """How familiar the test images of each task are to a method, if it can say so."""
+    """Return in-distribution scores of the test images of each task, if the method has them."""
     judge = Ensemble(method).judge
     if judge is None:
         return None
@@ -198,7 +198,7 @@ def familiarity(run: Run, data: Any, method: Any) -> list[np.ndarray] | None:
 
 
 def asked(run: Run, data: Any, method: Any, tasks: Sequence[int]) -> tuple[torch.Tensor, np.ndarray]:
-    """Logits (N, classes) of the tasks' test images, and their labels."""
+    """Return logits (N, classes) of the tasks' test images, and their labels."""
     view = View(run.config.images, channels_last=run.config.engine.channels_last)
     ensemble, logits, labels = Ensemble(method), [], []
     for t in tasks:
@@ -210,10 +210,10 @@ def asked(run: Run, data: Any, method: Any, tasks: Sequence[int]) -> tuple[torch
 
 
 def write(file: Path, rows: dict[str, Any]) -> None:
-    """The rows, and a table a stream."""
+    """Write the rows, and a table per stream."""
     file.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
     about = "`python benchmarks/telling_apart.py`; mean ± standard deviation over n seeds."
-    lines = ["# Telling tasks apart", "", about]
+    lines = ["# Task inference", "", about]
     for stream in STREAMS:
         of_stream = [value for key, value in rows.items() if key.startswith(f"{stream} | ")]
         columns = [column for column in COLUMNS if any(one.get(column) is not None for one in of_stream)]

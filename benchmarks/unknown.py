@@ -2,10 +2,10 @@
 
     python benchmarks/unknown.py            all streams, seeds 0, 1, 2; docs/results/unknown.md
 
-Class statistics in one feature space, that of DeiT-Tiny as it was given (nothing is trained); its features at 112
-pixels are computed once and kept under $PEARL_RUNS. Classes, images and their order are drawn by the seed; two fifths
-of the classes are never learnt. Rivals see the same features: a relative Mahalanobis distance under a single threshold,
-and the distance to the k-th nearest training image, k the best of 1, 5 and 10. Data is looked for under $PEARL_DATA.
+Class statistics in one feature space, that of the pretrained DeiT-Tiny (nothing is trained); its features at 112 pixels
+are computed once and kept under $PEARL_RUNS. Classes, images and their order are drawn by the seed; two fifths of the
+classes are never learnt. Rivals use the same features: a relative Mahalanobis distance under a single threshold, and
+the distance to the k-th nearest training image, k the best of 1, 5 and 10. Data is looked for under $PEARL_DATA.
 """
 
 import argparse
@@ -36,8 +36,8 @@ from pearl.settings.sections import Domain
 
 RECIPES = {"CIFAR-100": "cpu-cifar100-deit_tiny", "Grocery": "cpu-grocery-deit_tiny"}
 STYLES: list[Domain] = ["plain", "noisy", "inverted", "edges"]
-TESTED = 20  # images of a class, in every style the same ones
-# data, styles, photos of a class in a style to learn from, tasks (one style each, if there are several), their classes
+TESTED = 20  # images per class, the same ones in every style
+# data, styles, photos per class and style, tasks (one style each, if there are several), their classes
 STREAMS: dict[str, tuple[str, int, int, int, int]] = {
     "CIFAR-100, 20 photos": ("CIFAR-100", 1, 20, 10, 6),
     "CIFAR-100, 6 photos": ("CIFAR-100", 1, 6, 10, 6),
@@ -47,7 +47,7 @@ STREAMS: dict[str, tuple[str, int, int, int, int]] = {
     "Grocery in 4 styles, 12 photos": ("Grocery", 4, 12, 4, 10),
 }
 COLUMNS = ("refused", "lowest", "median", "highest", "AUROC", "relative Mahalanobis", "nearest neighbours")
-Features = dict[tuple[int, int], tuple[Tensor, Tensor]]  # of a style and class: images to learn from, and to test on
+Features = dict[tuple[int, int], tuple[Tensor, Tensor]]  # per style and class: training and test images
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> None:
 
 @torch.no_grad()
 def features(data: str, styles: int) -> Features:
-    """DeiT-Tiny's of all classes, of 20 in several styles; images to learn from are other ones in each style."""
+    """Return DeiT-Tiny's features of all classes, or of 20 in several styles with different training images."""
     file = Path(os.environ.get("PEARL_RUNS", "runs")) / "unknown" / f"{data}-{styles}.pt"
     if not file.is_file():
         config = load_config(RECIPES[data])
@@ -103,7 +103,7 @@ def of_classes(source: Source, most: int, size: int) -> Iterator[np.ndarray]:
 
 @torch.no_grad()
 def row(found: Features, styles: int, photos: int, tasks: int, classes: int, *, seed: int) -> dict[str, float]:
-    """Learn a stream of classes drawn by the seed, each task with `photos` of a class; all in percent."""
+    """Learn a stream of classes drawn by the seed, each task with `photos` per class; return results in percent."""
     order = np.random.default_rng(seed).permutation(sorted({c for _, c in found}))
     known = order[: classes * (tasks if styles == 1 else 1)]
     groups = [(t, known) if styles > 1 else (0, known[t * classes : (t + 1) * classes]) for t in range(tasks)]
@@ -143,7 +143,7 @@ def row(found: Features, styles: int, photos: int, tasks: int, classes: int, *, 
 
 
 def write(rows: dict[str, list[dict[str, float]]]) -> None:
-    """The rows of every seed, and a table."""
+    """Write the rows of every seed, and a table."""
     (RESULTS / "unknown.json").write_text(json.dumps(rows, indent=1) + "\n")
     about = "`python benchmarks/unknown.py`; mean ± standard deviation over seeds, in percent."
     body = [[stream, *(cell((one[column] for one in of), 1) for column in COLUMNS)] for stream, of in rows.items()]

@@ -1,4 +1,4 @@
-"""Which method? What `pearl list methods --long` and docs/which_method.md say, from the rows of docs/results.
+"""Which method? Writes `pearl list methods --long` and docs/which_method.md from the rows of docs/results.
 
 python benchmarks/which_method.py
 """
@@ -21,10 +21,10 @@ START, END = "<!-- measured: written by benchmarks/which_method.py -->\n", "<!--
 
 
 def measured(recipe: str) -> dict[str, dict[str, float | None]]:
-    """Of each method with the recipe's own settings, the best first: means over seeds, None where a row has none."""
+    """Return each method with the recipe's own settings, best first: means over seeds, None if a row has none."""
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in json.loads((RESULTS / f"{recipe}.json").read_text(encoding="utf-8")):
-        # others are one of them with other settings; PEARL with class statistics is what people get
+        # others are variants of one; PEARL with class statistics is the default
         if row["method"] in METHODS.own or row["method"] == "pearl, chain":
             rows.setdefault(row["method"], []).append(row)
     found = {method: {key: _mean([row.get(key) for row in of]) for key in COLUMNS} for method, of in rows.items()}
@@ -37,7 +37,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def table(recipe: str, methods: dict[str, dict[str, float | None]]) -> Iterator[str]:
-    """A recipe's table, a line per method."""
+    """Return a recipe's table, a line per method."""
     yield from (f"### {recipe}", "", read_recipe(recipe)["about"], "")
     head = ["method", *COLUMNS.values(), "old data"]
     yield from (f"| {' | '.join(head)} |", f"|{'---|' * len(head)}")
@@ -49,7 +49,7 @@ def table(recipe: str, methods: dict[str, dict[str, float | None]]) -> Iterator[
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """The file that is installed, and the page with the tables between their marks."""
+    """Write the installed file, and the page with the tables between their marks."""
     found = {recipe: measured(recipe) for recipe in RECIPES}
     yield DATA, json.dumps(found, indent=1) + "\n"
     lines = [line for recipe, methods in found.items() for line in table(recipe, methods)]

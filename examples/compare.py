@@ -1,4 +1,4 @@
-"""A method of one's own beside pearl's: runs with two seeds, a line per method.
+"""Compare your own method with pearl's: runs with two seeds, a line per method.
 
 python examples/compare.py [RECIPE]      (digits, if none is given: some minutes on 2 cores)
 """
@@ -15,7 +15,7 @@ SHOWN = ("class_il.final", "task_il.final", "parameters_million")
 
 
 def main(recipe: str = "digits", seeds: tuple[int, ...] = (0, 1), **settings: Any) -> None:
-    """Run each method with each seed, or take the runs there are, and print means over the seeds."""
+    """Run each method with each seed, or reuse finished runs, and print means over the seeds."""
     print(f"{'':14}", *(f"{name:>20}" for name in SHOWN))
     for method in METHODS:
         runs = [pearl.run(recipe, method=method, seed=seed, quiet=True, **settings) for seed in seeds]

@@ -1,4 +1,4 @@
-"""Folders of photos in, a model that knows them all out: one call per folder, in the order in which they came.
+"""Learn folders of photos as one model: one call per folder, in order of arrival.
 
 python examples/photos.py MODEL FIRST_FOLDER [NEXT_FOLDER ...] [--test FOLDER]
 """
@@ -12,7 +12,7 @@ from pearl import PearlError
 
 
 def main(model: Path, folders: list[Path], test: Path | None = None, **settings: Any) -> None:
-    """Learn each folder of classes as a task, then say how good the model is; `settings` make its first task."""
+    """Learn each folder of classes as a task, then print the model's accuracy; `settings` are for its first task."""
     for folder in folders:
         grown = pearl.learn(model, folder, **({} if model.exists() else settings))
         if grown.outcome and grown.outcome.new is not None:

@@ -1,5 +1,5 @@
 # slow_backbone.py
-"""A method of one's own: fine-tuning whose backbone learns slower than its head.
+"""Your own method: fine-tuning with a backbone that learns more slowly than its head.
 
 pearl run digits --method slow_backbone.py:SlowBackbone
 """
@@ -14,16 +14,16 @@ from pearl.methods import Method, Phase, PhaseSpec
 
 
 class SlowBackbone(Method):
-    """Cross-entropy over all classes seen; after the first task the backbone makes a share of each step."""
+    """Cross-entropy over all classes seen; after the first task the backbone takes only a share of each step."""
 
-    phases = (PhaseSpec("first", "first"), PhaseSpec("later", "later"))  # in which tasks each of them comes
+    phases = (PhaseSpec("first", "first"), PhaseSpec("later", "later"))  # the tasks of each phase
 
     def __init__(self, backbone: nn.Module, *, share: float = 0.1) -> None:
         super().__init__(backbone)
         self.share = share
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train everything; `project` takes back what the backbone moved too far."""
+        """Train all parameters; `project` reverts the rest of the backbone's step."""
         first = len(self.heads) == 0
         self.heads.grow(len(task.classes)).to(self.device)
         body = list(self.backbone.parameters())
@@ -36,5 +36,5 @@ class SlowBackbone(Method):
         yield Phase("first", params, self.loss) if first else Phase("later", params, self.loss, project=slower)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Cross-entropy, a mean over the images."""
+        """Return the cross-entropy, a mean over the images."""
         return F.cross_entropy(self(batch.x), batch.y)

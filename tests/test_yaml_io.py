@@ -21,8 +21,8 @@ def test_it_is_what_yaml_says(text):
         ("a: 1\nb: 2\na: 3", "the key a twice"),
         ("x: {lr: 1, y: {lr: 2}, lr: 3}", "the key lr twice"),
         ("- {1: a, 1: b}", "the key 1 twice"),
-        ("&a [*a]", "an alias stands for itself"),
-        ("a: &a {b: *a}", "an alias stands for itself"),
+        ("&a [*a]", "an alias contains itself"),
+        ("a: &a {b: *a}", "an alias contains itself"),
         ("[" * 900 + "]" * 900, "nested too deeply"),
         ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
         ("a: [", "did not find expected node content"),
@@ -33,8 +33,8 @@ def test_it_is_what_yaml_says(text):
         (f"a: {'9' * 5000}", "Exceeds the limit"),
         ('a: ["x\\0"]', "a text with a NUL"),
         ("a: 2024-02-30", "day is out of range"),
-        ("a: 2024-02-03", "a date, which no setting is; quote it"),
-        ("a: !!binary aGk=", "a bytes, which no setting is"),
+        ("a: 2024-02-03", "a date, which settings cannot be; quote it"),
+        ("a: !!binary aGk=", "a bytes, which settings cannot be"),
     ],
 )
 def test_what_nobody_means_is_refused(text, words):

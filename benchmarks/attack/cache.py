@@ -3,9 +3,9 @@
     python benchmarks/attack/cache.py                   60 trials, counts written to docs/results/reliability.md
     python benchmarks/attack/cache.py --trials 5        a few, printed
 
-By turns: one bit of a cache is flipped; the run that trains a phase is killed while another waits for it; three runs
-share a cache that holds less than they need; the cache may only be read; all times in it are years away, as after a
-jump of the clock. Every run has to end well, with the bits of one that nobody disturbed. Needs Linux, and `unshare`.
+In turn: one bit of a cache is flipped; the run that trains a phase is killed while another waits for it; three runs
+share a cache smaller than they need; the cache is read-only; all its times are years off, as after a jump of the clock.
+Every run must succeed, with the bits of an undisturbed one. Needs Linux, and `unshare`.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import zygote  # noqa: E402
 from photos import write_photos  # noqa: E402
 from reliability import contents, write_section  # noqa: E402
 
-OWN = "PEARL_CACHE_ATTACK"  # set in the process that has a name space of its own for mounts
+OWN = "PEARL_CACHE_ATTACK"  # set in the process with a mount namespace of its own
 KINDS = ("bit flipped", "trainer killed", "over the limit", "read-only", "clock jumped")
 CACHES = ("data/phases", "data/cache")
 FOLDER = ["run", "digits", "data={name: folder, path: photos}", *RUN, "-q", "--store-every", "0.002"]
@@ -61,9 +61,9 @@ def main() -> None:
     head = "| what happened to the cache | trials | a phase was trained again | ended otherwise |"
     text = (
         f"## Caches that were disturbed\n\n`python benchmarks/attack/cache.py --trials {options.trials} --seed "
-        f"{options.seed}`: runs that find their first phases in a cache, or wait for another run that trains them. "
-        f"Compared with a run without a cache: the bytes of every weight file, and all JSON but seconds and marks of "
-        f"what was taken.\n\n" + "\n".join([head, f"|{'---|' * 4}", *rows]) + "\n"
+        f"{options.seed}`: runs that load their first phases from a cache, or wait for another run that trains "
+        f"them. Compared with a run without a cache: the bytes of every weight file, and all JSON except seconds "
+        f"and marks of reuse.\n\n" + "\n".join([head, f"|{'---|' * 4}", *rows]) + "\n"
     )
     print(text)
     if options.trials >= 60:
@@ -72,10 +72,10 @@ def main() -> None:
 
 
 class Stage:
-    """Photos, caches that one run has filled, and what other runs end with without them."""
+    """Photos, caches filled by one run, and the results of other runs without them."""
 
     def __init__(self, root: Path) -> None:
-        self.origin, self.folder = root / "origin", root / "here"  # decoded images are known by their files' paths
+        self.origin, self.folder = root / "origin", root / "here"  # decoded images are identified by their files' paths
         for part, first in (("train", 0), ("test", 40)):
             write_photos(self.folder / "photos" / part, {str(i): i for i in range(4)}, 16, start=first)
         self.expected = {}
@@ -89,7 +89,7 @@ class Stage:
         self.folder.rename(self.origin)
 
     def trial(self, kind: str, rng: random.Random) -> tuple[bool, list[str]]:
-        """Disturb the caches of a copy; whether a phase was trained again, and what was wrong: nothing."""
+        """Disturb the caches of a copy; return whether a phase was trained again, and the errors, if any."""
         shutil.rmtree(self.folder, ignore_errors=True)
         shutil.copytree(self.origin, self.folder)
         caches, more = [self.folder / cache for cache in CACHES], {}
@@ -136,7 +136,7 @@ class Stage:
 
 
 def start(folder: Path, runs: str, variant: str = "", **environment: str) -> zygote.Process:
-    """A run in a process of its own, whose directory is below `runs`."""
+    """Start a run in a separate process, with its directory below `runs`."""
     env = {**os.environ, "PEARL_RUNS": runs, **environment}
     log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with its process
     process = zygote.Process([*FOLDER, *([variant] if variant else [])], stderr=log, stdout=log, cwd=folder, env=env)
@@ -158,7 +158,7 @@ def _ended(process: zygote.Process) -> None:
 
 
 def found(runs: Path) -> dict[str, object]:
-    """The files of the one run below a folder, as far as they must be equal."""
+    """Return the files of the one run in a folder that must be equal."""
     (run,) = (place for place in runs.iterdir() if place.is_dir())
     return {name: _without_marks(value) for name, value in contents(run).items() if name != "environment.json"}
 

@@ -23,7 +23,7 @@ from attack.stage import FIRST, SMALL, TINY, Case, Stage
 
 
 def png(width: int, height: int, data: bytes = b"") -> bytes:
-    """A PNG of which the head says what it likes."""
+    """Return a PNG with an arbitrary header."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -33,7 +33,7 @@ def png(width: int, height: int, data: bytes = b"") -> bytes:
 
 
 def _picture(rng: random.Random) -> bytes:
-    """A small image file of any format and mode."""
+    """Return a small image file of any format and mode."""
     mode = rng.choice(["RGB", "L", "RGBA", "P", "1", "LA", "I;16", "CMYK", "I", "F"])
     image = Image.new(mode, (rng.choice([1, 8, 9, 300]), rng.choice([1, 8, 7, 300])))
     file = io.BytesIO()
@@ -47,7 +47,7 @@ def _picture(rng: random.Random) -> bytes:
 
 
 def bad_image(rng: random.Random, file: Path) -> str:
-    """Put an image at a path that is odd in some way."""
+    """Write an image that is odd in some way."""
     what = rng.choice(["spoilt", "spoilt", "spoilt", "place", "place", "head", "head", "text", "frames", "tags"])
     if what == "spoilt":
         data, what = odd.spoilt(rng, _picture(rng))
@@ -74,7 +74,7 @@ def bad_image(rng: random.Random, file: Path) -> str:
 
 
 def images(rng: random.Random, stage: Stage, folder: Path) -> Case:
-    """Odd images, alone or among good ones, to predict, evaluate and learn from."""
+    """Odd images, alone or among good ones, for prediction, evaluation and learning."""
     photos, model = Path(shutil.copytree(stage.photos / "first", folder / "photos")), stage.copy(folder)
     names = [
         "odd.png",
@@ -105,7 +105,7 @@ def images(rng: random.Random, stage: Stage, folder: Path) -> Case:
 
 
 def _arrays(rng: random.Random) -> dict[str, np.ndarray]:
-    """A good archive's arrays, of which one or two are replaced."""
+    """Return a good archive's arrays, with one or two replaced."""
     good = np.random.default_rng(0)
     arrays: dict[str, np.ndarray] = {}
     for part, count in (("train", 8), ("test", 4)):
@@ -190,7 +190,7 @@ def archives(rng: random.Random, stage: Stage, folder: Path) -> Case:
 
 
 def weights(rng: random.Random, stage: Stage, folder: Path) -> Case:
-    """Files given as weights: odd contents of what torch.save and safetensors write, and no files at all."""
+    """Odd weight files: contents by torch.save and safetensors, and other files."""
     state: dict[Any, Any] = _backbone_state(stage)
     suffix = rng.choice([".pt", ".pth", ".safetensors", ".bin"])
     file = folder / f"w{suffix}"

@@ -1,12 +1,12 @@
-"""Let the N-th operation on files of a command fail, for every N, give the command again, and compare all bits.
+"""Make a command's N-th file operation fail, for every N, repeat the command, and compare all bits.
 
     python benchmarks/attack/faults.py                          all of them, written to docs/results/reliability.md
     python benchmarks/attack/faults.py --verbs refit --every 10 --print    each tenth of one verb, printed
 
 An operation is a file that is opened to be written, a write, fsync, rename, new folder or removal below the folder of
-the command. It fails with ENOSPC or EIO, or the process is killed there: by turns, or as `--kinds` says. A command that
-fails has to say why, in lines that begin with `pearl: `, and if what it was to make is there all the same, it has to
-say that too. The same command, given again, has to end as one that nobody disturbed.
+the command. It fails with ENOSPC or EIO, or the process is killed there: in turn, or as given by `--kinds`. A failing
+command must print the reason, in lines that begin with `pearl: `, and if its output exists nevertheless, it must report
+that too. The same command, repeated, must end like an undisturbed one.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from reliability import write_section  # noqa: E402
 
 KINDS = ("ENOSPC", "EIO", "SIGKILL")
 CODES = (0, 1, 2)
-# a fork runs this before the command line: the audit hook sees what is opened, renamed, made and removed
+# runs in a fork before the command line; the audit hook gets opened, renamed, created and removed files
 PROGRAM = """
 import errno, os, signal, sys
 at, kind, root, said = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
@@ -78,10 +78,10 @@ finally:
 
 
 class Stage(kills.Stage):
-    """A command whose operations on files are counted, and fail."""
+    """A command whose file operations are counted, and fail."""
 
     def go(self, at: int = 0, kind: str = "count") -> tuple[int, str, str]:  # type: ignore[override]
-        """The command, whose operation number `at` fails: its exit code, what it printed, and what it complained of."""
+        """Run the command with operation number `at` failing; return its exit code, output and complaints."""
         self.count = self.origin.parent / f"{self.origin.name}.count"
         given = [at, kind, self.folder, self.count, *self.verb.arguments]
         done = zygote.run(map(str, given), program=["-c", PROGRAM], text=True, cwd=self.folder)
@@ -92,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verbs", nargs="+", choices=kills.VERBS, default=[*kills.VERBS])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
-    parser.add_argument("--every", type=int, default=1, help="only each so many-th operation")
+    parser.add_argument("--every", type=int, default=1, help="only every N-th operation")
     parser.add_argument("--print", action="store_true", help="print the table; write nothing")
     options = parser.parse_args()
     rows, wrong = [], 0
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def fault(stage: Stage, at: int, kind: str, ends: Counter[str]) -> list[str]:
-    """Let one operation fail, give the command again, and say what was wrong: nothing."""
+    """Make one operation fail and repeat the command; return the errors, if any."""
     stage.fresh()
     code, _, error = stage.go(at, kind)
     wrong = []
@@ -139,7 +139,7 @@ def fault(stage: Stage, at: int, kind: str, ends: Counter[str]) -> list[str]:
         elif not error.strip() or not all(line.startswith("pearl: ") for line in error.splitlines()):
             wrong.append(f"said {error!r}")
         elif there and "stored" not in error and stage.verb.result == "new":
-            wrong.append(f"did not say that all is stored: {error!r}")
+            wrong.append(f"did not report that everything is stored: {error!r}")
     again, _, error = stage.go()
     if again:
         wrong.append(f"the same command ended with {again}: {error}")
@@ -149,13 +149,13 @@ def fault(stage: Stage, at: int, kind: str, ends: Counter[str]) -> list[str]:
 
 
 def text(table: str) -> str:
-    """The section of the page."""
+    """Return the section of the page."""
     return (
         f"## Operations on files that failed\n\n"
         f"`python benchmarks/attack/faults.py`: one operation on a file (opened to be written, written, synced, "
-        f"renamed, made, removed) fails with ENOSPC or EIO, or the process is killed there, by turns; then the same "
-        f"command is given again. Its files have to be those of a command that nobody disturbed, bit for bit; a "
-        f"command that is refused says why in lines of its own, and that all is stored where it is.\n\n{table}\n"
+        f"renamed, made, removed) fails with ENOSPC or EIO, or the process is killed there, in turn; then the same "
+        f"command is repeated. Its files must equal those of an undisturbed command, bit by bit; a failing command "
+        f"must print the reason in separate lines, and report if everything is stored nevertheless.\n\n{table}\n"
     )
 
 

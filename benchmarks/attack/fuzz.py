@@ -1,13 +1,13 @@
-"""Thousands of bad inputs: none may end in a traceback, hang, answer wrongly or change what was learnt.
+"""Thousands of bad inputs: none may cause a traceback, a hang, a wrong prediction or a changed model.
 
     python benchmarks/attack/fuzz.py                          all kinds, written to docs/results/reliability.md
     python benchmarks/attack/fuzz.py --cases 20 --print       20 of each kind, printed
     python benchmarks/attack/fuzz.py --kinds images --first 7 --cases 1 --print    one case again
 
-Case i of a kind is a function of the seed, so a failure can be had again by its number. What is done stands in a file
-(`--log`), and the same command goes on after it. Each case is `pearl` in a fork of its own, with a limit of memory and
-20 seconds. It has to end with an exit code of the documentation; what it says on standard error is `pearl: ` lines that
-a terminal can show; the files of the model are as they were; and if it answers, with 0, the answer is the right one.
+Case i of a kind is a function of the seed, so that a failure can be reproduced by its number. Finished cases are in a
+file (`--log`), after which the same command continues. Each case is `pearl` in a separate fork, with limits of memory
+and 20 seconds. It must end with a documented exit code; standard error must have printable `pearl: ` lines; the files
+of the model must be unchanged; and with exit code 0, the result must be correct.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from attack.inputs import KINDS
 from attack.stage import LEARN, RUN, Case, Stage, answer_of, asked, write_photos
 
 RESULT = Path(__file__).parents[2] / "docs" / "results" / "reliability.md"
-HEAD = "# Bad inputs"  # of the section
+HEAD = "# Bad inputs"  # marks of the section
 LIMIT = 20.0  # seconds
 BAD = ("traceback", "hang", "killed", "wrong", "touched", "unclear")
 CODES = {0, 1, 2, 69, 130}
@@ -54,15 +54,15 @@ CODES = {0, 1, 2, 69, 130}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=320, help="of each kind")
-    parser.add_argument("--first", type=int, default=0, help="number of the first one")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--kinds", nargs="+", default=[*KINDS], choices=[*KINDS])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--log", type=Path, help="a line per case; those in it are not done again")
+    parser.add_argument("--log", type=Path, help="a line per case; cases in it are not repeated")
     parser.add_argument("--print", action="store_true", help="print the table; write nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     done = read_log(options.log)
-    # a file system in memory where there is one: a case is a few hundred small files
+    # a file system in memory, if any: a case has a few hundred small files
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         stage = build(Path(folder) / "stage")
@@ -91,13 +91,13 @@ def main() -> None:
 
 
 def read_log(log: Path | None) -> dict[tuple[str, int], dict[str, Any]]:
-    """What an earlier call has done."""
+    """Read the results of an earlier call."""
     lines = [json.loads(line) for line in log.read_text().splitlines()] if log and log.exists() else []
     return {(line["kind"], line["number"]): line for line in lines}
 
 
 def build(root: Path) -> Stage:
-    """Make the originals, in children: this process computes nothing, so that it can be forked."""
+    """Create the originals in child processes: this process computes nothing, so that it can be forked."""
     stage = Stage(root)
     root.mkdir(parents=True)
     write_photos(stage.photos)
@@ -117,7 +117,7 @@ def build(root: Path) -> Stage:
 
 
 def sound(asked_for: Case, folder: Path) -> str:
-    """What a command that has to succeed says."""
+    """Return the output of a command that must succeed."""
     code, out, err, _ = call(asked_for, folder)
     if code:
         raise RuntimeError(f"{asked_for.arguments}: {err}")
@@ -125,14 +125,14 @@ def sound(asked_for: Case, folder: Path) -> str:
 
 
 def case(stage: Stage, kind: str, number: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Make one input, try it, and judge how it ended."""
+    """Create one input, try it, and judge the result."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with warnings.catch_warnings(action="ignore"):  # here alone: what pearl itself warns of would be seen by a user
+    with warnings.catch_warnings(action="ignore"):  # only here: a user would see pearl's own warnings
         asked_for = KINDS[kind](random.Random(f"{seed}/{kind}/{number}"), stage, folder)
     before = digests(asked_for.model, asked_for.learns)
     code, out, err, seconds = call(asked_for, folder)
-    if code == -signal.SIGALRM:  # on a machine that others use as well the clock alone says little
+    if code == -signal.SIGALRM:  # on a shared machine, wall-clock time alone is unreliable
         code, out, err, seconds = call(asked_for, folder, 3 * LIMIT)
     end, why = judge(asked_for, code, out, err)
     after = digests(asked_for.model, asked_for.learns)
@@ -143,7 +143,7 @@ def case(stage: Stage, kind: str, number: int, seed: int, folder: Path) -> dict[
 
 
 def digests(model: Path | None, learns: bool) -> dict[str, str]:
-    """What must not change: all files of a model, or what it had learnt."""
+    """Return digests of what must not change: all files of a model, or its finished tasks."""
     if model is None or not model.is_dir():
         return {}
     places = [model / "config.yaml", *(model / "reference").glob("*"), *(model / "tasks").glob("*/*")] if learns else []
@@ -155,7 +155,7 @@ def digests(model: Path | None, learns: bool) -> dict[str, str]:
 
 
 def judge(asked_for: Case, code: int, out: str, err: str) -> tuple[str, str]:
-    """How a case ended, in one word, and why."""
+    """Return a verdict on a case in one word, and the reason."""
     if code == -signal.SIGALRM:
         return "hang", ""
     if "Traceback" in err or "Traceback" in out:
@@ -165,8 +165,9 @@ def judge(asked_for: Case, code: int, out: str, err: str) -> tuple[str, str]:
     lines = err.splitlines()
     usage = bool(lines) and lines[0].startswith("Usage: ")
     allowed = ("pearl: ", "Try ", "") if usage else ("pearl: ",)
-    if "-q" in asked_for.arguments or asked_for.arguments[0] not in ("run", "learn", "resume"):  # else of its progress
-        timed = "import " if "-v" in asked_for.arguments else "pearl: "  # where the time went, which was asked for
+    # other lines are progress
+    if "-q" in asked_for.arguments or asked_for.arguments[0] not in ("run", "learn", "resume"):
+        timed = "import " if "-v" in asked_for.arguments else "pearl: "  # the timings that -v prints
         strange = [line for line in lines if not usage and not line.startswith((*allowed, timed))]
         if strange:
             return "unclear", strange[0]
@@ -183,12 +184,12 @@ def judge(asked_for: Case, code: int, out: str, err: str) -> tuple[str, str]:
         except ValueError as error:
             return "wrong", f"no answer at all ({error}): {out[:200]}"
         if answer != asked_for.answer:
-            return "wrong", f"{str(answer)[:300]} in the place of {str(asked_for.answer)[:300]}"
+            return "wrong", f"{str(answer)[:300]} instead of {str(asked_for.answer)[:300]}"
     return ("answered" if code == 0 else "refused"), ""
 
 
 def call(asked_for: Case, folder: Path, limit: float = LIMIT) -> tuple[int, str, str, float]:
-    """`pearl` with these arguments in a fork: exit code (less a signal's number), what it said, and its seconds."""
+    """Run `pearl` with these arguments in a fork; return exit code (negative for a signal), output and seconds."""
     out, err = folder / ".out", folder / ".err"
     started = time.monotonic()
     child = os.fork()
@@ -206,7 +207,7 @@ def call(asked_for: Case, folder: Path, limit: float = LIMIT) -> tuple[int, str,
 
 
 def enter(asked_for: Case, folder: Path, out: Path, err: Path) -> None:
-    """Become `pearl`, with a bound on what it may take."""
+    """Become `pearl`, with limits of resources."""
     code = 70
     try:
         os.setpgid(0, 0)
@@ -231,7 +232,7 @@ def enter(asked_for: Case, folder: Path, out: Path, err: Path) -> None:
         now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         most = now + int(asked_for.memory * 2**30)
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-        kept = sys.stdin, sys.stdout, sys.stderr  # one that is thrown away would close its descriptor
+        kept = sys.stdin, sys.stdout, sys.stderr  # garbage collection would close its descriptor
         sys.stdin, sys.stdout, sys.stderr = (
             os.fdopen(fd, how, encoding="utf-8", errors=errors, buffering=-1 if how == "r" else 1)
             for fd, how, errors in ((0, "r", "strict"), (1, "w", "strict"), (2, "w", "backslashreplace"))
@@ -257,7 +258,7 @@ def enter(asked_for: Case, folder: Path, out: Path, err: Path) -> None:
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> str:
-    """A table of counts: a row per kind, and one for all."""
+    """Return a table of counts: a row per kind, and one for all."""
     heads = ["inputs", "answered", "refused", *BAD, "slowest"]
     rows = []
     for kind in [*dict.fromkeys(line["kind"] for line in lines), "all"]:
@@ -275,7 +276,7 @@ def summary(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def write(table: str) -> None:
-    """Put the table into its section of the page, in the place of the last one."""
+    """Write the table into its section of the page, replacing the last one."""
     text = RESULT.read_text()
     start = text.index(HEAD)
     RESULT.write_text(text[:start] + re.sub(r"(\|.*\n)+", lambda _: f"{table}\n", text[start:], count=1))

@@ -1,12 +1,13 @@
-"""Two machines that train one run, and lose each other: all processes end, say why, and the same command goes on.
+"""Two machines that train one run lose their connection: all processes must end with a reason, and the same command
+resumes.
 
     python benchmarks/attack/hosts.py                                       all, written to docs/results/reliability.md
     python benchmarks/attack/hosts.py --silence 5 --attacks "link down"     one, sooner, printed
 
 The machines are network namespaces with a cable between them (a veth pair) and host names of their own; their disk is
-shared. In the middle of a phase the cable is pulled or a process is disturbed. Each process then has to end by itself,
-with an exit code that is not 0 and one line; afterwards the same commands have to end with the bits of a run that was
-left alone. Needs Linux, root, and `ip` of iproute2.
+shared. In the middle of a phase the cable is disconnected or a process is disturbed. Each process must then end by
+itself, with a nonzero exit code and one line; afterwards the same commands must end with the bits of an uninterrupted
+run. Needs Linux, root, and `ip` of iproute2.
 """
 
 import argparse
@@ -36,7 +37,7 @@ EPOCH = '"event": "epoch"'
 
 
 class Pair:
-    """A process on each machine, at work on one run."""
+    """A process on each machine, training one run."""
 
     def __init__(self, folder: Path, silence: float) -> None:
         self.folder, self.silence = folder, silence
@@ -68,7 +69,9 @@ class Pair:
         )
 
     def wait(self, limit: float) -> list[tuple[int | None, float, str]]:
-        """Exit code, seconds and last words of each; killed, without a code, if it has not ended within the limit."""
+        """Return exit code, seconds and last output of each process; those beyond the limit are killed and have no
+        code.
+        """
         began, ended = time.monotonic(), [0.0, 0.0]
         while any(process.poll() is None for process in self.processes) and time.monotonic() - began < limit:
             time.sleep(0.05)
@@ -92,12 +95,12 @@ class Pair:
 
 
 def pull(_: Pair) -> None:
-    """Take the link down: no packet passes, and nothing tells either side."""
+    """Take the link down: packets are lost, without notice to either side."""
     subprocess.run(["ip", "-n", CABLE[1], "link", "set", CABLE[1], "down"], check=True)
 
 
 def pull_and_ask(pair: Pair) -> None:
-    """The same, and SIGTERM to both, which wait in a collective by then."""
+    """Take the link down, and send SIGTERM to both processes, which then wait in a collective."""
     pull(pair)
     time.sleep(3)
     for process in pair.processes:
@@ -110,11 +113,11 @@ def stop(rank: int) -> Callable[[Pair], None]:
 
 
 def kill(rank: int) -> Callable[[Pair], None]:
-    """Kill one process (SIGKILL); the other machine has to end the other one."""
+    """Kill one process (SIGKILL); the other machine must end the other one."""
     return lambda pair: pair.processes[rank].send_signal(signal.SIGKILL)
 
 
-# what is done, and the exit codes that are right, by rank, of the processes that end by themselves
+# the disturbance, and the correct exit codes, by rank, of the processes that end by themselves
 ATTACKS: dict[str, tuple[Callable[[Pair], None], dict[int, int]]] = {
     "link down": (pull, {0: UNREACHABLE, 1: UNREACHABLE}),
     "link down, then SIGTERM to both": (pull_and_ask, {0: INTERRUPTED, 1: INTERRUPTED}),
@@ -151,9 +154,9 @@ def main() -> None:
 
 
 def attack(name: str, place: Path, expected: dict[str, object], silence: float) -> tuple[str, list[str]]:
-    """A row of the table, and what was wrong."""
+    """Return a row of the table, and the errors."""
     act, right = ATTACKS[name]
-    if silence < GRACE + 10:  # it is over before a signal counts as not heard
+    if silence < GRACE + 10:  # after that, an unanswered signal ends the process
         right = {rank: UNREACHABLE if code == INTERRUPTED else code for rank, code in right.items()}
     folder, wrong = place / name.replace(" ", "-"), []
     folder.mkdir()
@@ -183,16 +186,16 @@ def attack(name: str, place: Path, expected: dict[str, object], silence: float) 
 
 
 def run_of(folder: Path) -> Path:
-    """The one run that is there."""
+    """Return the only run."""
     (log,) = folder.glob("*/events.jsonl")
     return log.parent
 
 
 @contextmanager
 def machines() -> Iterator[None]:
-    """Two namespaces with a cable between them."""
+    """Create two namespaces connected by a cable."""
     for name in CABLE:
-        subprocess.run(["ip", "netns", "delete", name], capture_output=True)  # of an attempt that was killed
+        subprocess.run(["ip", "netns", "delete", name], capture_output=True)  # left by a killed attempt
         subprocess.run(["ip", "netns", "add", name], check=True)
     try:
         cable = ["ip", "link", "add", CABLE[0], "netns", CABLE[0], "type", "veth"]
@@ -208,14 +211,14 @@ def machines() -> Iterator[None]:
 
 
 def table(lines: list[str], silence: float) -> str:
-    """The results as Markdown."""
+    """Return the results as Markdown."""
     return (
         f"## Machines that lose each other\n\n"
         f"`python benchmarks/attack/hosts.py --silence {silence:g}`: two network namespaces with a cable between them "
         f"train one run, and are disturbed in the middle of a phase. Exit codes: {UNREACHABLE} a machine is lost, "
         f"{INTERRUPTED} interrupted, 2 another process has ended. A process that is stopped or killed has none. "
-        f"The last column says whether all ended as they should, and the same commands then ended with the bits of a "
-        f"run that was left alone.\n\n"
+        f"The last column is yes if all ended correctly, and the same commands then ended with the bits of an "
+        f"uninterrupted run.\n\n"
         f"| disturbance | first machine | second machine | as it should be |\n|---|---|---|---|\n"
         + "\n".join(lines)
         + "\n"

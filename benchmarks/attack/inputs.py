@@ -1,4 +1,4 @@
-"""The kinds of bad input. Each is a function that prepares a folder and says what `pearl` is called with there."""
+"""The kinds of bad input. Each is a function that prepares a folder and returns the `pearl` command for it."""
 
 import json
 import os
@@ -45,7 +45,7 @@ KEYS += ["", ".", "a..b", "__class__", "method.__init__", "\0", odd.ESCAPE, "x" 
 
 
 def _text(rng: random.Random, value: Any) -> str:
-    """A value as YAML of one line, or a text that is none."""
+    """Return a value as YAML of one line, or invalid text."""
     if rng.random() < 0.15:
         data, _ = odd.spoilt(rng, b"{a: 1, b: [1, 2]}")
         return data[:100_000].decode("utf-8", "surrogateescape").replace("\0", "")
@@ -55,7 +55,7 @@ def _text(rng: random.Random, value: Any) -> str:
 
 
 def overrides(rng: random.Random, stage: Stage, folder: Path) -> Case:
-    """Settings on the command line, of odd values or names."""
+    """Settings on the command line with odd values or names."""
     items = [f"{rng.choice(KEYS)}={_text(rng, odd.value(rng))}" for _ in range(rng.choice([1, 1, 2, 4]))]
     if rng.random() < 0.15:
         method, option = rng.choice([("pearl", "targets"), ("seqlora", "targets"), ("pnn", "stages")])
@@ -71,7 +71,7 @@ def overrides(rng: random.Random, stage: Stage, folder: Path) -> Case:
 
 
 def recipes(rng: random.Random, stage: Stage, folder: Path) -> Case:
-    """A recipe file that was changed, damaged, or is no file."""
+    """Recipe files that are changed, damaged or missing."""
     raw = yaml.safe_load((Path(__file__).parents[2] / "src/pearl/settings/recipes/digits.yaml").read_text())
     if rng.random() < 0.3:
         raw["extends"] = rng.choice(["digits", "recipe.yaml", "../x.yaml", "nothing", *odd.PATHS])
@@ -118,7 +118,7 @@ RAISE += ["raise type('Bad', (Exception,), {'__str__': lambda self: 1 / 0})()", 
 
 
 def methods(rng: random.Random, stage: Stage, folder: Path) -> Case:
-    """Files of methods that raise what is no error, yield what is no phase, or are no Python."""
+    """Files of methods that raise odd exceptions, yield invalid phases, or are not Python."""
     phase = "yield Phase('own', self.parameters(), self.loss)"
     parts = {"top": "", "phases": "('own',)", "hint": "float", "default": "0.0", "init": "", "learn": phase, "loss": ""}
     part = rng.choice([*parts])
@@ -241,7 +241,7 @@ def arguments(rng: random.Random, stage: Stage, folder: Path) -> Case:
         env = dict.fromkeys(["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"], rng.choice(["0", "1"]))
         env |= {name: rng.choice(["x", "", "-1", "0", "1.5", "9" * 30, odd.ESCAPE, "2"])}
         chosen = rng.choice([["run", "digits", *SMALL, "-q"], ["run", "digits", *SMALL, "-q", "--devices", "2"]])
-        if env["WORLD_SIZE"] == "2":  # as torchrun on two machines: it would wait for the other
+        if env["WORLD_SIZE"] == "2":  # as torchrun on two machines: it would wait for the other one
             env["WORLD_SIZE"] = "x"
     elif rng.random() < 0.15:
         env = {rng.choice(["PEARL_RUNS", "PEARL_DATA"]): path}
@@ -301,7 +301,7 @@ NAMES += [
 
 
 def names(rng: random.Random, stage: Stage, folder: Path) -> Case:
-    """Names of classes, tasks, files, models and runs that terminals or spreadsheets would act on."""
+    """Names of classes, tasks, files, models and runs that terminals or spreadsheets would interpret."""
     root, name = folder / "third", f"{rng.choice(NAMES)}{rng.choice(['', 'x'])}"
     other = f"{rng.choice(NAMES)}y"
     for source, called in zip(SECOND, (name, other), strict=True):

@@ -1,12 +1,12 @@
-"""Disturb run, learn, sweep, export and refit at random moments, give the same command again, and compare all bits.
+"""Disturb run, learn, sweep, export and refit at random moments, repeat the same command, and compare all bits.
 
     python benchmarks/attack/kills.py                    200 moments, counts written to docs/results/reliability.md
     python benchmarks/attack/kills.py --moments 8        a few, printed
-    python benchmarks/attack/kills.py --state FILE       goes on where it was stopped, by what FILE says
+    python benchmarks/attack/kills.py --state FILE       resumes from FILE
 
-A moment is SIGKILL, SIGTERM or a full disk: a file system in memory of which all but a random rest is taken. What it is
-and when follows from the seed and its number. Processes are forks (tests/zygote.py). Needs Linux, and `unshare` to
-mount a file system of its own.
+A moment is SIGKILL, SIGTERM or a full disk: a file system in memory with a random amount of free space. Kind and time
+follow from the seed and its number. Processes are forks (tests/zygote.py). Needs Linux, and `unshare` to mount a file
+system of its own.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from photos import write_photos  # noqa: E402
 from reliability import contents, write_section  # noqa: E402
 
 OWN = "PEARL_KILLS_FOLDER"  # the file system of this process
-SIZE = 48 * 2**20  # of it
+SIZE = 48 * 2**20  # its size
 KINDS = ("SIGKILL", "SIGTERM", "full disk")
 TINY = ["backbone.width=4", "engine.channels_last=false", "engine.precision=fp32", "train.batch_size=8"]
 RUN = [*TINY, "stream.classes=4", "stream.tasks=2", "stream.per_class=16", "stream.test_per_class=4"]
@@ -42,7 +42,7 @@ LEARN = ["--backbone", "resnet18", *TINY, "images.size=8", "images.pad=1", "imag
 
 @dataclass(frozen=True)
 class Verb:
-    """A command, and the folder of which every bit is compared."""
+    """A command, and the folder whose bits are compared."""
 
     arguments: tuple[str, ...]
     result: str
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--moments", type=int, default=200)
     parser.add_argument("--verbs", nargs="+", choices=VERBS, default=[*VERBS])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--state", type=Path, help="a line for each moment; those in it are not repeated")
+    parser.add_argument("--state", type=Path, help="a line per moment; moments in it are not repeated")
     options = parser.parse_args()
     if OWN not in os.environ:
         os.environ[OWN] = tempfile.mkdtemp(prefix="pearl-kills-")
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 class Stage:
-    """What a verb starts from, and what comes of it when nobody disturbs it."""
+    """The start of a verb, and its undisturbed result."""
 
     def __init__(self, disk: Path, name: str, aside: Path) -> None:
         self.verb, self.folder, self.origin = VERBS[name], disk / "here", aside / name
@@ -107,7 +107,7 @@ class Stage:
             commands = [["learn", "base", "--data", "first", "-q", *LEARN]]
             if name in HEADS:
                 commands[0].append("method.classifier=heads")
-            if name == "export":  # a second task, whose update can be exported; and an older export, to be replaced
+            if name == "export":  # a second task with an exportable update; and an older export, to be replaced
                 commands.append(["learn", "base", "--data", "second", "-q"])
                 (self.origin / "out").mkdir()
                 commands.append([*self.verb.arguments])
@@ -126,7 +126,7 @@ class Stage:
         shutil.copytree(self.origin, self.folder)
 
     def go(self, disturb=lambda process: None) -> tuple[int, str, str]:
-        """The command: its exit code, what it printed, and what it complained of."""
+        """Run the command; return its exit code, output and complaints."""
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = zygote.Process(self.verb.arguments, stdout=out, stderr=err, cwd=self.folder)
             disturb(process)
@@ -138,7 +138,7 @@ class Stage:
         return process.returncode, *said
 
     def found(self) -> dict[str, object]:
-        """All there is beside the inputs, empty folders too, but logs and what says who held a directory last."""
+        """Return all files except the inputs, logs and lock holders, including empty folders."""
         folders = (place.relative_to(self.folder) for place in self.folder.rglob("*") if place.is_dir())
         found = {f"{folder}/": "folder" for folder in folders} | contents(self.folder)
         inputs = ("first/", "second/", "base/") if (self.folder / "base").exists() else ("data/",)
@@ -150,7 +150,7 @@ IGNORED = ("events.jsonl", ".lock", ".holder.json", "environment.json")
 
 
 def moment(stages: dict[str, Stage], number: int, seed: int) -> dict[str, object]:
-    """Disturb one command, give it again, and say what was wrong: nothing."""
+    """Disturb one command and repeat it; return the errors, if any."""
     rng = random.Random(f"{seed}-{number}")
     name, kind = [*stages][number % len(stages)], KINDS[number // len(stages) % len(KINDS)]
     stage, wrong = stages[name], []
@@ -176,7 +176,7 @@ def moment(stages: dict[str, Stage], number: int, seed: int) -> dict[str, object
     if "Traceback" in error:
         wrong.append(error)
     again, said, error = stage.go()
-    for _ in range(3):  # processes of the first attempt may still store what they have learnt
+    for _ in range(3):  # processes of the first attempt may still be storing their state
         if again == 69:
             time.sleep(1)
             again, said, error = stage.go()
@@ -191,12 +191,12 @@ def moment(stages: dict[str, Stage], number: int, seed: int) -> dict[str, object
 
 
 def used(disk: Path) -> int:
-    """Bytes that are taken of it."""
+    """Return its used bytes."""
     return shutil.disk_usage(disk).used
 
 
 def table(told: list[dict[str, object]], seed: int) -> str:
-    """The counts as Markdown."""
+    """Return the counts as Markdown."""
     kinds = Counter((one["verb"], one["kind"]) for one in told)
     cut = Counter(one["verb"] for one in told if one["cut"])
     bad = Counter(one["verb"] for one in told if one["wrong"])
@@ -206,10 +206,10 @@ def table(told: list[dict[str, object]], seed: int) -> str:
         lines.append(f"| {verb} | {counts} | {cut[verb]} | {bad[verb]} |")
     return (
         f"## Moments at which a command was disturbed\n\n"
-        f"`python benchmarks/attack/kills.py --moments {len(told)} --seed {seed}`: {len(told)} random moments, after "
-        f"each of which the same command was given again. Compared with one that nobody disturbed: every file that it "
-        f"leaves, but logs and seconds, and what it prints. A moment after the end, or a rest of the disk that "
-        f"sufficed, cut nothing short.\n\n" + "\n".join(lines) + "\n"
+        f"`python benchmarks/attack/kills.py --moments {len(told)} --seed {seed}`: {len(told)} random moments, "
+        f"after each of which the same command was repeated. Compared with an undisturbed command: all its files "
+        f"except logs and seconds, and its output. A moment after the end, or enough free space, interrupted "
+        f"nothing.\n\n" + "\n".join(lines) + "\n"
     )
 
 

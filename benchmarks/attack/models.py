@@ -1,4 +1,4 @@
-"""Models and runs whose files were changed: settings, JSON, tensors, and what lies where in the directory."""
+"""Models and runs with changed files: settings, JSON, tensors, and contents of the directory."""
 
 import hashlib
 import json
@@ -17,11 +17,11 @@ from torch import Tensor
 from attack import odd
 from attack.stage import RUN, Case, Stage, asked
 
-MEANT = ("images", "backbone", "method", "engine", "smoke")  # settings that another answer may follow from
+MEANT = ("images", "backbone", "method", "engine", "smoke")  # settings that may change predictions
 
 
 def question(rng: random.Random, stage: Stage, folder: Path, name: str, what: str, *, same: bool = True) -> Case:
-    """Ask a copy something, whose answer is known where it has to be the `same` as before."""
+    """Run a query on a copy, whose result is known if it must be the `same` as before."""
     photos = str(stage.photos / "first")
     if name == "run":
         directory = folder / "runs" / stage.run.name
@@ -93,7 +93,7 @@ def records(rng: random.Random, stage: Stage, folder: Path) -> Case:
 
 
 def tensors(rng: random.Random, stage: Stage, folder: Path) -> Case:
-    """Other tensors, or none, under a checksum that fits."""
+    """Other tensors, or none, with a matching checksum."""
     name = rng.choice(["model", "run"])
     place = stage.copy(folder, name)
     file = rng.choice(sorted(place.rglob("*.safetensors")))
@@ -135,12 +135,12 @@ def tensors(rng: random.Random, stage: Stage, folder: Path) -> Case:
         manifest["tensors"] = others | {k: list(v.shape) for k, v in made.items()}
     (file.parent / "manifest.json").write_text(json.dumps(manifest))
     what = f"{file.parent.name}: {way} {key} {tuple(value.shape)} {number if way == 'tensor' else ''}"
-    # other numbers of the right kind are another model: whoever can write a checksum can write those
+    # other valid numbers are another model, whose author could also write a matching checksum
     return question(rng, stage, folder, name, what, same=False)
 
 
 def directories(rng: random.Random, stage: Stage, folder: Path) -> Case:
-    """Files and folders of a model that are other things, elsewhere, swapped, or lead outside."""
+    """Files and folders of a model that are replaced, moved, swapped, or point outside."""
     name = rng.choice(["model", "run"])
     place = stage.copy(folder, name)
     there = sorted(path for path in place.rglob("*") if not path.name.startswith("."))
@@ -148,7 +148,7 @@ def directories(rng: random.Random, stage: Stage, folder: Path) -> Case:
     tasks = sorted((place / "tasks").iterdir())
     outside = folder / "outside"
     outside.mkdir()
-    (outside / "kept.txt").write_text("of somebody else")
+    (outside / "kept.txt").write_text("of another user")
 
     def lead_outside() -> str:
         target = outside / "kept.txt"
@@ -209,6 +209,6 @@ def directories(rng: random.Random, stage: Stage, folder: Path) -> Case:
     ]
     what = rng.choice(ways)()
     asked_for = question(rng, stage, folder, name, what, same="results" not in what)
-    if "outside" in what:  # not one byte of it may change
+    if "outside" in what:  # none of its bytes may change
         asked_for.model, asked_for.learns = outside, False
     return asked_for

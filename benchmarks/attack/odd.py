@@ -1,4 +1,4 @@
-"""Values that nobody means, and how they get into documents, bytes and folders. All are functions of a random state."""
+"""Unexpected values, and their insertion into documents, bytes and folders. All are functions of a random state."""
 
 import json
 import os
@@ -46,7 +46,7 @@ NUMBERS += [float("-inf"), 3.0, 999_999_999]
 
 
 def deep(rng: random.Random) -> Any:
-    """A list in a list in a list."""
+    """Return nested lists."""
     value: Any = 1
     for _ in range(rng.choice([3, 40, 150])):
         value = [value] if rng.random() < 0.5 else {"a": value}
@@ -54,7 +54,7 @@ def deep(rng: random.Random) -> Any:
 
 
 def value(rng: random.Random) -> Any:
-    """Any JSON value."""
+    """Return any JSON value."""
     kinds: list[Callable[[], Any]] = [
         lambda: rng.choice(NUMBERS),
         lambda: rng.choice(NUMBERS),
@@ -69,7 +69,7 @@ def value(rng: random.Random) -> Any:
 
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths to all values of a document."""
+    """Return the paths to all values of a document."""
     found = [path]
     items = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
@@ -80,7 +80,7 @@ def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def mutated(rng: random.Random, document: Any) -> tuple[Any, tuple[Any, ...], str]:
-    """A document with one value changed, removed or added; where; and how, in words."""
+    """Return a document with one value changed, removed or added; its path; and a description."""
     document = json.loads(json.dumps(document))
     path = rng.choice(places(document)[1:] or [()])
     if not path:
@@ -110,7 +110,7 @@ def _short(parent: Any) -> str:
 
 
 def spoilt(rng: random.Random, data: bytes) -> tuple[bytes, str]:
-    """Bytes that were damaged, and how."""
+    """Return damaged bytes, and a description."""
     at = rng.randrange(len(data) + 1)
     ways: dict[str, Callable[[], bytes]] = {
         "cut": lambda: data[:at],
@@ -146,7 +146,7 @@ def _aliases() -> bytes:
 
 
 def replaced(rng: random.Random, place: Path) -> str:
-    """Put something else than a file into a file's or folder's place, and say what."""
+    """Replace a file or folder by something else, and return a description."""
     what = rng.choice(["FIFO", "folder", "loop", "device", "nowhere", "gone", "sparse", "socket"])
     if place.is_dir() and not place.is_symlink():
         place.rename(place.with_name("was-there"))

@@ -1,4 +1,4 @@
-"""Folders and files of the user's beside a model, or behind links in it: nothing of them may change."""
+"""The user's folders and files beside a model, or behind links in it: none of them may change."""
 
 import os
 import random
@@ -12,15 +12,15 @@ TARGETS = ("report.html", "classes.json", "config.yaml", "events.jsonl", "enviro
 TARGETS += ("tasks", "resume", "reference", "logs", "method.py")
 BELOW = ("tasks/001-second", "tasks/002-again", "resume/002-00-00000002", "reference/weights.safetensors", "logs/csv")
 BESIDE = (".{}.copy", ".{}.new", ".{}.0123456789abcdef0123456789abcdef.new", ".{}.tmp")
-PIDS = 4000  # numbers of processes under which a link waits: those that a fork may get
+PIDS = 4000  # process numbers with prepared links: those that a fork may get
 
 
 def foreign(rng: random.Random, stage: Stage, folder: Path) -> Case:
-    """A model with links to a folder of the user's, or beside folders that are called as temporary ones."""
+    """A model with links to a folder of the user's, or beside folders named like temporary ones."""
     home = folder / "home"
     (home / "photos").mkdir(parents=True)
     for name in ("diary.txt", "photos/one.jpg", "manifest.json", "weights.safetensors", "metrics.csv"):
-        (home / name).write_text(f"of somebody else {ESCAPE}")
+        (home / name).write_text(f"of another user {ESCAPE}")
     model, photos = stage.copy(folder), str(stage.photos / "first")
     what = rng.choice([_links, _below, _guessed, _beside, _beside])(rng, model, home)
     commands = [
@@ -57,7 +57,7 @@ def _below(rng: random.Random, model: Path, home: Path) -> str:
 
 
 def _guessed(rng: random.Random, model: Path, home: Path) -> str:
-    """Names that version 0.1 wrote to, for every process that may come next."""
+    """Return the names that version 0.1 wrote to, for every possible process number."""
     name = rng.choice(TARGETS)
     for pid in range(os.getpid(), os.getpid() + PIDS):
         (model / f".{name}.{pid}.tmp").symlink_to(home / "diary.txt")
@@ -65,7 +65,7 @@ def _guessed(rng: random.Random, model: Path, home: Path) -> str:
 
 
 def _beside(rng: random.Random, model: Path, home: Path) -> str:
-    """A link beside what a command makes, or the user's own folder, which a link stands for in its old place."""
+    """Create a link beside a command's output, or move the user's folder and link to it."""
     made = rng.choice(["new", "out.pt2", "model"])
     place = model.with_name(rng.choice(BESIDE).format(made))
     place.symlink_to(home, target_is_directory=True)
@@ -73,4 +73,4 @@ def _beside(rng: random.Random, model: Path, home: Path) -> str:
         place.unlink()
         home.rename(place)
         home.symlink_to(place, target_is_directory=True)
-    return f"{place.name} is somebody's"
+    return f"{place.name} is a user's"

@@ -1,4 +1,4 @@
-"""What is attacked: photos, a model of two tasks, a run, and what they answer as long as nobody touches them."""
+"""The targets of attacks: photos, a model of two tasks, a run, and their predictions when undisturbed."""
 
 import json
 import shutil
@@ -20,22 +20,22 @@ FIRST, SECOND = ("zero", "one"), ("two", "three")
 
 @dataclass
 class Case:
-    """One input: what `pearl` is called with in a folder that was prepared for it, and what is right."""
+    """One input: the `pearl` command in a folder prepared for it, and the expected result."""
 
-    what: str  # in words, for whoever reads of a failure
+    what: str  # a description for readers of a failure
     arguments: list[str]
-    model: Path | None = None  # its files stay as they are, of one that learns those that are finished
+    model: Path | None = None  # its files must not change; for learning, those of finished tasks
     learns: bool = False
-    sealed: bool = False  # nor is a file added to it
-    answer: Any = None  # what `answer_of` makes of the output if the exit code is 0; None: any
+    sealed: bool = False  # no file may be added either
+    answer: Any = None  # the result of `answer_of` for the output with exit code 0; None: any
     code: tuple[int, ...] = (0, 2)
     env: dict[str, str] = field(default_factory=dict)
     stdin: bytes = b""
-    memory: float = 3.0  # GiB more than it starts with
+    memory: float = 3.0  # GiB more than at the start
 
 
 class Stage:
-    """The originals, below one folder. Every case works on copies."""
+    """The originals, below one folder. Every case uses copies."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -43,23 +43,23 @@ class Stage:
 
     @property
     def run(self) -> Path:
-        """The run's directory."""
+        """Return the run's directory."""
         return next(place for place in self.runs.iterdir() if place.is_dir())
 
     @property
     def answers(self) -> dict[str, Any]:
-        """What the originals say, by what they are asked."""
+        """Return the originals' results, by query."""
         return json.loads((self.root / "answers.json").read_text())
 
     def copy(self, folder: Path, name: str = "model") -> Path:
-        """A copy of the model, or of the run where its command would find it."""
+        """Copy the model, or the run to where its command finds it."""
         if name == "model":
             return Path(shutil.copytree(self.model, folder / "model", symlinks=True))
         return Path(shutil.copytree(self.run, folder / "runs" / self.run.name, symlinks=True))
 
 
 def write_photos(root: Path) -> None:
-    """Four classes of four small images, each class of its own brightness; tasks `first` and `second`."""
+    """Write four classes of four small images, each class of its own brightness; tasks `first` and `second`."""
     rng = np.random.default_rng(0)
     for task, names in (("first", FIRST), ("second", SECOND)):
         for name in names:
@@ -70,7 +70,7 @@ def write_photos(root: Path) -> None:
 
 
 def asked(model: Path, photos: Path) -> dict[str, list[str]]:
-    """Questions to a directory whose answers must not change."""
+    """Return queries on a directory whose results must not change."""
     return {
         "predict": ["predict", f"{model}", f"{photos}/first", "--json", "--top", "4"],
         "evaluate": ["evaluate", f"{model}", "--data", f"{photos}/first", "--json"],
@@ -78,7 +78,7 @@ def asked(model: Path, photos: Path) -> dict[str, list[str]]:
 
 
 def answer_of(arguments: list[str], out: str) -> Any:
-    """What an output says, as far as it has to be right: predictions by image, counts, or a line of a page."""
+    """Return the part of an output that must be correct: predictions by image, counts, or a line of a page."""
     if arguments[0] == "predict":
         rows = [json.loads(line) for line in out.splitlines()]
         return {

@@ -1,18 +1,18 @@
-"""Use one model from many threads at once, and compare every answer with what one thread gets.
+"""Use one model from many threads at once, and compare every result with that of a single thread.
 
     python benchmarks/attack/threads.py                     50 rounds of each, written to docs/results/reliability.md
     python benchmarks/attack/threads.py --rounds 5 --print  a few, printed
 
-In each round a model is loaded anew and eight threads send it their first requests: images of different numbers, half
-of them with the question what is unknown. Beside them run, by kind:
+In each round a model is loaded and eight threads send it their first requests: different numbers of images, half of
+them for unknown detection. By kind, also running are:
 
 - requests: nothing else;
 - foreign: forward passes of a network of timm's and of one of PyTorch's own modules;
-- learn: another model learns a task, whose weights are compared with those it has when nothing else runs;
-- load: the same model is loaded again and again, and other networks are made.
+- learn: another model learns a task; its weights are compared with those learnt without other threads;
+- load: the same model is loaded repeatedly, and other networks are created.
 
-After all rounds `nn.Module.__call__`, the filters of Python's warnings, PyTorch's default type and the networks that
-were asked have to be what they were. Exit code 1 if anything differs, 0 otherwise.
+After all rounds `nn.Module.__call__`, the filters of Python's warnings, PyTorch's default dtype and the networks must
+be unchanged. Exit code 1 if anything differs, 0 otherwise.
 """
 
 import argparse
@@ -55,11 +55,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "OCD-Net, ResNet": {"backbone": {"name": "resnet18", "width": 4}, "method": "ocdnet"},
     "progressive, ResNet": {"backbone": {"name": "resnet18", "width": 4}, "method": "pnn"},
 }
-Beside = Callable[[threading.Event], str | None]  # runs until the event is set; what was wrong
+Beside = Callable[[threading.Event], str | None]  # runs until the event is set; collects errors
 
 
 class Stage:
-    """Models of two tasks, what they say to a single thread, and a model that learns beside them."""
+    """Models of two tasks, their results in a single thread, and a model that learns at the same time."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -78,18 +78,18 @@ class Stage:
         self.learnt = digest(self.place(next(iter(MODELS))))
 
     def place(self, name: str) -> Path:
-        """The directory of a model."""
+        """Return the directory of a model."""
         return self.root / hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
 def pixels(size: int) -> np.ndarray:
-    """Digits (8, size, size, 3) uint8."""
+    """Return digits (8, size, size, 3) uint8."""
     images = np.concatenate([digit(label)[:2] for label in range(4)]).repeat(size // 8, 1).repeat(size // 8, 2)
     return images[..., None].repeat(3, 3)
 
 
 def questions(model: Model) -> list[tuple[int, str]]:
-    """The requests of eight threads: their number of images, and their kind."""
+    """Return the requests of eight threads: numbers of images, and kinds."""
     kinds = ["logits", "judge" if model.can_judge else "task"]
     return [(count, kind) for count in (1, 2, 5, 8) for kind in kinds]
 
@@ -107,7 +107,7 @@ def digest(model: Path) -> dict[str, bytes]:
 
 
 def foreign(done: threading.Event) -> str | None:
-    """Ask networks that are not pearl's."""
+    """Use networks of other libraries."""
     plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(4)).eval()
     networks, x = [plain, timm.create_model("test_resnet").eval()], torch.rand(2, 3, 32, 32)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def learn(stage: Stage, done: threading.Event) -> str | None:
 
 
 def load(stage: Stage, done: threading.Event) -> str | None:
-    """Load a model, and make networks, again and again."""
+    """Load a model, and create networks, repeatedly."""
     name = next(iter(MODELS))
     count, kind, expected = stage.answers[name][0]
     while not done.is_set():
@@ -141,7 +141,7 @@ def load(stage: Stage, done: threading.Event) -> str | None:
 
 @contextmanager
 def beside(work: Beside | None) -> Iterator[list[str]]:
-    """Run something in another thread meanwhile; what was wrong with it."""
+    """Run a function in another thread within the context; collect its errors."""
     wrong: list[str] = []
     if work is None:
         yield wrong
@@ -155,12 +155,12 @@ def beside(work: Beside | None) -> Iterator[list[str]]:
             done.set()
         try:
             wrong += [said] if (said := result.result()) else []
-        except Exception as error:  # whatever it is: it should not be
+        except Exception as error:  # any exception is an error
             wrong.append(f"beside: {type(error).__name__}: {error}")
 
 
 def attack(stage: Stage, name: str, work: Beside | None) -> list[str]:
-    """One round: what went wrong in it."""
+    """Run one round; return its errors."""
     model, waiting = pearl.load(stage.place(name)), list(stage.answers[name])
 
     def request() -> str | None:
@@ -177,7 +177,7 @@ def attack(stage: Stage, name: str, work: Beside | None) -> list[str]:
 
 
 def process() -> list[Any]:
-    """The state that must not change."""
+    """Return the state that must not change."""
     call = [nn.Module.__call__, nn.Module.__getattr__, nn.Module.__setattr__]
     return [*call, torch.get_default_dtype(), torch.is_grad_enabled(), [*warnings.filters]]
 
@@ -218,10 +218,11 @@ def main() -> None:
     if not options.print:
         text = (
             f"## Threads\n\n`python benchmarks/attack/threads.py --rounds {options.rounds}`: in each round a model is "
-            f"loaded and {THREADS} threads send it their first requests, of 1 to 8 images, half of them for what is "
-            f"unknown or among one task's classes; {len(MODELS)} models in turn (PEARL on four networks, SeqLoRA, "
-            f"OCD-Net, progressive networks). An answer is right if it has the bits that a single thread gets. "
-            f"`learn`: what is learnt meanwhile has to have the bits, too, that it has alone.\n\n{table}\n"
+            f"loaded and {THREADS} threads send it their first requests, of 1 to 8 images, half of them with "
+            f"unknown detection or among one task's classes; {len(MODELS)} models in turn (PEARL on four networks, "
+            f"SeqLoRA, "
+            f"OCD-Net, progressive networks). A result is correct if its bits are those of a single thread. "
+            f"`learn`: the weights learnt at the same time must have the bits of learning alone.\n\n{table}\n"
         )
         write_section("threads", text)
     sys.exit(bool(failures))

@@ -1,13 +1,12 @@
-"""Run a queue of the paper's recipes on a GPU within a time limit, and write what came of it as JSON.
+"""Run a queue of the paper's recipes on a GPU within a time limit, and write the results as JSON.
 
     python benchmarks/gpu/run_queue.py --out OUT --check            do CUDA graphs change what is learnt?
     python benchmarks/gpu/run_queue.py --out OUT --speed            training, sub-networks, ranks
     python benchmarks/gpu/run_queue.py --out OUT --minutes 9 --recipes cifar100-5t-resnet18 --seeds 0 1 2
     python benchmarks/gpu/run_queue.py --out OUT --variants "" "method.rank.name=fixed method.rank.r=8"
 
-Runs are resumable: what does not fit into one call goes on in the next, if $PEARL_RUNS outlives it. Each row of
-OUT/gpu.json has the figures, the paper's beside them, ranks, seconds, versions and the device. `--graphs` replays
-training steps as CUDA graphs.
+Runs are resumable: the next call continues, if $PEARL_RUNS is kept. Each row of OUT/gpu.json has our figures and the
+paper's, ranks, seconds, versions and the device. `--graphs` replays training steps as CUDA graphs.
 """
 
 import argparse
@@ -31,7 +30,7 @@ from pearl.storage.paths import runs_root
 from pearl.training.engine import Observer
 
 RECIPES = ["cifar100-5t-resnet18", "cifar100-5t-bsc"]
-BACKBONES = [*RECIPES, "schedule-deit_tiny backbone.weights=null"]  # its weights do not matter to `--check`
+BACKBONES = [*RECIPES, "schedule-deit_tiny backbone.weights=null"]  # its weights do not affect `--check`
 FIGURES = (
     "class_il.final",
     "class_il.average",
@@ -42,11 +41,11 @@ FIGURES = (
     "parameters_million",
     "growth",
 )
-VARIANTS = ["", "method.classifier.name=chain method.classifier.train=all"]  # the second trains nothing
+VARIANTS = ["", "method.classifier.name=chain method.classifier.train=all"]  # the second one trains nothing
 
 
 class Watch(Observer):
-    """Prints stages, and stops the run as Ctrl-C does when the time is up: what it has learnt is stored."""
+    """Prints stages, and stops the run like Ctrl-C at the time limit, after storing its state."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
@@ -71,7 +70,7 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", default=RECIPES)
     parser.add_argument("--variants", nargs="+", default=VARIANTS, help="settings of each, apart by blanks")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--smoke", action="store_true", help="one step per phase, to try the queue itself")
+    parser.add_argument("--smoke", action="store_true", help="one step per phase, to test the queue")
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
     options.out.mkdir(parents=True, exist_ok=True)
@@ -84,7 +83,7 @@ def main() -> None:
             found = work(Watch(deadline))
         except (Interrupted, KeyboardInterrupt):
             found = {"unfinished": "out of time"}
-        except Exception as error:  # one that fails does not keep the others from it
+        except Exception as error:  # a failed one does not stop the others
             found = {"error": f"{type(error).__name__}: {error}"}
         rows.append({**facts, **found})
         (options.out / "gpu.json").write_text(json.dumps(rows, indent=1) + "\n")
@@ -92,18 +91,18 @@ def main() -> None:
             return
 
 
-Work = Iterator[tuple[dict, Callable[[Watch], dict]]]  # what a row is about, and what finds the rest of it
+Work = Iterator[tuple[dict, Callable[[Watch], dict]]]  # keys of a row, by which its other entries are found
 
 
 def figures(options: argparse.Namespace) -> Work:
-    """A row for each seed, recipe and variant."""
+    """Write a row for each seed, recipe and variant."""
     for seed, recipe, variant in product(options.seeds, options.recipes, options.variants):
         overrides = [f"seed={seed}", *variant.split(), f"engine.cuda_graphs={options.graphs}"]
         yield {"recipe": recipe, "overrides": overrides}, partial(figures_of, recipe, overrides, options.smoke)
 
 
 def figures_of(recipe: str, overrides: list[str], smoke: bool, watch: Watch) -> dict:
-    """What a run came to, and what it took."""
+    """Return the results and costs of a run."""
     config = load_config(recipe, overrides, smoke=smoke)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -111,13 +110,13 @@ def figures_of(recipe: str, overrides: list[str], smoke: bool, watch: Watch) -> 
 
 
 def checks() -> Work:
-    """A row for each backbone."""
+    """Write a row for each backbone."""
     for each in BACKBONES:
         yield {"recipe": each}, partial(check, each.split())
 
 
 def check(words: list[str], watch: Watch) -> dict:
-    """The losses of all phases with and without graphs, and how far they are apart, to their size."""
+    """Compare the losses of all phases with and without graphs, relative to their size."""
     recipe, *settings = words
     losses = {}
     for name in ("eager", "graphs"):
@@ -138,7 +137,7 @@ SPEED = {
 
 
 def speed_tests(out: Path, deadline: float) -> None:
-    """Each in a process of its own, which ends when the time is up; one that fails leaves its words in the output."""
+    """Run each in a separate process, which ends at the time limit; a failed one's output is kept."""
     folder = Path(__file__).parents[1] / "speed"
     for name, options in SPEED.items():
         command = [sys.executable, str(folder / f"{name}.py"), "--device", "cuda", "--out", str(out / f"{name}.json")]

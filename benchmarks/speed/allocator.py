@@ -1,8 +1,8 @@
-"""Test sets in a process of pearl, which keeps the memory it freed, against plain passes in one of PyTorch alone.
+"""Test sets in a process of pearl, which keeps freed memory, against plain passes in one of PyTorch only.
 
     python benchmarks/speed/allocator.py
 
-Batches of 256, the engine's. Each turn is a process of its own, the allocator being one for all that a process does.
+Batches of 256, the engine's. Each turn is a separate process, since a process has a single allocator.
 """
 
 import argparse
@@ -26,9 +26,9 @@ TASKS, BATCHES, BATCH = 2, 2, 256
 
 @torch.no_grad()
 def one_turn(kind: str, net: str, precision: str) -> None:
-    """Print milliseconds of CPU time, the second time it is done."""
+    """Print milliseconds of CPU time of the second run."""
     if kind != KINDS[-1] and not keep_freed_memory():
-        raise SystemExit("the allocator is not glibc's, or the environment says what it does")
+        raise SystemExit("the allocator is not glibc's, or the environment configures it")
     method = learnt(net, 32, TASKS, "cpu", True, 64)
     x = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     work = passes(method, x, BATCHES)["ours" if kind == "ours" else "plain passes"]
@@ -40,7 +40,7 @@ def one_turn(kind: str, net: str, precision: str) -> None:
 
 
 def row(net: str, precision: str, repeats: int) -> Row:
-    """All kinds in turns."""
+    """Return a row of all kinds, measured in turns."""
     spent: dict[str, list[int]] = {kind: [] for kind in KINDS}
     clean = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "GLIBC_TUNABLES"}
     for turn in range(repeats):

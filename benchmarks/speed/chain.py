@@ -1,8 +1,8 @@
-"""Class statistics over 20 tasks against a plain pass of the network: three sub-networks answer for all.
+"""Class statistics over 20 tasks against a plain pass of the network: three sub-networks serve all tasks.
 
     python benchmarks/speed/chain.py                      one image, eight, and a batch of a test set; a minute
 
-Goal: at most K + 0.3 plain passes with K spaces, however many tasks there are. The statistics are made up.
+Goal: at most K + 0.3 plain passes with K feature spaces, for any number of tasks. The statistics are random.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pearl.nn.inner import inner_layers
 
 @torch.no_grad()
 def observed(method: Pearl, spaces: int, classes: int, size: int) -> Pearl:
-    """The method with class statistics of so many spaces, of features drawn at random for every task."""
+    """Return the method with class statistics in this many feature spaces, of random features for every task."""
     method.chain = ChainStatistics(Chain(spaces=spaces))
     method.layers = inner_layers(method.backbone)
     raw = [part.float() for part in method.spaces(range(spaces))(torch.randn(32, 3, size, size))]

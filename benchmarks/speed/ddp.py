@@ -1,10 +1,10 @@
-"""Whether several processes learn what one does from the same batches, and how fast.
+"""Compare the results and speed of several processes with those of one, on the same batches.
 
     python benchmarks/speed/ddp.py                          DeiT-Tiny at 32 pixels, 50 steps a phase, 2 processes
     python benchmarks/speed/ddp.py --model test_vit --steps 5
 
-Random images, float32 on the CPU, one thread per process. Printed are the largest differences from one process: of the
-losses of all steps and of the logits at the end, each divided by the largest value there is.
+Random images, float32 on the CPU, one thread per process. It prints the largest differences from one process, in the
+losses of all steps and the final logits, relative to the largest value.
 """
 
 import argparse
@@ -54,12 +54,12 @@ def main() -> None:
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference, as a share of the largest value."""
+    """Return the largest difference, relative to the largest value."""
     return float((one - other).abs().max() / one.abs().max())
 
 
 def follow(method: str, model: str, steps: int, batch: int, optimizer: str = "adam") -> dict[str, Any]:
-    """Learn two tasks of random images; the losses of all steps, and logits at the end."""
+    """Learn two tasks of random images; return the losses of all steps, and the final logits."""
     torch.manual_seed(0)
     learner = METHODS[method](timm_backbone(model, 32))
     train = {"optimizer": optimizer, "lr": 0.001, "batch_size": batch, "epochs": -(-steps // 3)}
@@ -69,7 +69,7 @@ def follow(method: str, model: str, steps: int, batch: int, optimizer: str = "ad
 
 
 class Keep(Engine):
-    """An engine that remembers the losses of all steps."""
+    """An engine that records the losses of all steps."""
 
     def learn_all(self, method: Method, tasks: range, count: int, **how: Any) -> torch.Tensor:
         kept: list[torch.Tensor] = []
@@ -82,7 +82,7 @@ class Keep(Engine):
 
 
 def learn(method: Method, tasks: range, count: int, *, replay: Any = None, **changes: Any) -> torch.Tensor:
-    """Learn tasks of `count` random images each with the ranks there are; the losses of all steps."""
+    """Learn tasks of `count` random images each with the existing ranks; return the losses of all steps."""
     raw = {"recipe": "ddp", "data": "digits", "stream": {"tasks": 2}, "images": {"size": 32, "augment": "crop"}}
     raw |= {"backbone": "resnet18", "method": "finetune", **changes}
     devices = int(os.environ.get("WORLD_SIZE", 1))
@@ -106,7 +106,7 @@ def logits(method: Method, size: int = 32) -> torch.Tensor:
 
 
 def fork(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What a function returns in each of so many processes, that find each other as those of torchrun do.
+    """Return a function's results in each of several processes, connected as by torchrun.
 
     This process must have computed nothing yet: threads do not survive a fork.
     """

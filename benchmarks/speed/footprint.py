@@ -1,10 +1,10 @@
-"""What a user waits for before the first step, the memory of each phase, and the bytes that a task leaves.
+"""The time before the first step, the memory of each phase, and the bytes of a task.
 
     python benchmarks/speed/footprint.py
 
-Memory is the process's peak above what it held before the phase, against what training needs by count: gradients and
-Adam's two moments of what trains, 12 bytes a parameter, a weight's merged copy and its gradient where updates are
-merged, 8 bytes, and the activations that autograd keeps. Bytes are those of a task's folder against its tensors.
+Memory is the process's peak above that before the phase, compared with a count: gradients and Adam's two moments of
+trained parameters, 12 bytes each, a weight's merged copy and its gradient if updates are merged, 8 bytes, and the
+activations that autograd stores. Bytes are those of a task's folder, compared with its tensors.
 """
 
 import argparse
@@ -52,7 +52,7 @@ pearl.cli.main()
 
 
 def start_up(repeats: int) -> list[Row]:
-    """Seconds from the start of a process: to the end of `pearl --help`, to the end of the first step of digits."""
+    """Return seconds from a process's start to the end of `pearl --help`, and of the first step of digits."""
     pearl = Path(sys.executable).with_name("pearl")
 
     def help_() -> float:
@@ -73,7 +73,7 @@ def start_up(repeats: int) -> list[Row]:
             return float(out.stdout.split()[-1]) - started
 
     def seconds(what: Callable[[], float]) -> float:
-        what()  # files are read from disk the first time
+        what()  # the first start reads files from disk
         return round(median(what() for _ in range(repeats)), 2)
 
     return [
@@ -83,7 +83,7 @@ def start_up(repeats: int) -> list[Row]:
 
 
 def memory(backbone: str) -> list[Row]:
-    """Peak memory of each phase, measured and counted; and the bytes of a task's folder."""
+    """Return the peak memory of each phase, measured and counted, and the bytes of a task's folder."""
     size, rows = NETWORKS[backbone], []
     settings = config(backbone, size)
     engine = Engine(settings, device="cpu")
@@ -95,7 +95,7 @@ def memory(backbone: str) -> list[Row]:
         before = snapshot(method.state_dict())
         for phase in method.learn(task):
             work = partial(engine.train, method, task, phase, 0, Replay())
-            work()  # what libraries keep is allocated by the first steps
+            work()  # libraries allocate their permanent memory in the first steps
             peak = peak_above(work)
             counted = 12 * sum(p.numel() for p in phase.trained) + kept + (8 * merged if phase.name == "adapt" else 0)
             facts = {"network": backbone, "phase": phase.name, "precision": engine.precision, "batch": BATCH}

@@ -28,7 +28,7 @@ from pearl.training.engine import has_fast_bf16
 
 
 def learnt(name: str, size: int, tasks: int, device: str, channels_last: bool, width: int) -> Pearl:
-    """A method as after so many tasks, with an eighth of every rank."""
+    """Return a method as after this many tasks, with an eighth of every rank."""
     torch.manual_seed(0)
     makers: dict[str, Callable[[], nn.Module]] = {
         "resnet18": lambda: resnet18(size, width=width),
@@ -47,7 +47,7 @@ def learnt(name: str, size: int, tasks: int, device: str, channels_last: bool, w
 
 
 def passes(method: Pearl, x: Tensor, batches: int) -> dict[str, Callable[[], object]]:
-    """So many batches of a test set through each sub-network, made once for all of them, as a stage does it."""
+    """Run batches of a test set through each sub-network, merged once for all of them, as in a stage."""
 
     def evaluate(fast: bool) -> None:
         method.fast = fast
@@ -65,20 +65,20 @@ def passes(method: Pearl, x: Tensor, batches: int) -> dict[str, Callable[[], obj
 
 @torch.no_grad()
 def test_sets(method: Pearl, x: Tensor, batches: int, cast: AbstractContextManager[object], repeats: int) -> Row:
-    """Whole test sets, in one precision."""
+    """Measure whole test sets, in one precision."""
     with cast:
         return against(passes(method, x, batches), method, x, repeats, batches)
 
 
 def against(work: Mapping[str, Callable[[], object]], method: Pearl, x: Tensor, repeats: int, batches: int) -> Row:
-    """Each against the last."""
+    """Return the ratios to the last one."""
     facts = {"tasks": len(method.heads), "batch": len(x), "batches": batches}
     return facts | ratios(work, repeats, x.device.type)
 
 
 @torch.no_grad()
 def few_images(method: Pearl, x: Tensor, repeats: int) -> Row:
-    """What `Model.predict` does, and what it would do if it merged for every question."""
+    """Measure `Model.predict`, and the same with merging for every call."""
     method.fast = True
     ensemble = Ensemble(method)
     work: dict[str, Callable[[], object]] = {

@@ -1,11 +1,11 @@
-"""Choosing ranks against an SVD of the same task vectors, and whether both choose the same.
+"""Choosing ranks against an SVD of the same task vectors, in speed and results.
 
     python benchmarks/speed/ranks.py              ResNet-18 of width 64 and a ViT-B's keys; on a CPU, minutes
     python benchmarks/speed/ranks.py --nets resnet18:16 vit:192
 
-Peers: `torch.linalg.svd` in float64, which alone is as exact as ours, and in float32, both thin with their vectors;
-`torch.linalg.svdvals` in float64. Task vectors are random with falling spectra: that the ranks of trained ones are
-those of an SVD is in tests/test_ranks.py. Goal: a quarter of the time of an SVD.
+Peers: `torch.linalg.svd` in float64, the only one as exact as ours, and in float32, both thin with vectors;
+`torch.linalg.svdvals` in float64. Task vectors are random with falling spectra; tests/test_ranks.py compares the ranks
+of trained ones with an SVD. Goal: a quarter of the time of an SVD.
 """
 
 import argparse
@@ -21,14 +21,14 @@ from pearl.nn.resnet import resnet18
 
 
 def layers(net: str, width: int) -> list[tuple[int, int]]:
-    """Shapes of the 2-D views that ranks are chosen for."""
+    """Return the shapes of the 2-D views that ranks are chosen for."""
     if net == "vit":
         return [(width, width)] * 12
     return [matrix_shape(p.shape, "spatial") for p in resnet18(32, width=width).parameters() if p.ndim == 4]
 
 
 def weights(shape: tuple[int, int], device: str) -> tuple[Tensor, Tensor]:
-    """A reference (m, n), and what fine-tuning might make of it: a falling spectrum, a threshold near 0.3."""
+    """Return a reference (m, n), and a simulated fine-tuned one: a falling spectrum, a threshold near 0.3."""
     m, n = shape
     r = min(m, n)
     moved = (torch.randn(m, r) * torch.arange(1, r + 1) ** -0.7) @ torch.randn(r, n)
@@ -37,13 +37,13 @@ def weights(shape: tuple[int, int], device: str) -> tuple[Tensor, Tensor]:
 
 
 def by_svd(reference: Tensor, tuned: Tensor, share: float) -> int:
-    """The rank by float64 singular values."""
+    """Return the rank by float64 singular values."""
     energy = torch.linalg.svdvals(tuned.double() - reference.double()).square()
     return 1 + int((energy.cumsum(0) / energy.sum() < share - ROUNDING).sum())
 
 
 def choosing(net: str, width: int, repeats: int, device: str) -> list[Row]:
-    """All layers of a network, then the largest."""
+    """Measure all layers of a network, then the largest."""
     torch.manual_seed(0)
     shapes = layers(net, width)
     pairs = [weights(shape, device) for shape in shapes]

@@ -1,9 +1,9 @@
-"""Runs that differ in what comes after a phase, with that phase trained once and with it trained by each.
+"""Runs that differ only after a phase, with that phase trained once and with it trained by each.
 
     python benchmarks/speed/reuse.py                      PEARL by three rank rules on digits; a minute
 
-The recipe `digits` with as many epochs in each phase, so that the reference and the probes are a half of all steps.
-Whether the results are the same, bit for bit, is seen too.
+The recipe `digits` with equally many epochs in each phase, so that the reference and the probes are half of all steps.
+It also checks that the results are bit-identical.
 """
 
 import argparse
@@ -25,7 +25,7 @@ RULES = ("paper", "energy", "even")
 
 
 def runs(epochs: int, cache: str, rules: Sequence[str] = RULES) -> tuple[float, list[Run]]:
-    """CPU seconds of a run by each rule, in a new folder of runs, and the runs."""
+    """Return the CPU seconds of a run by each rule, in a new folder of runs, and the runs."""
     os.environ["PEARL_CACHE"] = cache
     overrides = [f"train.epochs={epochs}", f"train.phases.probe.epochs={epochs}"]
     started = time.process_time()
@@ -44,7 +44,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"PEARL_RUNS": f"{folder}/runs", "PEARL_DATA": folder}
-        runs(1, "off", ["fixed"])  # warms up
+        runs(1, "off", ["fixed"])  # warm-up
         os.environ["PEARL_RUNS"] = f"{folder}/timed"
         each, plain = runs(options.epochs, "off")
         empty, first = runs(options.epochs, f"{folder}/kept")
@@ -54,7 +54,7 @@ def main() -> None:
             state = load_state(alone.path)
             for other in others:
                 if not all(torch.equal(state[name], value) for name, value in load_state(other.path).items()):
-                    raise SystemExit(f"{other.path}: other bits than without phases that are kept")
+                    raise SystemExit(f"{other.path}: other bits than without the phase cache")
         manifests = [manifest for run in first for manifest in run.manifests]
         size = sum(file.stat().st_size for file in Path(folder, "kept").rglob("*") if file.is_file())
     row: Row = {

@@ -1,10 +1,10 @@
-"""A hundred tasks on a small network: what each costs in time, memory and bytes, and the evaluation after it.
+"""A hundred tasks on a small network: time, memory and bytes of each, and of the evaluation after it.
 
     python benchmarks/speed/scale.py --out docs/results/speed/scale.json      also scale.svg beside it; some minutes
 
-Random images of 200 classes, two a task, ResNet-18 of width 8, PEARL at rank 2. Learning a task should take as long at
-the end as at the start, the directory grow by the same bytes for each, and evaluation take T^2 pairs of a sub-network
-and a test set in all: t + t - 1 of them after task t, and so a time that is linear in t.
+Random images of 200 classes, two a task, ResNet-18 of width 8, PEARL at rank 2. The time of learning a task and the
+bytes that it adds should be constant, and evaluation should take T^2 pairs of a sub-network and a test set in total: t
++ t - 1 of them after task t, so that its time is linear in t.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pearl.training.engine import Observer
 
 
 def data(file: Path, tasks: int, per_class: int = 32) -> None:
-    """Two classes a task, of random pixels."""
+    """Return two classes per task, of random pixels."""
     rng = np.random.default_rng(0)
     labels = np.arange(2 * tasks).repeat(per_class)
     images = rng.integers(0, 256, (len(labels), 8, 8, 3), dtype=np.uint8)
@@ -40,13 +40,13 @@ class Memory(Observer):
         self.after: list[int] = []
 
     def event(self, kind: str, **facts: object) -> None:
-        """A stage has ended."""
+        """Record the end of a stage."""
         if kind == "stage":
             self.after.append(psutil.Process().memory_info().rss)
 
 
 def measure(tasks: int, folder: Path) -> Row:
-    """Run it, and read what the run recorded."""
+    """Run it, and read the run's records."""
     data(folder / "random.npz", tasks)
     config = check_config(
         {
@@ -75,13 +75,13 @@ def measure(tasks: int, folder: Path) -> Row:
 
 
 def growth(values: list[float]) -> float:
-    """Mean of the last tenth over the mean of the first tenth after the first two tasks."""
+    """Return the mean of the last tenth over the mean of the first tenth after the first two tasks."""
     tenth = max(1, len(values) // 10)
     return float(np.mean(values[-tenth:]) / np.mean(values[2 : 2 + tenth]))
 
 
 def summary(row: Row) -> Row:
-    """What the series say in a few numbers."""
+    """Summarise the series in a few numbers."""
     tasks = np.arange(2, row["tasks"])
     return {
         "tasks": row["tasks"],
@@ -98,7 +98,7 @@ def summary(row: Row) -> Row:
 
 
 def figure(row: Row) -> str:
-    """Seconds to learn and to evaluate, by task."""
+    """Draw the seconds to learn and to evaluate, by task."""
     at = np.arange(1, row["tasks"] + 1).astype(float)
     series = {
         "learning the task": (at, np.array(row["learning"]), None),
@@ -123,7 +123,7 @@ def main() -> None:
 
 
 def standalone(svg: str) -> str:
-    """The figure outside a page, whose colours it would take."""
+    """Return the figure for use outside a page, with its own colours."""
     colours = {"--grid": "#ddd", "--paper": "#fff", "--series-0": "#2b6cb0", "--series-1": "#c05621"}
     for name, colour in colours.items():
         svg = svg.replace(f"var({name})", colour)

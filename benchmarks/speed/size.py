@@ -1,10 +1,10 @@
-"""A thousand tasks of a hundred classes: what class statistics of made-up features cost to open, to ask and to add to.
+"""A thousand tasks of a hundred classes: the cost of opening, using and extending class statistics of random features.
 
     python benchmarks/speed/size.py --out docs/results/speed/size.json      some minutes, and 4 GB of disk meanwhile
 
-ResNet-18 of width 32 with three sub-networks, of which the second and third are PEARL's at rank 2, and no training:
-the statistics are of random features. The model is written by the classes that write any, and opened by `pearl.load`.
-Each part is a process of its own, so that its peak memory is its own.
+ResNet-18 of width 32 with three sub-networks, of which the second and third are PEARL's at rank 2, and no training: the
+statistics are of random features. The model is written by pearl's own classes and opened by `pearl.load`. Each part is
+a separate process, to measure its peak memory.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SPACES, DIMENSIONS = 3, 512
 
 @torch.no_grad()
 def write(path: Path, tasks: int, classes: int) -> None:
-    """A model of so many tasks of so many classes."""
+    """Write a model of this many tasks and classes."""
     classifier = {"name": "chain", "spaces": SPACES, "projection": DIMENSIONS}
     config = check_config(
         {
@@ -53,7 +53,7 @@ def write(path: Path, tasks: int, classes: int) -> None:
     method = build_method(config)
     assert isinstance(method, Pearl) and method.chain is not None
     chain = method.chain
-    # of features drawn at random there is nothing to be measured
+    # random features need no calibration
     facts = {
         "location": torch.zeros(classes, dtype=torch.float64),
         "spread": torch.ones((), dtype=torch.float64),
@@ -81,7 +81,7 @@ def write(path: Path, tasks: int, classes: int) -> None:
             features = [torch.randn(classes, DIMENSIONS).repeat(2, 1) + torch.randn(rows) for _ in chain.births]
             chain.observe(features, own + t * classes)
             state = dict(method.state_dict())
-            # what has moved, as to compare all bits would take longer with every task
+            # only the changed part: comparing all bits would take longer with every task
             new = {k: v for k, v in state.items() if k not in known or v.data_ptr() != known[k].data_ptr()}
             facts = {
                 "task": t,
@@ -98,12 +98,12 @@ def write(path: Path, tasks: int, classes: int) -> None:
 
 
 def manifests(path: Path) -> Row:
-    """All manifests read and checked."""
+    """Read and check all manifests."""
     return {"read all manifests (s)": timed(lambda: RunDirectory(path).tasks)}
 
 
 def answers(path: Path) -> Row:
-    """Opened, and asked of one photo and of 64."""
+    """Open the model, and predict one photo and 64."""
     pixels = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
     model = pearl.load(path)
     found: Row = {
@@ -118,23 +118,24 @@ def answers(path: Path) -> Row:
 
 
 def learning(path: Path) -> Row:
-    """One class of 20 photos more, by statistics alone."""
+    """Learn one more class of 20 photos, by class statistics only."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "new" / "stranger").mkdir(parents=True)
         for i, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)):
             Image.fromarray(pixels).save(Path(folder) / "new" / "stranger" / f"{i}.png")
-        with mock.patch("pearl.lifecycle.model.Model.open"):  # to learn, without what `pearl.learn` opens then
+        # learning, without the opening that `pearl.learn` does afterwards
+        with mock.patch("pearl.lifecycle.model.Model.open"):
             seconds = timed(lambda: pearl.learn(path, Path(folder) / "new", fast=True, quiet=True))
     return {"add a class of 20 photos (s)": seconds, "peak memory of adding (MB)": peak()}
 
 
 def inspecting(path: Path) -> Row:
-    """All checksums computed, and the page made."""
+    """Compute all checksums, and make the page."""
     return {"inspect (s)": timed(lambda: inspection(path)), "peak memory of inspecting (MB)": peak()}
 
 
 def sizes(path: Path) -> Row:
-    """Bytes on disk, by what they are."""
+    """Return the bytes on disk, by kind."""
     files = {name: sum(f.stat().st_size for f in path.rglob(name)) for name in ("statistics.*", "running.*", "*.json")}
     return {
         "statistics of a class on disk (bytes)": round(files["statistics.*"] / len(pearl.load(path).classes)),
@@ -149,14 +150,14 @@ PARTS: dict[str, Callable[[Path], Row]] = {
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return seconds."""
     start = time.perf_counter()
     work()
     return round(time.perf_counter() - start, 2)
 
 
 def peak() -> int:
-    """The most memory that this process had, in MB."""
+    """Return the peak memory of this process, in MB."""
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3)
 
 
@@ -164,7 +165,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--classes", type=int, default=100, help="of a task")
-    parser.add_argument("--model", type=Path, help="where it is, or is to be, kept; else it is removed")
+    parser.add_argument("--model", type=Path, help="where the model is kept; by default it is removed")
     parser.add_argument("--part", choices=["write", *PARTS], help="this one alone, on --model")
     parser.add_argument("--out", type=Path, help="a JSON file to write")
     options = parser.parse_args()

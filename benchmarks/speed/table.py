@@ -12,23 +12,23 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "docs" / "results" / "speed"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 START, END = "<!-- speed: written by benchmarks/speed/table.py -->\n", "<!-- end of speed -->"
-MACHINES = ("training", "training_float32")  # each may be of another one
-STEPS = {"probe": 5 * 38, "adapt": 12 * 38}  # of a task in the recipe cpu-cifar20-resnet18
+MACHINES = ("training", "training_float32")  # each may be from another machine
+STEPS = {"probe": 5 * 38, "adapt": 12 * 38}  # per task in the recipe cpu-cifar20-resnet18
 
 
 def rows(name: str) -> list[dict[str, Any]]:
-    """What one benchmark found."""
+    """Return the results of one benchmark."""
     return json.loads((RESULTS / f"{name}.json").read_text())["rows"]
 
 
 def spread(values: list[float]) -> str:
-    """Median, lowest and highest."""
+    """Return median, lowest and highest."""
     middle, low, high = (f"{value:.2f}" for value in values)
     return f"{middle} ({low} to {high})"
 
 
 def training() -> Iterator[tuple[str, str, str]]:
-    """The engine against two loops, and updates trained beside their layers."""
+    """The engine against two loops, and updates trained parallel to their layers."""
     for row in rows("training"):
         net = row["network"].removeprefix("timm/")
         if "engine / usual loop" in row:
@@ -44,7 +44,7 @@ def training() -> Iterator[tuple[str, str, str]]:
 
 
 def training_float32() -> Iterator[tuple[str, str, str]]:
-    """The same where a CPU computes in float32."""
+    """The same on a CPU that computes in float32."""
     for row in rows("training_float32"):
         if "engine / bare loop" in row:
             what = f"{row['phase']}, {row['network']}, float32, {row['cpu']}: engine / bare loop"
@@ -84,7 +84,7 @@ def inference() -> Iterator[tuple[str, str, str]]:
 
 
 def allocator() -> Iterator[tuple[str, str, str]]:
-    """Test sets in a process of pearl against plain passes in one that is not."""
+    """Test sets in a process of pearl against plain passes in one without."""
     for row in rows("allocator"):
         words = {"fp32": "float32", "bf16": "bfloat16"}[row["precision"]]
         yield (
@@ -108,14 +108,14 @@ def chain() -> Iterator[tuple[str, str, str]]:
 
 
 def reuse() -> Iterator[tuple[str, str, str]]:
-    """Phases that are trained once, against runs that train them each."""
+    """Phases trained once, against runs that each train them."""
     (row,) = rows("reuse")
     runs = f"{row['runs']} rank rules on digits, {row['reused']} of {row['phases']} phases shared"
     yield f"{runs}: CPU time / each run by itself", f"{row['shared / each by itself']:.2f}", ""
 
 
 def footprint() -> Iterator[tuple[str, str, str]]:
-    """Waiting, memory, bytes."""
+    """Start-up time, memory, bytes."""
     for row in rows("footprint"):
         if "start-up" in row:
             yield (

@@ -1,4 +1,4 @@
-"""Functions timed in turns, so that whatever else the machine does disturbs all of them alike; and their memory."""
+"""Timing of functions in turns, so that other load affects all of them equally; and their memory."""
 
 import ctypes
 import json
@@ -17,10 +17,10 @@ Row = dict[str, Any]
 
 
 def ratios(work: Mapping[str, Callable[[], object]], repeats: int, device: str = "cpu") -> Row:
-    """Median milliseconds of each, and what each takes of the time of the last, the peer: median, lowest, highest.
+    """Return median milliseconds of each, and the time relative to the last, the peer: median, lowest, highest.
 
-    On one CPU thread it is the process's own time that counts, which other programs hardly touch. Memory is kept, for
-    all of them, as in a process of pearl.
+    On one CPU thread it is the process's CPU time, which other programs hardly affect. Freed memory is kept, as in a
+    process of pearl.
     """
     keep_freed_memory()
     clock = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
@@ -28,14 +28,14 @@ def ratios(work: Mapping[str, Callable[[], object]], repeats: int, device: str =
     seconds: dict[str, list[float]] = {name: [] for name in work}
     names = list(work)
     for turn in range(repeats + 1):
-        # each comes first as often as last: the same code has been 7 % faster for its place alone
+        # each is first as often as last: position alone has made a difference of 7 %
         at = turn % len(names)
         for name in names[at:] + names[:at]:
             wait()
             start = clock()
             work[name]()
             wait()
-            if turn:  # the first warms up
+            if turn:  # the first is a warm-up
                 seconds[name].append(clock() - start)
     *ours, peer = names
     found: Row = {"milliseconds": {name: round(statistics.median(times) * 1e3, 3) for name, times in seconds.items()}}
@@ -46,16 +46,16 @@ def ratios(work: Mapping[str, Callable[[], object]], repeats: int, device: str =
 
 
 def peak_above(work: Callable[[], object]) -> int:
-    """Bytes of memory at the peak of `work` above those before it; Linux counts them.
+    """Return the peak memory of `work` in bytes above that before it, as counted by Linux.
 
-    What libraries keep from their first steps on counts for whoever takes these.
+    Memory that libraries allocate permanently counts for the first steps.
     """
     status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
     def read(key: str) -> int:
         return 1024 * next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(key))
 
-    ctypes.CDLL("libc.so.6").malloc_trim(0)  # what is free goes back to the system, or the next steps would reuse it
+    ctypes.CDLL("libc.so.6").malloc_trim(0)  # return free memory to the system, or the next steps would reuse it
     clear.write_text("5")
     before = read("VmRSS:")
     work()
@@ -63,13 +63,13 @@ def peak_above(work: Callable[[], object]) -> int:
 
 
 def cpu() -> str:
-    """The widest instructions of this CPU that count for a product: AVX2, AVX512, with AMX if it has that."""
+    """Return the widest relevant instruction set of this CPU: AVX2, AVX512, with AMX if available."""
     widest, features = machine(torch.device("cpu"))["cpu"]
     return widest + ", AMX" * bool(features.get("amx_bf16"))
 
 
 def show(title: str, rows: list[Row], out: Path | None) -> None:
-    """Print rows, and write them as JSON with the machine they are of."""
+    """Print rows, and write them as JSON with the machine's description."""
     print(title)
     for row in rows:
         print("  " + "  ".join(f"{key}: {value}" for key, value in row.items()), flush=True)

@@ -1,13 +1,13 @@
-"""Training speed: the engine against a bare PyTorch loop, and against what a user would write.
+"""Training speed: the engine against a bare PyTorch loop, and against a typical user's loop.
 
     python benchmarks/speed/training.py
     python benchmarks/speed/training.py --nets bsc --repeats 9 --out training.json
     python benchmarks/speed/training.py --nets resnet18 --precision fp32
     python benchmarks/speed/training.py --device cuda --steps 300
 
-Batches of 32. The bare loop has the same network, precision and layout, and one batch that is ready: what the engine
-takes above it is augmentation and everything else. The usual loop is torchvision transforms on Pillow images in a
-DataLoader, float32, contiguous, and a loss read at every step. On a GPU, CUDA graphs as well.
+Batches of 32. The bare loop has the same network, precision and memory format, and one prepared batch: the difference
+is the engine's augmentation and overhead. The usual loop is torchvision transforms on Pillow images in a DataLoader,
+float32, contiguous, and a loss read at every step. On a GPU, CUDA graphs as well.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def make_task(settings, index: int = 1, device: str = "cpu") -> Task:
 
 
 def engines(backbone: str, size: int, steps: int, device: str, precision: str) -> dict[str, Engine]:
-    """Ours by name; on a GPU also with its steps replayed."""
+    """Return our engines by name; on a GPU also with CUDA graphs."""
     found = {"engine": Engine(config(backbone, size, steps, precision=precision), device=device)}
     if device == "cuda":
         graphed = config(backbone, size, steps, precision=precision, graphs=True)
@@ -71,15 +71,16 @@ def engines(backbone: str, size: int, steps: int, device: str, precision: str) -
 
 
 def overhead(backbone: str, repeats: int, steps: int, device: str, precision: str) -> list[Row]:
-    """Each phase by the engine, against the same loss, optimizer and network on a batch that is ready."""
+    """Measure each phase by the engine, against the same loss, optimizer and network on a prepared batch."""
     size, rows = NETWORKS[backbone], []
     several = engines(backbone, size, steps, device, precision)
     engine = several["engine"]
     settings = engine.config
     network = BACKBONES.build(settings.backbone, size)
-    method = engine.place(Pearl(network, rank=FixedRule(r=RANK), init="svd", reference="first_task"))  # with a probe
+    # a method with a probe
+    method = engine.place(Pearl(network, rank=FixedRule(r=RANK), init="svd", reference="first_task"))
     for task in (make_task(settings, 0, device), make_task(settings, 1, device)):
-        for phase in method.learn(task):  # handed out untrained: speed does not depend on what was learnt
+        for phase in method.learn(task):  # returned untrained: speed does not depend on training
             work = {name: ours(one, method, task, phase) for name, one in several.items()}
             work["bare loop"] = bare(engine, task, phase)
             facts = {"network": backbone, "phase": phase.name, "precision": engine.precision, "steps": steps}
@@ -88,7 +89,7 @@ def overhead(backbone: str, repeats: int, steps: int, device: str, precision: st
             if device == "cuda":
                 took = rows[-1]["milliseconds"]
                 rows[-1]["engine / engine, graphs"] = round(took["engine"] / took["engine, graphs"], 2)
-            if phase.name == "adapt" and backbone == "resnet18":  # others have no updates beside their layers
+            if phase.name == "adapt" and backbone == "resnet18":  # others have no parallel branches
                 loss = own_loss(partial(method.task_features, t=task.id), method.heads[task.id], task)
                 work = {
                     "as trained": bare(engine, task, phase),
@@ -99,7 +100,7 @@ def overhead(backbone: str, repeats: int, steps: int, device: str, precision: st
 
 
 def goal(facts: Row) -> float:
-    """What engine / bare loop is to be at most: less where `nn/fast` has fewer or faster products for a phase."""
+    """Return the goal for engine / bare loop: lower if `nn/fast` has fewer or faster products for a phase."""
     if facts["network"] == "resnet18" and facts["precision"] == "bf16" and "AMX" in facts["cpu"]:
         return 0.65 if facts["phase"] == "adapt" else 0.8
     fewer = facts["precision"] == "fp32" and facts["cpu"] == "AVX2" and facts["phase"] != "adapt"
@@ -111,7 +112,7 @@ def ours(engine: Engine, method: Pearl, task: Task, phase: Phase) -> Callable[[]
 
 
 def bare(engine: Engine, task: Task, phase: Phase) -> Callable[[], None]:
-    """Forward, backward, step, and nothing else."""
+    """Run forward, backward and step only."""
     batch = next(task.batches(BATCH, 0))
 
     def loop() -> None:
@@ -127,7 +128,7 @@ def bare(engine: Engine, task: Task, phase: Phase) -> Callable[[], None]:
 
 
 def usual(repeats: int, steps: int, device: str, precision: str) -> Row:
-    """ResNet-18 on 32x32 by the engine, against what a user would write."""
+    """Measure ResNet-18 on 32x32 by the engine, against a typical user's loop."""
     from torch.utils.data import DataLoader, Dataset
     from torchvision import transforms
 
@@ -172,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", nargs="+", default=list(NETWORKS), choices=list(NETWORKS))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=6, help="a repeat; a GPU needs more")
+    parser.add_argument("--steps", type=int, default=6, help="per repeat; a GPU needs more")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="auto", choices=("auto", "fp32", "bf16"))
     parser.add_argument("--out", type=Path, help="a JSON file to write")

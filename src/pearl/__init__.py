@@ -37,13 +37,13 @@ def run(
     log: str | Sequence[str] = (),
     **overrides: Any,
 ) -> "Run":
-    """Run a recipe, or go on with it, or find it already done.
+    """Run a recipe, resume an unfinished run of it, or return a finished one.
 
     `overrides` are settings as in the recipe, nested as dictionaries: `run("digits", seed=1, train={"lr": 0.01})`.
-    `log` names loggers that are told while it runs: "tensorboard", "csv", "wandb"; they write into the run's logs/.
+    `log` names loggers ("tensorboard", "csv", "wandb") that write into the run's logs/ during training.
 
     Raises:
-        PearlError: anything a user can mend, in one line.
+        PearlError: any user error, in one line.
     """
     from pearl.lifecycle.runs import execute
     from pearl.reports.logs import logged
@@ -57,7 +57,7 @@ def run(
 
 @typed
 def show(directory: str | Path) -> "Run":
-    """A finished or unfinished run as it stands on disk.
+    """Open a finished or unfinished run as it is on disk.
 
     Raises:
         RunError: not a run directory, or damaged.
@@ -87,24 +87,24 @@ def learn(
     log: str | Sequence[str] = (),
     **overrides: Any,
 ) -> "Model":
-    """Learn the classes of images as a new task of the model at a path; made if it is not there.
+    """Learn the classes of images as a new task of the model at a path, which the first task creates.
 
-    `data` are images where they are: a folder with a folder per class (the innermost ones, if `nested`), a .csv of
-    paths and labels, `torchvision/NAME` or `hf/NAME`, `(images, labels)` or `(images, labels, names)`, a
-    `datasets.Dataset`, or any data set of (image, label) pairs, as torchvision's. Images are files, Pillow images,
-    arrays (height, width, 3) or tensors (3, height, width) of uint8, or of floats from 0 to 1.
+    `data` is a folder with a folder per class (the innermost ones, if `nested`), a .csv of paths and labels,
+    `torchvision/NAME` or `hf/NAME`, `(images, labels)` or `(images, labels, names)`, a `datasets.Dataset`, or any data
+    set of (image, label) pairs, such as torchvision's. Images are files, Pillow images, arrays (height, width, 3) or
+    tensors (3, height, width) of uint8, or of floats from 0 to 1.
 
-    `recipe`, `backbone` (a name, or a dictionary with its options) and `start` (a run or model to go on from) are for
-    the first task. A class may be shown again, more images or another kind of them: it gets one more prototype.
-    `aliases` maps folders to the classes that they show; `fast` adds classes in seconds, by their statistics alone.
-    `holdout` keeps this share of each class's images out of training, for the model's `outcome` to be measured on.
-    Images of a known class of which nearly none is recognised are refused; `allow_new_style` learns them.
-    `discard` throws away a task that is half learnt, which is refused otherwise; the same task begins anew with it.
-    `log` is as of `run`. `overrides` are settings, nested as dictionaries:
-    `learn("shop", "fruit", backbone="resnet18", train={"epochs": 5})`.
+    `recipe`, `backbone` (a name, or a dictionary with its options) and `start` (a run or model to continue from) are
+    for the first task. A known class may get more images, possibly in a new style; each time it gets one more
+    prototype. `aliases` maps folders to the classes of their images; `fast` adds classes in seconds by class
+    statistics, without training. `holdout` is the share of each class's images that the model's `outcome` is measured
+    on instead of training. If the model recognises almost no image of a known class, they are refused;
+    `allow_new_style` learns them. `discard` deletes a task whose training was cut off and starts it again; otherwise
+    such a task is an error. `log` is that of `run`. `overrides` are settings, nested as dictionaries: `learn("shop",
+    "fruit", backbone="resnet18", train={"epochs": 5})`.
 
     Raises:
-        PearlError: anything a user can mend, in one line; the model is then as it was.
+        PearlError: any user error, in one line; the model is then unchanged.
     """
     from pearl.objects import learn
 
@@ -130,9 +130,10 @@ def learn(
 
 @typed
 def load(model: str | Path, *, tasks: int | None = None, device: str = "auto", method: str | None = None) -> "Model":
-    """The model in the directory of a model or run, as it was after its first `tasks` tasks (all if not given).
+    """Open the model in the directory of a model or run, after its first `tasks` tasks (default: all).
 
-    `method` ("path/to/file.py:Class") names the file of a method that did not come with pearl; without it none runs.
+    `method` ("path/to/file.py:Class") names the file of a method that is not part of pearl; without it no such file is
+    run.
 
     Raises:
         PearlError: no such model, or files missing or damaged.
@@ -143,9 +144,9 @@ def load(model: str | Path, *, tasks: int | None = None, device: str = "auto", m
 
 
 def methods() -> dict[str, str]:
-    """The methods there are, by name: pearl's own and those of installed packages, with a line about each.
+    """Return the available methods by name, pearl's own and those of installed packages, with a line about each.
 
-    The package `pearl.methods` takes this function's place when it is imported, and can be called as well.
+    The package `pearl.methods` replaces this function when it is imported, and can be called as well.
     """
     from pearl.settings.parts import METHODS
 
@@ -153,7 +154,7 @@ def methods() -> dict[str, str]:
 
 
 def recipes() -> dict[str, str]:
-    """The recipes that `run` and `learn` know by name, with a line about each."""
+    """Return the recipes that `run` and `learn` accept by name, with a line about each."""
     from pearl.reports.text import names_of
 
     return names_of("recipes")
@@ -171,13 +172,13 @@ def table(
     quiet: bool = False,
     **overrides: Any,
 ) -> "Filled":
-    """A table or figure of the paper with what the runs there are say: `pearl.table("growth").cells`.
+    """Compare a table or figure of the paper with the stored runs: `pearl.table("growth").cells`.
 
-    `run_missing` first runs what is missing; those that fail leave their cells empty, and what they wait for is in
-    `.missing`. `output` is a file that it is also written to. `overrides` are set in all runs, nested as dictionaries.
+    `run_missing` runs missing runs first; failed runs leave their cells empty, and `.missing` lists what these need.
+    `output` is a file that it is also written to. `overrides` are set in all runs, nested as dictionaries.
 
     Raises:
-        PearlError: anything a user can mend, in one line.
+        PearlError: any user error, in one line.
     """
     import json
 

@@ -1,4 +1,4 @@
-"""What can go wrong by a user's hand. Each message is one line: what is wrong, where, and the mend."""
+"""User errors. Each message is one line: what is wrong, where, and how to fix it."""
 
 import errno
 import functools
@@ -15,33 +15,33 @@ R = TypeVar("R")
 
 
 def printable(text: str) -> str:
-    """A name on one line of a terminal, whatever characters it has."""
+    """Return a name on one line, with characters that a terminal would interpret escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def counted(number: int, what: str) -> str:
-    """A number with what it counts, as one says it: 1 task, 2 tasks, 1,000 classes."""
+    """Return a number with its noun: 1 task, 2 tasks, 1,000 classes."""
     return f"{number:,} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
 
 
-LONGEST = 2000  # characters of a line that says what is wrong
+LONGEST = 2000  # longest line of an error message, in characters
 
 
 def shortened(line: str, length: int = LONGEST) -> str:
-    """A line without its middle if it is too long to be read: what is wrong stands first, the mend last."""
+    """Cut the middle out of a line that is too long; its start (the error) and its end (the fix) stay."""
     half = length // 2
     return line if len(line) <= length else f"{line[:half]} [...] {line[-half:]}"
 
 
 class Printable(io.TextIOBase):
-    """A stream on which only what can be printed arrives, in lines: names may hold what a terminal would act on.
+    """A stream that writes printable characters in lines, since names may hold a terminal's control codes.
 
-    What draws on a terminal itself writes to what is `below`.
+    Code that draws on a terminal itself writes to `below`.
 
     Args:
-        stream: where it is written.
-        name: what an error calls it.
-        longest: characters after which a line is shortened, such as one of standard error.
+        stream: the stream to write to.
+        name: its name in error messages.
+        longest: longest line in characters; longer ones are shortened.
     """
 
     def __init__(self, stream: TextIO, name: str, *, longest: int | None = None) -> None:
@@ -52,7 +52,7 @@ class Printable(io.TextIOBase):
 
         Raises:
             OutputError: it cannot be written.
-            BrokenPipeError: nobody reads it any more.
+            BrokenPipeError: its reader has closed it.
         """
         lines = map(printable, text.split("\n"))
         with self._full():
@@ -60,7 +60,7 @@ class Printable(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Pass on; raises what `write` raises."""
+        """Flush the stream; raises what `write` raises."""
         if not self.below.closed:
             with self._full():
                 self.below.flush()
@@ -73,32 +73,32 @@ class Printable(io.TextIOBase):
             raise
         except OSError as error:
             raise OutputError(
-                f"{self.name}: cannot be written ({error.strerror}); what the command has stored is kept; free space "
-                f"there, or write elsewhere"
+                f"{self.name}: cannot be written ({error.strerror}); stored results are complete; free space there, "
+                f"or write elsewhere"
             ) from None
 
     def isatty(self) -> bool:
-        """Whether a person reads it."""
+        """Return True if the stream is a terminal."""
         return self.below.isatty()
 
     def fileno(self) -> int:
-        """Of the file below."""
+        """Return the descriptor of the stream below."""
         return self.below.fileno()
 
 
 class Drawn:
-    """A stream for what shows progress. That it cannot be written, on a full disk, ends nothing that is in progress."""
+    """A stream for progress displays: a failed write, as on a full disk, does not end the work in progress."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text, if that can be done; raises BrokenPipeError if nobody reads it any more."""
+        """Write a text, or ignore a failure; raises BrokenPipeError if its reader has closed it."""
         self._try(lambda: self._stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """The same."""
+        """Flush the stream, or ignore a failure."""
         self._try(self._stream.flush)
 
     def _try(self, write: Callable[[], object]) -> None:
@@ -114,43 +114,43 @@ class Drawn:
 
 
 def drawn_on(stream: TextIO) -> TextIO:
-    """The stream for what draws with a terminal's own codes, and sees to names by itself."""
+    """Return the stream for output with terminal control codes, which escapes names itself."""
     return cast(TextIO, Drawn(stream.below if isinstance(stream, Printable) else stream))
 
 
 def reason(error: BaseException) -> str:
-    """Why the operating system refused something, in its own words."""
+    """Return the operating system's reason for an error."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def remedy(error: OSError, otherwise: str) -> str:
-    """What a user can do about a file that cannot be written, by its cause; `otherwise` helps in any case."""
+    """Return the fix for a file that cannot be written, by cause; `otherwise` is the general one."""
     known = {
         errno.EACCES: "change its permissions",
         errno.EPERM: "change its permissions",
         errno.ENOSPC: "free space there",
         errno.EDQUOT: "free space there",
         errno.ELOOP: "remove that link",
-        errno.ENOTDIR: "remove what is in a folder's place",
+        errno.ENOTDIR: "remove the file where a folder is needed",
     }
     return f"{known[error.errno]}, or {otherwise}" if error.errno in known else otherwise
 
 
 def short_of_memory(error: BaseException) -> bool:
-    """Whether the CPU's memory was too small: Python says it by a type of error, torch in words alone.
+    """Return True if the CPU's memory was too small. Python has a type for this error, torch only a message.
 
-    So does safetensors, by an error that is no Exception, for an object that Python did not make.
+    safetensors raises an error that is not an Exception, for an object that was not made by Python.
     """
     words = ("can't allocate memory", "PyObject pointer is null")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 class PearlError(Exception):
-    """Base of every error that a user can cause and mend. The command line prints it and exits with code 2."""
+    """Base of every user error. The command line prints it and exits with code 2."""
 
 
 class ConfigError(PearlError):
-    """A recipe, key or value is wrong. Holds every problem found, not only the first."""
+    """A recipe, key or value is wrong. Lists every problem, not only the first."""
 
     def __init__(self, *problems: str) -> None:
         self.problems = problems
@@ -162,23 +162,23 @@ class DataError(PearlError):
 
 
 class WeightsError(PearlError):
-    """Weights that do not fit the network, or cannot be had."""
+    """Weights that do not fit the network, or cannot be obtained."""
 
 
 class TrainingError(PearlError):
-    """Training cannot go on: the loss is not finite, memory is short."""
+    """Training cannot continue: the loss is not finite, or memory is short."""
 
 
 class ReportError(PearlError):
-    """A report that cannot be made of these runs, or not be written there."""
+    """A report cannot be made of these runs or cannot be written to its path."""
 
 
 class OutputError(PearlError):
-    """What a command prints cannot be written: its disk is full."""
+    """The output of a command cannot be written: its disk is full."""
 
 
 class ExportError(PearlError):
-    """A model that a format cannot hold, or a file that does not agree with the model it was made from."""
+    """A model that a format cannot represent, or an exported file whose output differs from the model's."""
 
 
 class RunError(PearlError):
@@ -186,25 +186,26 @@ class RunError(PearlError):
 
 
 class Busy(RunError):
-    """Another process is at work on the same directory. Once that has ended, the same command goes on."""
+    """Another process is working on the same directory. When it has ended, the same command can continue."""
 
 
 class Lost(RunError):
-    """Another process that trains the same run has ended. Its own words say why."""
+    """Another process that trains the same run has ended. Its own message has the reason."""
 
 
 class Interrupted(BaseException):
-    """The user asked to stop; what was learnt is stored. No error: who goes on after errors must not go on after it.
+    """The user stopped the program; finished work is stored.
 
-    No KeyboardInterrupt either, which the command line's library answers by itself.
+    It is not an Exception, so that code that continues after errors does not continue after it. It is not a
+    KeyboardInterrupt either, which the command line's library handles itself.
     """
 
 
 def typed(function: Callable[P, R]) -> Callable[P, R]:
-    """A function whose arguments have to be of the types that it is annotated with; of containers, the outer one.
+    """Wrap a function to check its arguments against its annotations; containers are checked by their own type only.
 
     Raises:
-        ConfigError: naming the argument, and what it may be.
+        ConfigError: names the argument and the types it accepts.
     """
     signature = inspect.signature(function)
     kinds = {
@@ -229,7 +230,7 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _members(kind: Any) -> list[Any]:
-    """The types of which a value may have any, without what is in them; and words that it may be."""
+    """Return the types that a value may have, without those of its elements, and the strings that it may be."""
     if get_origin(kind) is Literal:
         return [*get_args(kind)]
     if get_origin(kind) in (Union, UnionType):
@@ -238,7 +239,7 @@ def _members(kind: Any) -> list[Any]:
 
 
 def _fits(value: object, kind: Any) -> bool:
-    """Whether a value has one of an annotation's types; NumPy's numbers are numbers, True is none."""
+    """Return True if a value has one of an annotation's types; NumPy numbers are numbers, True is not."""
     wider = {int: Integral, float: Real}
     plain = [member for member in _members(kind) if not (isinstance(value, bool) and member in wider)]
     if isinstance(value, str) and value in (member for member in plain if isinstance(member, str)):

@@ -1,4 +1,4 @@
-"""What Python gets to hold: a model, with all that can be done with one, whatever room does it."""
+"""The model object that Python users hold, with everything that can be done with a model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from pearl.storage.checkpoint import RUNNING
 
 
 class Model(Learnt):
-    """A model that goes on learning. Made by `pearl.learn`, opened by `pearl.load`."""
+    """A model that can learn more tasks. `pearl.learn` creates it, `pearl.load` opens it."""
 
     @typed
     def learn(
@@ -31,15 +31,15 @@ class Model(Learnt):
         log: str | Sequence[str] = (),
         **overrides: Any,
     ) -> "Model":
-        """Learn the classes of images as a new task, and store it: `pearl.learn`, which says what all this may be.
+        """Learn the classes of images as a new task, and store it. The arguments are those of `pearl.learn`.
 
-        Returns the grown model, whose `outcome` says how good it is. `overrides` are settings of training:
+        Returns the model with the new task; its `outcome` has the accuracy. `overrides` are settings of training:
         `learn(data, train={"epochs": 5})`.
 
         Raises:
-            PearlError: anything a user can mend; the model is then as it was.
+            PearlError: any user error; the model is then unchanged.
         """
-        if (self.tasks[-1].folder / RUNNING).exists():  # the next task replaces what this object would read later
+        if (self.tasks[-1].folder / RUNNING).exists():  # the next task replaces files that this object would read later
             _ = self.method
         how: dict[str, Any] = {"task": task, "aliases": aliases, "fast": fast, "nested": nested, "holdout": holdout}
         how |= {"allow_new_style": allow_new_style, "discard": discard, "quiet": quiet, "log": log}
@@ -55,13 +55,13 @@ class Model(Learnt):
         images: Sequence[str | Path] | None = None,
         force: bool = False,
     ) -> str:
-        """Write it for use without pearl, `to` torch, onnx or peft; a line that says where, and how it was checked.
+        """Export the model for use without pearl, `to` torch, onnx or peft; return a line about the file and its check.
 
-        `out` is named as the model, in the current folder, if not given; `images` are files or folders to check with;
-        `force` replaces what an earlier export left there.
+        `out` is by default the model's name in the current folder; `images` are files or folders for the check; `force`
+        replaces an earlier export.
 
         Raises:
-            ExportError: a format that cannot hold it, or a place that cannot be written.
+            ExportError: the format cannot represent the model, or the path cannot be written.
         """
         from pearl.export import export_directory
 
@@ -70,7 +70,7 @@ class Model(Learnt):
 
     @typed
     def report(self, output: str | Path | None = None) -> Path:
-        """Write a page of figures and tables about it, by default report.html in its directory; the path it is at.
+        """Write a page of figures and tables about the model, by default report.html in its directory; return the path.
 
         Raises:
             ReportError: it cannot be written there.
@@ -80,7 +80,8 @@ class Model(Learnt):
         return write([self.path], None if output is None else Path(output))
 
     def inspect(self) -> dict[str, Any]:
-        """What its files hold: tasks, classes, ranks per layer, parameters, bytes; and `damaged`, a line for each file.
+        """Return the contents of its files: tasks, classes, ranks per layer, parameters, bytes; `damaged` has a line
+        per file.
 
         Raises:
             RunError: its configuration or reference cannot be read.

@@ -1,6 +1,6 @@
-"""The version, in one place."""
+"""The version number."""
 
 import time
 
 __version__ = "0.1.0"
-LOADED = time.time()  # source that is newer is not what this process runs
+LOADED = time.time()  # this process does not run source files that are newer

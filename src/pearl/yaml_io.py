@@ -1,4 +1,4 @@
-"""YAML as people write it: each key once, plain values, and no document that is larger or deeper than it looks."""
+"""User-written YAML: unique keys, plain values, and limits on size and depth."""
 
 from typing import Any
 
@@ -6,28 +6,28 @@ import yaml
 
 from pearl.errors import ConfigError
 
-LIMIT = 1_000_000  # values of a document, where an alias counts as what it stands for
-DEPTH = 64  # of sections in sections; what is read is walked through in many places, each a call deeper
+LIMIT = 1_000_000  # values of a document, with aliases expanded
+DEPTH = 64  # nesting depth of sections; many functions recurse into them
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a document.
+    """Parse a document.
 
     Raises:
-        ConfigError: not YAML; a key twice in one mapping, of which others keep the last without a word; aliases
-            that stand for themselves or for more than a machine can hold; sections in sections without end; or a value
-            that no setting has: a date, a NUL, a number of more than 64 bits. Its message has no subject, such as
-            "not valid YAML (the key lr twice, line 3, column 1)": callers put the name of the document before it.
+        ConfigError: not YAML; a repeated key in a mapping; aliases that are recursive or expand beyond the limit;
+            nesting beyond the limit; or an unsupported value: a date, a NUL, a number of more than 64 bits. The message
+            has no subject, such as "not valid YAML (the key lr twice, line 3, column 1)": callers put the name of the
+            document before it.
     """
     try:
         return _value(text)
-    except (yaml.YAMLError, ValueError) as error:  # UnicodeEncodeError: bytes of the command line that are no text
+    except (yaml.YAMLError, ValueError) as error:  # UnicodeEncodeError: bytes of the command line that are not text
         raise ConfigError(f"not valid YAML ({_reason(error, text)})") from None
 
 
 def _reason(error: Exception, text: str) -> str:
-    """What is wrong, on one line, and where in a text of several lines."""
+    """Return the error on one line, with its position in a text of several lines."""
     mark = getattr(error, "problem_mark", None)
     where = f", line {mark.line + 1}, column {mark.column + 1}" if mark and "\n" in text.strip() else ""
     return " ".join(str(getattr(error, "problem", None) or error).split()) + where
@@ -54,7 +54,7 @@ def _value(text: str) -> Any:
 
 
 def _check_depth(text: str) -> None:
-    """By events alone: to compose a document takes a call in a call for each section, without a check in C."""
+    """Check the depth by events only: composing a document recurses for each section, without a check in C."""
     deep = yaml.constructor.ConstructorError(None, None, f"nested too deeply, more than {DEPTH} levels")
     depth = 0
     try:
@@ -83,14 +83,16 @@ def _check_plain(value: Any) -> None:
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise yaml.constructor.ConstructorError(None, None, "a number of more than 64 bits")
     elif not isinstance(value, str | int | float | None):
-        raise yaml.constructor.ConstructorError(None, None, f"a {type(value).__name__}, which no setting is; quote it")
+        raise yaml.constructor.ConstructorError(
+            None, None, f"a {type(value).__name__}, which settings cannot be; quote it"
+        )
 
 
 def _values(node: yaml.Node, known: dict[int, int | None]) -> int:
-    """How many values a node stands for."""
+    """Return the number of values in a node, with aliases expanded."""
     if id(node) in known:
         if (count := known[id(node)]) is None:
-            raise yaml.constructor.ConstructorError(None, None, "an alias stands for itself", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "an alias contains itself", node.start_mark)
         return count
     known[id(node)] = None
     parts: list[yaml.Node] = []

@@ -119,9 +119,9 @@ WRONG = {
     "a large number": (["digits", f"backbone.width={10**22}"], "not valid YAML (a number of more than 64 bits)"),
     "width": (["digits", "backbone.width=1000000"], "backbone.width: input should be less than or equal to 1024"),
     "pixels": (["digits", "images.size=1000000"], "images.size: input should be less than or equal to 4096"),
-    "depth": (["digits", f"{'a.' * 2000}b=1"], "no setting lies so deep"),
+    "depth": (["digits", f"{'a.' * 2000}b=1"], "no setting is nested that deep"),
     "a long line": (["digits", f"train.lr={'x' * 100_000}"], "unable to parse string as a number (given: 'xxx"),
-    "nobody's home": (["digits", "data=npz", "data.path=~nouser/x"], "there is no such user's home"),
+    "nobody's home": (["digits", "data=npz", "data.path=~nouser/x"], "that user has no home directory"),
     "NUL": (["digits", "data=npz", r'data.path="a\0b"'], "not valid YAML (a text with a NUL)"),
     "no data": (["digits", "data=folder", "data.path=nowhere"], "image folder not found: tried nowhere and"),
     "no weights": (["digits", "backbone.weights=w.pth"], "weights not found: tried w.pth and"),
@@ -143,9 +143,9 @@ def test_wrong_input_is_one_line(cli, wrong):
 def test_an_option_that_takes_one_value_is_given_once(cli, tmp_path):
     """Of two folders the last would be learnt, and the first not, without a word."""
     error = cli("learn", "shop", "--data", tmp_path, "--data", tmp_path, code=2)
-    assert error == "pearl: --data: given 2 times, and takes one value; leave out the others\n"
+    assert error == "pearl: --data: given 2 times; keep one value\n"
     error = cli("learn", "shop", "--data", tmp_path, "--alias", "a=b", "--alias", "a=c", code=2)
-    assert error == "pearl: --alias a: given for two classes; choose one\n"
+    assert error == "pearl: --alias a: given for two classes; keep one\n"
     assert not Path("shop").exists()
 
 
@@ -189,7 +189,7 @@ def test_offline_says_where_to_put_the_data(cli, monkeypatch):
 
 
 def test_show_of_nothing(cli):
-    assert "nothing is called 'perl'; did you mean 'pearl'?" in cli("show", "perl", code=2)
+    assert "unknown name 'perl'; did you mean 'pearl'?" in cli("show", "perl", code=2)
 
 
 def test_npz_in_place_of_cifar100(cli, monkeypatch, tmp_path):
@@ -303,6 +303,6 @@ def test_something_is_said_before_torch_is_imported(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     options.begun("run digits", quiet=True)  # which may take minutes without a word
-    assert capsys.readouterr().err == "pearl run digits: at work; shows no progress (--quiet)\n"
+    assert capsys.readouterr().err == "pearl run digits: running without progress display (--quiet)\n"
     options.begun("run digits", quiet=False)
     assert capsys.readouterr().err == "pearl run digits: one moment ...\n"

@@ -19,7 +19,7 @@ from photos import SETTINGS, folders, write_photos
 TINY = ["backbone={name: convnet, width: 2}", "engine.channels_last=false", "engine.max_steps=1", "train.epochs=1"]
 TINY += ["stream.classes=4", "stream.tasks=2", "stream.per_class=4", "stream.test_per_class=2"]
 VERBS = {command.name for command in pearl.cli.app.registered_commands}
-FULL = "pearl: standard output: cannot be written (No space left on device); what the command has stored is kept"
+FULL = "pearl: standard output: cannot be written (No space left on device); stored results are complete"
 FULL_DISK = Path("/dev/full")
 needs_full = pytest.mark.skipif(not FULL_DISK.exists(), reason="no device here that is always full")
 

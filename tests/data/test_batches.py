@@ -170,7 +170,7 @@ def test_a_closed_task_cannot_be_read(what: str) -> None:
     of = task()
     assert len(read(of)) == (5 if what == "batches" else 40)
     of.close()
-    with pytest.raises(RuntimeError, match=r"task 2 \(birds\) is over: its \w+ may not be read again"):
+    with pytest.raises(RuntimeError, match=r"task 2 \(birds\) is over: its \w+ cannot be read any more"):
         read(of)
     assert len(of) == 40
 

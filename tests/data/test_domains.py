@@ -73,5 +73,5 @@ def test_the_digest_sees_the_domain() -> None:
 
 
 def test_too_few_images_for_so_many_domains() -> None:
-    with pytest.raises(DataError, match=r"stream.domains: 3 of them, and fewer training images of a, b, c, d; "):
+    with pytest.raises(DataError, match=r"stream.domains: 3 domains, but fewer training images of a, b, c, d; "):
         make_stream(digits(2), StreamConfig(tasks=1, domains=["plain", "edges", "noisy"]), 0)

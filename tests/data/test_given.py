@@ -161,8 +161,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "nothing": (None, "NoneType: nothing to learn from"),
     "a picture": (WHITE, "ndarray: nothing to learn from"),
     "a mapping": ({"cat": [WHITE]}, "dict: nothing to learn from"),
-    "no pairs": ([WHITE, WHITE], "item 0 of the data set is no pair of an image and its label, but a ndarray of 8"),
-    "triples": ([(WHITE, 0, 1)], "but a tuple of 3"),
+    "no pairs": ([WHITE, WHITE], "item 0 of the data set: expected an .image, label. pair, got ndarray of 8"),
+    "triples": ([(WHITE, 0, 1)], "pair, got tuple of 3"),
     "batches": (DataLoader(Pairs(), 2), "give its data set, as loader.dataset"),
     "empty": ([], "the data set is empty"),
     "empty arrays": ((np.zeros((0, 8, 8)), []), "the data set is empty"),
@@ -178,7 +178,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "one of n": (([WHITE], np.eye(4)[:1]), r"its label, a ndarray of shape \(4,\)"),
     "no name": (([WHITE], [" "]), "its label, a str ' '"),
     "names and numbers": (([WHITE, WHITE], ["1", 1]), "give all of them as one or the other"),
-    "names twice": (([WHITE], [0], ["a", "a"]), "must be texts, each once"),
+    "names twice": (([WHITE], [0], ["a", "a"]), "must be different strings"),
     "floats to 255": (
         ([WHITE.astype(np.float32)], [0]),
         "image 0: floating-point pixels must lie between 0 and 1, .*255",
@@ -190,9 +190,9 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a tensor, channels last": (([torch.zeros(8, 8, 3)], [0]), r"turn it with permute\(2, 0, 1\)"),
     "two channels": (([np.zeros((8, 8, 2))], [0]), "with 1, 3 or 4 channels"),
     "no pixels": (([np.zeros((0, 8))], [0]), "has no pixels"),
-    "no picture": (([{"bytes": b""}], [0]), "image 0: a dict is no picture"),
+    "not a picture": (([{"bytes": b""}], [0]), "image 0: a dict is not a picture"),
     "a file that is not there": ((["/nowhere.png"], [0]), "/nowhere.png: No such file"),
-    "random transforms": (Shifting(), "take random transforms out"),
+    "random transforms": (Shifting(), "remove its random transforms"),
     "damaged": (Broken(), "item 0 of the data set cannot be read"),
 }
 
@@ -206,20 +206,20 @@ def test_what_cannot_be_learnt_is_one_line(case: str) -> None:
 
 
 LISTS: dict[str, tuple[str | bytes, str]] = {
-    "empty": ("", "names no image"),
-    "a head alone": ("path,label\n", "names no image"),
+    "empty": ("", "lists no image"),
+    "a head alone": ("path,label\n", "lists no image"),
     "one column": ("0.png\n1.png\n", "not every line has two columns"),
     "missing": ("0.png,a\nb.png,a\n", r"1 of 2 files missing \(line 2: b.png\)"),
-    "another header": ("photo,breed\n0.png,a\n", "line 1 is a header of other columns; call the two that count path"),
+    "another header": ("photo,breed\n0.png,a\n", "line 1 is a header without the columns path and label"),
     "twice": ("0.png,a\n./0.png,b\n", "line 2 names the image of line 1 again"),
     "no label": ("0.png,a\n1.png,\n", "line 2 has no label"),
     "no path": ("0.png,a\n,b\n", "line 2 has no path"),
     "an open quote": ('0.png,"a\n1.png,b\n', r"not every line has two columns, PATH,LABEL \(unexpected end of data\)"),
-    "another encoding": ("path,label\n0.png,Açaí\n".encode("latin-1"), "is not a text in UTF-8"),
+    "another encoding": ("path,label\n0.png,Açaí\n".encode("latin-1"), "is not UTF-8 text"),
     "a NUL": ("0.png\0,a\n", "NUL|lines? contain"),
     "short": ("x,path,label\n1,0.png,a\n2,1.png\n", "line 3 has fewer columns"),
     "a long name": (f"{'x' * 5000},a\n", "1 of 1 file missing"),
-    "either sign": ("0;1.png,0;a\n", "several signs may separate its columns; begin it with the header path,label"),
+    "either sign": ("0;1.png,0;a\n", "the column separator is ambiguous; add the header path,label"),
 }
 
 

@@ -60,7 +60,7 @@ def test_torchvision_with_named_splits_and_without(data: Path) -> None:
     source = vision("Country211", test="valid")
     assert source.classes == ("AT", "CH") and len(source.train.labels) == len(source.test.labels) == 8
     assert np.array_equal(pixels(source, "test")[0, ..., 0], digit(0)[4])
-    with pytest.raises(DataError, match=r"torchvision/Country211 cannot be had \(Unknown value 'all'"):
+    with pytest.raises(DataError, match=r"torchvision/Country211 cannot be obtained \(Unknown value 'all'"):
         vision("Country211", test="all")
 
     write_photos(data / "eurosat/2750", {"Forest": 0, "River": 1}, 5)
@@ -73,13 +73,13 @@ def test_torchvision_with_named_splits_and_without(data: Path) -> None:
 
 def test_torchvision_without_internet_says_where_to_put_it(data: Path) -> None:
     with pytest.raises(
-        DataError, match=rf"torchvision/CIFAR10 cannot be had .*put its official files into {data}"
+        DataError, match=rf"torchvision/CIFAR10 cannot be obtained .*put its official files into {data}"
     ) as caught:
         vision("CIFAR10")
     assert "\n" not in str(caught.value)
     with pytest.raises(DataError, match="did you mean 'CIFAR10'"):
         vision("CIFAR11")
-    with pytest.raises(DataError, match="no data set of torchvision that can be read"):
+    with pytest.raises(DataError, match="not a readable data set of torchvision"):
         vision("LSUN")
 
 
@@ -148,7 +148,7 @@ def test_hugging_face_of_local_files(hub: Path, form: str) -> None:
 
 def test_hugging_face_without_internet_says_where_to_put_it(hub: Path) -> None:
     with pytest.raises(
-        DataError, match=rf"hf/some/set cannot be had .*put its files .* into {hub / 'some/set'}"
+        DataError, match=rf"hf/some/set cannot be obtained .*put its files .* into {hub / 'some/set'}"
     ) as caught:
         hugging_face("some/set")
     assert "\n" not in str(caught.value)

@@ -160,7 +160,7 @@ IMAGES, LABELS = np.zeros((9, 4, 4, 3), np.uint8), np.repeat(np.arange(3), 3)
         ),
         ({"train_labels": np.full(9, 2**63 + 5, np.uint64), "class_names": None}, "labels up to 9223372036854775813"),
         ({"train_labels": np.full(9, 2**64 - 1, np.uint64)}, "train_labels has values from 18446744073709551615 to"),
-        ({"train_images": IMAGES[:, :0]}, r"train_images has no pixels, its shape is \(9, 0, 4, 3\)"),
+        ({"train_images": IMAGES[:, :0]}, r"train_images has no pixels: its shape is \(9, 0, 4, 3\)"),
         ({"train_labels": None, "class_names": None}, "train_labels is missing"),
         ({"class_names": np.array([1, 2, 3])}, "class_names must be a list of str, not int64"),
         ({"class_names": np.array(["a", "b", "a"])}, "class_names repeats a; give each class a name of its own"),
@@ -191,7 +191,7 @@ def test_npz_missing_foreign_damaged(tmp_path: Path) -> None:
     damaged = bytearray(path.read_bytes())
     damaged[damaged.index(b"train_images") + 400] ^= 1
     path.write_bytes(damaged)
-    with fails(r"some\.npz: train_images cannot be read \(.*\); write the file anew"):
+    with fails(r"some\.npz: train_images cannot be read \(.*\); write the file again"):
         npz(path=str(path))
 
 
@@ -252,7 +252,7 @@ def test_cifar100_from_its_archive(data: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_cifar100_cannot_be_had(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offline = r"put the official cifar-100-python\.tar\.gz or a cifar100\.npz into .*data, or pass data\.path=FILE\.npz"
-    with fails(rf"CIFAR-100 cannot be had from .*data \(no route to host\): {offline}"):
+    with fails(rf"CIFAR-100 cannot be obtained from .*data \(no route to host\): {offline}"):
         cifar100()
     with fails(offline):
         cifar100(download=False)
@@ -260,7 +260,7 @@ def test_cifar100_cannot_be_had(data: Path, tmp_path: Path, monkeypatch: pytest.
         cifar100(path="elsewhere")
     base = layouts.cifar100_python(tmp_path / "elsewhere", monkeypatch)
     (base / "test").write_bytes((base / "test").read_bytes() + b"!")
-    with fails("CIFAR-100 cannot be had from .*elsewhere"):
+    with fails("CIFAR-100 cannot be obtained from .*elsewhere"):
         cifar100(path=str(base.parent))
 
 
@@ -338,11 +338,11 @@ def test_interrupted_unpacking_leaves_nothing(data: Path, monkeypatch: pytest.Mo
 
 def test_official_sets_offline() -> None:
     with fails(
-        r"TinyImageNet cannot be had from http://cs231n\S+ \(no route to host\): "
+        r"TinyImageNet cannot be obtained from http://cs231n\S+ \(no route to host\): "
         r"put tiny-imagenet-200\.zip into .*data, or pass data\.path=FOLDER"
     ):
         tinyimagenet()
-    with fails(r"ImageNet-R cannot be had from https://\S+ \(no route to host\): put imagenet-r\.tar into .*data"):
+    with fails(r"ImageNet-R cannot be obtained from https://\S+ \(no route to host\): put imagenet-r\.tar into .*data"):
         imagenet_r()
     with fails("TinyImageNet not found: tried elsewhere and"):
         tinyimagenet(path="elsewhere")
@@ -352,7 +352,7 @@ def test_damaged_archive_is_not_unpacked(data: Path) -> None:
     data.mkdir()
     with zipfile.ZipFile(data / "tiny-imagenet-200.zip", "w") as archive:
         archive.writestr("tiny-imagenet-200/wnids.txt", "")
-    with fails("TinyImageNet cannot be had"):
+    with fails("TinyImageNet cannot be obtained"):
         tinyimagenet()
     assert not (data / "tiny-imagenet-200").exists()
 
@@ -374,10 +374,10 @@ def test_tinyimagenet_incomplete(data: Path) -> None:
         tinyimagenet()
     for line in ("val_0.JPEG\tn77777777\t0", "val_0.JPEG", ""):
         annotations.write_text(f"{line}\n{text}")
-        with fails(r"val_annotations\.txt: the line '.*' names no class of wnids\.txt"):
+        with fails(r"val_annotations\.txt: the line '.*' has no class of wnids\.txt"):
             tinyimagenet()
     annotations.unlink()
-    with fails(r"val_annotations\.txt cannot be read \(No such file or directory\): unpack the data set anew"):
+    with fails(r"val_annotations\.txt cannot be read \(No such file or directory\): unpack the data set again"):
         tinyimagenet()
     annotations.write_text(text)
 
@@ -465,13 +465,13 @@ def test_imagenet_r_list_that_does_not_fit(data: Path, tmp_path: Path) -> None:
         }
         return imagenet_r(**lists)  # type: ignore[arg-type]
 
-    with fails(r"test\.txt names 2 files that .*imagenet-r lacks: n01000000/art_77\.jpg, other\.jpg; mend the list"):
+    with fails(r"test\.txt names 2 files that .*imagenet-r lacks: n01000000/art_77\.jpg, other\.jpg; fix the list"):
         load(train, [*test, "n01000000/art_77.jpg", "other.jpg"])
-    with fails(r"train\.txt names 25 files that .* lacks: n5/00\.jpg, .*n5/19\.jpg and 5 more; mend"):
+    with fails(r"train\.txt names 25 files that .* lacks: n5/00\.jpg, .*n5/19\.jpg and 5 more; fix"):
         load([*train, *(f"n5/{i:02}.jpg" for i in range(25))], test)
-    with fails(rf"test\.txt names files for a second time: {train[0]}; keep each in one list, once"):
+    with fails(rf"test\.txt lists files twice: {train[0]}; keep each in one list, once"):
         load(train, [*test, train[0]])
-    with fails(r"train\.txt names files for a second time"):
+    with fails(r"train\.txt lists files twice"):
         load([*train, train[0]], test)
     with fails("imagenet_r has no training image of class thing_0"):
         load([entry for entry in train if not entry.startswith(layouts.wnids(4)[0])], test)
@@ -616,7 +616,7 @@ def test_folder_that_does_not_fit(tmp_path: Path) -> None:
     with fails("data.validation_share needs two images or more"):
         folder(path=str(pair), validation_share=0.1)
     both = layouts.image_folder(tmp_path / "both", splits={"train": 3, "val": 2, "test": 1})
-    with fails("both has validation images of its own: leave data.validation_share at 0"):
+    with fails("both has validation images of its own: set data.validation_share=0"):
         folder(path=str(both), validation_share=0.1)
     (both / "valid").mkdir()
     with fails("both holds test, val, valid: keep one of val/, valid/ and validation/"):

@@ -222,7 +222,7 @@ def test_classes_keeps_the_first_of_the_order() -> None:
 
 
 def test_more_classes_than_there_are() -> None:
-    with pytest.raises(DataError, match=r"stream\.classes=20: the order has 10; ask for at most that many"):
+    with pytest.raises(DataError, match=r"stream\.classes=20: the order has 10; set at most that many"):
         stream(classes=20)
     with pytest.raises(DataError, match=r"stream\.classes=5: the order has 4;"):
         stream(classes=5, order=[7, 2, 9, 0])

@@ -454,11 +454,11 @@ DAMAGED = "the file is damaged or foreign, evaluate the run again"
         ),
         (
             setter("stages", 0, "task_il", 0, 11),
-            "stages[0].task_il[0]: more right answers than test images; evaluate the run again",
+            "stages[0].task_il[0]: more correct predictions than test images; evaluate the run again",
         ),
         (
             setter("stages", 1, "class_il", 1, 29),
-            "stages[1].class_il[1]: more right answers than within the task alone; evaluate the run again",
+            "stages[1].class_il[1]: more correct predictions than within the task alone; evaluate the run again",
         ),
         (
             lambda results: results["stages"][1].update(total=[10, 30, 0], class_il=[5, 19, 0], task_il=[8, 28, 0]),
@@ -466,7 +466,7 @@ DAMAGED = "the file is damaged or foreign, evaluate the run again"
         ),
         (
             setter("stages", 2, "confusion", 1, [7, 10, 4]),
-            "stages[2].confusion[1]: the row does not sum to the test images; evaluate the run again",
+            "stages[2].confusion[1]: the row does not sum to the number of test images; evaluate the run again",
         ),
         (
             setter("stages", 2, "confusion", 2, [10, 6, 84]),
@@ -474,7 +474,7 @@ DAMAGED = "the file is damaged or foreign, evaluate the run again"
         ),
         (
             lambda results: results["stages"][1].update(total=[11, 29, 20]),
-            "stages[1].total[0]: not the test images of the stage before; evaluate the run again",
+            "stages[1].total[0]: other test images than in the stage before; evaluate the run again",
         ),
     ],
 )

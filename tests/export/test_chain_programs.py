@@ -50,7 +50,7 @@ def test_an_onnx_file_says_the_same(tmp_path):
 
 
 def test_adapters_hold_heads_alone(tmp_path):
-    with pytest.raises(ExportError, match="--to peft: holds heads"):
+    with pytest.raises(ExportError, match="--to peft: stores heads"):
         export(taught("vit"), "peft", tmp_path / "adapters", PICTURES)
 
 

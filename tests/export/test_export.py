@@ -468,13 +468,13 @@ WRONG = {
         lambda run, _: ["nowhere", "--to", "torch"],
         "nowhere: neither a model nor a run, it has no config.yaml",
     ),
-    "no task": (_no_tasks, "begun: no task is finished; go on with: pearl resume"),
+    "no task": (_no_tasks, "begun: no task is finished; resume it with: pearl resume"),
     "format": (lambda run, _: [run.path, "--to", "onx"], "--to: unknown format 'onx'; did you mean 'onnx'?"),
-    "file there": (_there("file"), "file: is there already; choose another -o, or replace it with --force"),
-    "folder there": (_there("folder"), "folder: is there already; choose another -o"),
+    "file there": (_there("file"), "file: exists; choose another path with -o, or replace it with --force"),
+    "folder there": (_there("folder"), "folder: exists; choose another path with -o"),
     "another's folder": (
         lambda run, tmp: [*_there("folder")(run, tmp), "--force"],
-        "folder: is not an earlier export of this kind; choose another -o, or move it away",
+        "folder: is not an earlier export of this kind; choose another path with -o, or move it away",
     ),
     "no place": (
         lambda run, _: [run.path, "--to", "torch", "-o", "no/where.pt2"],
@@ -590,7 +590,7 @@ def test_an_export_that_was_killed_loses_nothing_and_leaves_nothing(tmp_path):
     out.rename(beside / "replaced-model")
     (beside / "model").mkdir()
     (beside / "model" / "half.safetensors").write_bytes(b"")
-    with pytest.raises(ExportError, match="model: is there already"):
+    with pytest.raises(ExportError, match="model: exists"):
         export(model, "peft", out, pictures(model))
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 

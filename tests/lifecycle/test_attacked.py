@@ -107,7 +107,7 @@ def test_a_checksum_over_what_holds_no_tensors(two):
     manifest["sha256"]["weights.safetensors"] = hashlib.sha256(b"{}").hexdigest()
     (task / "manifest.json").write_text(json.dumps(manifest))
     (task / "weights.safetensors").write_bytes(b"{}")
-    with pytest.raises(RunError, match=r"weights\.safetensors: no file of tensors"):
+    with pytest.raises(RunError, match=r"weights\.safetensors: not a file of tensors"):
         pearl.load(two).predict(IMAGES)
 
 
@@ -117,7 +117,7 @@ def test_other_tensors_than_the_manifest_lists(two):
     forge(task, lambda state: state.update({"more": torch.zeros(1)}))
     manifest = json.loads((task / "manifest.json").read_text()) | {"tensors": listed}
     (task / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(RunError, match=r"weights\.safetensors: other tensors than its manifest lists"):
+    with pytest.raises(RunError, match=r"weights\.safetensors: its tensors differ from its manifest's list"):
         pearl.load(two).predict(IMAGES)
     assert len(verify(two)) == 1
 
@@ -152,7 +152,7 @@ def test_no_verb_writes_through_a_link_of_a_received_model(name, two, tmp_path, 
     else:
         write_photos(tmp_path / "third", {"four": 4, "five": 5}, 2)
         _, err = cli("learn", two, "--data", tmp_path / "third", "-q", "--log", "csv", code=2)
-        assert "leads outside" in err or "is a link, through which nothing is written" in err
+        assert "leads outside" in err or "is a link, which is never followed for writing" in err
     assert {file.name: file.read_text() for file in home.iterdir()} == {"metrics.csv": "dear diary"}
 
 
@@ -204,7 +204,7 @@ def test_code_that_ends_the_process_is_named_by_its_line(where, end, tmp_path, m
     parts[where] = end if where != "learn" else f"{end}; yield"
     (tmp_path / "own.py").write_text(METHOD.format(**parts))
     line = next(n for n, text in enumerate(METHOD.splitlines(), 1) if f"{{{where}}}" in text)
-    with pytest.raises(ConfigError, match=rf"own\.py, line {line}: .*; mend the file"):
+    with pytest.raises(ConfigError, match=rf"own\.py, line {line}: .*; fix the file"):
         pearl.run("digits", smoke=True, quiet=True, backbone={"width": 2}, method=f"{tmp_path / 'own.py'}:Own")
 
 
@@ -216,7 +216,7 @@ def test_code_that_ends_the_process_is_named_by_its_line(where, end, tmp_path, m
         ("yield Phase('own', [1], self.loss)", "line 11: TypeError: phase own: its params must be parameters"),
         ("yield Phase('own', [], self.loss)", "line 11: TypeError: phase own: its params must be parameters"),
         ("yield Phase('own', self.parameters(), 1)", "line 11: TypeError: phase own: its loss must be a function"),
-        ("yield Phase(1, self.parameters(), self.loss)", "line 11: TypeError: a phase's name is a text"),
+        ("yield Phase(1, self.parameters(), self.loss)", "line 11: TypeError: a phase's name must be a string"),
         ("return 1", "own.py: TypeError"),
     ],
 )
@@ -236,7 +236,7 @@ def test_too_little_memory_is_a_line(tmp_path):
         code = f"import pearl.cli\ndef fail(*_, **__): raise {error}\npearl.cli.app = fail\npearl.cli.main()"
         done = zygote.run([], program=["-c", code], text=True)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == "pearl: out of memory; ask for less at a time, or free some\n"
+        assert done.stderr == "pearl: out of memory; process less at a time, or free memory\n"
 
 
 class PanicException(BaseException):

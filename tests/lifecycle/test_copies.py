@@ -59,7 +59,7 @@ def test_an_image_is_counted_once() -> None:
     stay, notes = copies.without_copies(found, labels, ["a", "b"], known, "image {}".format)
     assert np.flatnonzero(~stay).tolist() == [1, 2, 3, 6, 9], "what another class has shown is not the same image"
     assert [note.partition(":")[0] for note in notes] == [
-        "1 image given more than once in a class, and counted once",
+        "1 image repeated within a class; counted once",
         "1 image in several classes, as image 2 (a) and image 6 (b)",
         "2 images learnt before",
     ]
@@ -89,11 +89,11 @@ def test_images_that_were_learnt_are_left_out_of_an_evaluation(shop: Path, tmp_p
     shutil.copy(test / "one/000.png", test / "one/copy.png")
     found = opened.evaluate(test)
     assert np.array_equal(found.confusion, clean.confusion) and clean.notes == ()
-    assert any("3 images that the model has learnt, as " in note for note in found.notes)
-    assert any("1 image given more than once" in note for note in found.notes)
+    assert any("3 images that the model was trained on, such as " in note for note in found.notes)
+    assert any("1 image repeated within a class" in note for note in found.notes)
     learnt = opened.evaluate(shop / "first")
     assert learnt.total.tolist() == [COUNT - 1, COUNT]
-    assert any("this says how well, and nothing of new images" in note for note in learnt.notes)
+    assert any("the accuracy on new images may be lower" in note for note in learnt.notes)
 
 
 def test_copies_are_not_held_out(model: Path, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_copies_are_not_held_out(model: Path, tmp_path: Path) -> None:
     manifest = RunDirectory(model).tasks[-1].manifest
     assert (manifest["images"], sum(manifest["estimate"]["total"])) == (10, 10)
     assert len(learnt_images(RunDirectory(model).tasks[-1:])) == 10, "an image that is held out may be evaluated on"
-    assert any(note.startswith("20 images given more than once") for note in show.said)
+    assert any(note.startswith("20 images repeated within a class") for note in show.said)
 
 
 def test_what_was_learnt_of_a_class_is_not_learnt_again(shop: Path, model: Path, tmp_path: Path) -> None:
@@ -123,9 +123,7 @@ def test_what_was_learnt_of_a_class_is_not_learnt_again(shop: Path, model: Path,
 def test_a_known_class_that_shows_something_else_is_refused(model: Path, tmp_path: Path, fast: bool) -> None:
     wrong, show = write_photos(tmp_path / "wrong", {"one": 0, "five": 5}, 14, start=40), Notes()
     before = pearl.load(model).tasks
-    words = (
-        r"0 of 14 images of one are recognised as one so far: a new style, or something else\? Learn them with --allow"
-    )
+    words = r"0 of 14 images of one are recognised as one: a new style, or something else\? Learn them with --allow"
     with pytest.raises(DataError, match=words):
         learn(model, wrong, fast=fast)
     assert pearl.load(model).tasks == before and not (model / "resume/task.json").exists()
@@ -168,7 +166,7 @@ def test_names_are_compared_in_one_form(model: Path, tmp_path: Path) -> None:
     show = Notes()
     learn(model, (pixels, ["A\u00e7a\u00ed"] * 8 + ["acai"] * 8), fast=True, show=show, allow_new_style=True)
     assert pearl.load(model).classes[4:] == ("acai",)
-    assert any("learn it with --alias 'acai=A\u00e7a\u00ed'" in note for note in show.said)
+    assert any("use --alias 'acai=A\u00e7a\u00ed'" in note for note in show.said)
     aliased = write_photos(tmp_path / "more", {"sketch": 5}, 6)
     found = pearl.load(model).evaluate(aliased, aliases={"sketch ": "Ac\u0327ai\u0301"})
     assert found.total.tolist()[2] == 6
@@ -184,7 +182,8 @@ def test_training_that_fails_is_noted(shop: Path, tmp_path: Path) -> None:
     show, settings = Notes(), {**SETTINGS, "train": {"epochs": 3, "batch_size": 8, "lr": 30.0}, "method": "finetune"}
     learn(tmp_path / "m", shop / "first", overrides=settings, show=show)
     assert any(
-        "of its own training images are recognised among the task's 2 classes, near chance" in n for n in show.said
+        "of the task's training images are classified correctly among its 2 classes, near chance" in n
+        for n in show.said
     )
     opened = pearl.load(shop / "model")
     pixels, labels = torch.from_numpy(np.stack([*digit(1)[:20], *digit(0)[:20]])), torch.arange(2).repeat_interleave(20)

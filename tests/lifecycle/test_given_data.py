@@ -61,15 +61,15 @@ def test_a_model_goes_on_with_a_data_set_named_by_its_classes(shop, tmp_path, mo
     weights = weights_of(grown.path)
     model.learn(TensorDataset(images, labels))  # once more, as after a kill: there is nothing to do
     assert weights_of(grown.path) == weights
-    with pytest.raises(pearl.PearlError, match=r"task '0, 1' is there already"):
+    with pytest.raises(pearl.PearlError, match=r"task '0, 1' exists"):
         model.learn(TensorDataset(images.flip(0), labels))
 
 
 def test_what_was_cut_off_goes_on_with_the_same_images(shop, tmp_path):
     path, given = tmp_path / "m", named(0, "zero", "one")
-    with pytest.raises(Interrupted, match=r"go on with: the same pearl\.learn, with the same images"):
+    with pytest.raises(Interrupted, match=r"resume with: the same pearl\.learn, with the same images"):
         learn(path, given, task="first", overrides=SHORT, show=StopAt("reference", 2))
-    with pytest.raises(RunError, match=r"was of images in memory; give them again: pearl\.learn"):
+    with pytest.raises(RunError, match=r"used images in memory; give them again: pearl\.learn"):
         resume(path)
     learn(path, given, task="first", overrides=SHORT)
     assert weights_of(path) == weights_of(shop / "of_memory")
@@ -79,7 +79,7 @@ def test_other_images_begin_anew(shop, tmp_path):
     path, (images, labels, names) = tmp_path / "m", named(0, "zero", "one")
     with pytest.raises(Interrupted):
         learn(path, (images.flip(3), labels, names), task="first", overrides=SHORT, show=StopAt("reference", 2))
-    with pytest.raises(RunError, match=r"half learnt; go on with: the same pearl\.learn, with the same images"):
+    with pytest.raises(RunError, match=r"interrupted; resume it with: the same pearl\.learn, with the same images"):
         learn(path, (images, labels, names), task="first", overrides=SHORT)
     learn(path, (images, labels, names), task="first", overrides=SHORT, discard=True)
     assert weights_of(path) == weights_of(shop / "of_memory")
@@ -94,7 +94,7 @@ def test_nested_folders_and_lists_are_resumed(tmp_path, monkeypatch):
     made = []
     for data, options in (("deep", {"nested": True}), ("list.csv", {})):
         path = tmp_path / f"of_{data}"
-        with pytest.raises(Interrupted, match="go on with: pearl resume"):
+        with pytest.raises(Interrupted, match="resume with: pearl resume"):
             learn(path, data, task="t", overrides=SHORT, show=StopAt("reference", 2), **options)
         monkeypatch.chdir("/")
         resume(path)
@@ -132,7 +132,7 @@ def test_a_class_called_almost_as_a_known_one_is_a_hint(shop, tmp_path):
     path, show = shutil.copytree(shop / "of_memory", tmp_path / "m"), Notes()
     learn(path, named(2, "One", "two"), task="second", show=show, fast=True)
     (line,) = [line for line in show.said if "beside" in line]
-    assert line == ("'One' is a new class beside the known 'one'; if they are the same, learn it with --alias One=one")
+    assert line == ("'One' is a new class with a name like the known 'one'; if they are the same, use --alias One=one")
     assert pearl.load(path, device="cpu").classes == ("one", "zero", "One", "two")
 
 

@@ -34,7 +34,7 @@ def half(photos, tmp_path_factory):
     """A model of one task, in the middle of its second."""
     path = tmp_path_factory.mktemp("half") / "model"
     learn(path, photos / "first", overrides=SHORT)
-    with pytest.raises(Interrupted, match="all of it is stored; go on with: pearl resume"):
+    with pytest.raises(Interrupted, match="its state is stored; resume with: pearl resume"):
         learn(path, photos / "second", show=StopAt("finetune", 1))
     return path
 
@@ -63,7 +63,7 @@ def test_a_half_learnt_task_is_not_thrown_away_unasked(other, model, photos):
     assert before
     what = {"data": (photos / "third", {}), "settings": (photos / "second", {"overrides": {"train": {"epochs": 3}}})}
     data, how = what[other]
-    fix = rf"task 'second' is half learnt; go on with: pearl resume {model}; or throw it away with --discard"
+    fix = rf"task 'second' was interrupted; resume it with: pearl resume {model}; or discard it with --discard"
     with pytest.raises(RunError, match=fix):
         learn(model, data, **how)
     assert {name: data for name, data in contents(model).items() if "resume" in name.parts} == before
@@ -74,7 +74,7 @@ def test_a_half_learnt_task_is_not_thrown_away_unasked(other, model, photos):
 def test_other_images_of_the_same_names_do_not_throw_it_away(model, photos, tmp_path):
     """Their pixels say it, which are read last."""
     other = write_photos(tmp_path / "second", {"second 0": 2, "second 1": 3}, 4, start=5)
-    with pytest.raises(RunError, match="half learnt"):
+    with pytest.raises(RunError, match="was interrupted"):
         learn(model, other)
     assert RunDirectory(model).checkpoints
 
@@ -97,7 +97,7 @@ def test_the_same_task_begins_anew_when_asked_to(model, photos, cli):
 
 def test_inspect_shows_it(model, half, cli):
     out, _ = cli("inspect", model)
-    assert f"task second: half learnt; go on with: pearl resume {model}; or throw it away with --discard" in out
+    assert f"task second: interrupted; resume with: pearl resume {model}; or discard it with --discard" in out
     facts = json.loads(cli("inspect", model, "--json")[0])["half_learnt"]
     assert facts["task"] == "second" and facts["checkpoints"] == [
         place.name for place in RunDirectory(half).checkpoints
@@ -118,7 +118,7 @@ def test_a_folder_that_is_called_resume_is_somebodys(photos, tmp_path):
     letters = tmp_path / "applications" / "resume"
     letters.mkdir(parents=True)
     (letters / "cv.pdf").write_bytes(b"x")
-    with pytest.raises(RunError, match="a folder of other things, not a model"):
+    with pytest.raises(RunError, match="a folder with other contents, not a model"):
         learn(tmp_path / "applications", photos / "first", overrides=SHORT)
     assert (letters / "cv.pdf").exists()
 
@@ -134,7 +134,7 @@ def test_an_error_after_the_task_is_stored_says_so(kind, step, model, photos, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(kind, step, fails)
-        with pytest.raises(RunError, match=r"No space.*; task 'second' is learnt and stored all the same$"):
+        with pytest.raises(RunError, match=r"No space.*; task 'second' is learnt and stored nevertheless$"):
             learn(model, photos / "second")
     learn(model, photos / "second")  # nothing is left to do but that
     assert len(json.loads((model / "classes.json").read_text())["tasks"]) == 2 and not (model / "resume").exists()
@@ -178,7 +178,9 @@ def test_the_newest_statistics_are_kept_alone(grown):
 
 def test_an_earlier_state_is_there_or_one_line_says_why(grown, cli):
     assert answer(grown / "all", 1) == answer(grown / "one")
-    line = r"its state after 2 tasks was not kept, as a later task has replaced 001-second/running\.safetensors; use "
+    line = (
+        r"its state after 2 tasks is not stored, since a later task has replaced 001-second/running\.safetensors; use "
+    )
     with pytest.raises(RunError, match=line):
         answer(grown / "newest", 2)
     _, err = cli("predict", grown / "newest", "x.jpg", "--tasks", 1, code=2)

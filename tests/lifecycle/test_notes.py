@@ -46,7 +46,7 @@ def task(counts: list[int], index: int = 1) -> Task:
         ([20, 20], []),
         ([20, 4], ["fewer than 5 images of 'b' (4)"]),
         ([5, 49], []),
-        ([5, 50], ["'b' (50 images) will be named too often where it is 'a' (5 images)"]),
+        ([5, 50], ["'b' (50 images) will be predicted too often instead of 'a' (5 images)"]),
         ([1] * 7, ["'a' (1), 'b' (1), 'c' (1), 'd' (1), 'e' (1) and 2 more"]),
         ([30], ["a task of one class"]),
     ],
@@ -95,7 +95,7 @@ def test_how_much_is_adapted():
     keys = sum(size // 3 for name, size in layers.items() if "qkv" in name)
     share = round(100 * keys / sum(layers.values()))
     assert Pearl(network).notes(make_task(0)) == [
-        f"a task adapts 3 of {len(layers)} layers, which hold {share} % of weights"
+        f"a task adapts 3 of {len(layers)} layers, which hold {share} % of the weights"
     ]
 
 
@@ -107,7 +107,7 @@ def test_a_crop_that_throws_most_of_a_picture_away_is_said():
 
     assert said(size=224, resize=256) == said(size=112) == []
     (line,) = said(size=112, resize=256)
-    assert line.startswith("the network sees the central 112 of 256 pixels, 19 % of the picture")
+    assert line.startswith("the network reads the central 112 of 256 pixels, 19 % of the picture")
     assert line.endswith("or set it to 128 (auto)")
 
 
@@ -127,7 +127,7 @@ def test_files_that_are_not_read_are_counted(photos):
     (photos / "b" / "more").mkdir()
     (photos / "b" / "0.png").rename(photos / "b" / "more" / "0.png")
     assert left_out(photos) == [
-        f"{photos}: files that are no image known here (2 .xyz, 1 .txt) are left out",
+        f"{photos}: files that are not images (2 .xyz, 1 .txt) are left out",
         f"{photos}: 1 image deeper than class folders left out; move them up into these",
     ]
     for place in (photos / "b").glob("*.png"):

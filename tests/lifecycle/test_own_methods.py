@@ -155,7 +155,7 @@ def test_what_came_with_a_model_does_not_run_by_itself(verb, run, photo, cli, tm
     assert not runs_code(refused)
     wanted = f"--method {run}/method.py:Probe"
     assert refused[1] == (
-        f"pearl: {run}: its method Probe is code that came with it, which runs only if you name it; read "
+        f"pearl: {run}: its method Probe is code stored with it, which runs only if you name it; read "
         f"{run}/method.py, and if you trust it add {wanted}\n"
     )
     assert runs_code(cli(verb, run, *more[verb], *wanted.split()))
@@ -181,14 +181,14 @@ def test_neither_a_recipe_nor_a_configuration_names_a_file_for_its_reader(run, p
         refused = cli("run", recipe, *TINY, code=2)
         assert not runs_code(refused)
         assert refused[1].endswith(
-            "code in a file, which runs only where the command names it; add --method path/to/file.py:Probe\n"
+            "code in a file, which runs only if the command names it; add --method path/to/file.py:Probe\n"
         )
         assert runs_code(cli("run", recipe, *TINY, "--method", f"{probe}:Probe"))
     text = (run / "config.yaml").read_text()
     settings = yaml.safe_load(text)
     (run / "config.yaml").write_text(text.replace(settings["method"]["name"], f"{probe}:Probe"))
     refused = cli("predict", run, photo, code=2)
-    assert not runs_code(refused) and "code in a file, which runs only where" in refused[1]
+    assert not runs_code(refused) and "code in a file, which runs only if" in refused[1]
 
 
 def test_another_version_is_refused(run, probe, photo, cli):
@@ -199,11 +199,11 @@ def test_another_version_is_refused(run, probe, photo, cli):
     for named in ([], ["--method", f"{run}/method.py:Probe"], ["--method", f"{probe}:Probe"]):
         _, err = cli("predict", run, photo, *named, code=2)
         assert "evil" not in err and err.count("\n") == 1
-    assert f"{run}/method.py is not what it was; bring back the file whose SHA-256 begins with" in err
-    assert f"{run}/method.py is not what it was" in cli("inspect", run, code=1)[0]
+    assert f"{run}/method.py has changed; restore the file whose SHA-256 begins with" in err
+    assert f"{run}/method.py has changed" in cli("inspect", run, code=1)[0]
     (run / "method.py").unlink()
     _, err = cli("predict", run, photo, code=2)
-    assert f"{run}/method.py is missing; bring back the file whose SHA-256 begins with" in err
+    assert f"{run}/method.py is missing; restore the file whose SHA-256 begins with" in err
     probe.write_text(PROBE)
     assert cli("predict", run, photo, "--method", f"{probe}:Probe")[0], "the user's own file will do"
 
@@ -217,13 +217,13 @@ def test_a_file_for_a_method_of_pearl(probe, photo, cli):
 
 
 BAD = {
-    "": ("", "which class? Give the file and its class, as bad.py:MyMethod"),
+    "": ("", "the class is missing; give the file and its class, as bad.py:MyMethod"),
     "Prob": (PROBE, "has no class 'Prob'; did you mean 'Probe'?"),
     "Anything": ("import torch\nfrom torch import nn", "has no class 'Anything'; it defines none"),
     "A": ("import torch\n\nx = torch.zeros(1) + undefined\n", "bad.py, line 3: NameError: name 'undefined'"),
-    "B": ("x = 1\ndef f(:\n", "bad.py, line 2: SyntaxError: invalid syntax; mend the file"),
+    "B": ("x = 1\ndef f(:\n", "bad.py, line 2: SyntaxError: invalid syntax; fix the file"),
     "C": ("import no_such_package", "bad.py, line 1: ModuleNotFoundError: No module named 'no_such_package'"),
-    "D": ("import sys\nsys.exit(3)", "bad.py, line 2: SystemExit: 3; mend the file"),
+    "D": ("import sys\nsys.exit(3)", "bad.py, line 2: SystemExit: 3; fix the file"),
     "E": ("class E: pass", "bad.py: E: does not derive from pearl.methods.base:Method"),
     "F": ("F = 3", "bad.py: F: does not derive from pearl.methods.base:Method"),
     "G": ("from pearl.methods.base import Method\nclass G(Method): pass", "bad.py: G: declares no phases; list the"),
@@ -282,10 +282,10 @@ def test_what_was_cut_off_says_how_to_go_on(probe, cli, tmp_path, monkeypatch):
     monkeypatch.setenv("CUT", "now")
     _, said = cli("run", "digits", "--method", f"{probe}:Probe", *TINY[1:], "train.epochs=1", code=130)
     (run,) = Path(os.environ["PEARL_RUNS"]).iterdir()
-    assert said.endswith(f"go on with: pearl resume {run} --method {run}/method.py:Probe\n"), said
+    assert said.endswith(f"resume with: pearl resume {run} --method {run}/method.py:Probe\n"), said
     probe.unlink()
     monkeypatch.chdir(tmp_path)
-    out, _ = cli(*said.rpartition("go on with: pearl ")[2].split(), "-q")
+    out, _ = cli(*said.rpartition("resume with: pearl ")[2].split(), "-q")
     assert "class-IL after the last task" in out
     done = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert [event["done"] for event in done if event["event"] == "phase"] == [0, 1, 0]

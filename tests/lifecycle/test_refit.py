@@ -49,10 +49,10 @@ def test_folders_of_other_names_and_in_other_places(shop, tmp_path, cli):
         write_class(tmp_path / f"at{start}" / name, {"zero": 0, "one": 1, "three": 3, "zwei": 2}[name])
     data = [word for at in range(4) for word in ("--data", tmp_path / f"at{at}")]
     out, _ = cli("refit", shop / "heads", *data, "--alias", "zwei=two", "--to", tmp_path / "new")
-    assert f"made {tmp_path / 'new'}" in out
+    assert f"wrote {tmp_path / 'new'}" in out
     assert pearl.load(tmp_path / "new").predict(digit(3)[100])[0].name == "three"
     _, err = cli("refit", shop / "heads", "--to", tmp_path / "x", code=2)
-    assert "give its images with --data" in err
+    assert "give the model's images with --data" in err
 
 
 def test_sub_networks_after_the_last_space_are_no_part_of_an_answer():
@@ -73,7 +73,7 @@ def test_sub_networks_after_the_last_space_are_no_part_of_an_answer():
     ("change", "error", "words"),
     [
         (lambda root: ["first"], DataError, "no images of 'three', 'two': a class without statistics could never"),
-        (lambda root: [write_class(root / "x" / "for", 4).parent], DataError, "'for' is no class of the model"),
+        (lambda root: [write_class(root / "x" / "for", 4).parent], DataError, "'for' is not a class of the model"),
         (lambda root: [(write_photos(root / "x", {"two": 2, "three": 3}) / "two" / "bad.png").write_bytes(b"x") and
                        root / "x", "first"], DataError, "bad.png"),
     ],
@@ -88,13 +88,13 @@ def test_what_is_refused_leaves_nothing(shop, tmp_path, change, error, words):
 
 def test_models_that_cannot_be_refitted(shop, tmp_path):
     model = pearl.load(shop / "heads")
-    with pytest.raises(ConfigError, match="has class statistics already"):
+    with pytest.raises(ConfigError, match="already has class statistics"):
         pearl.load(shop / "whole").refit(shop / "first", tmp_path / "new")
     with pytest.raises(ConfigError, match="a model is refitted to class statistics"):
         model.refit(shop / "first", tmp_path / "new", "heads")
-    with pytest.raises(ConfigError, match=r"was trained with linear heads; leave classifier\.head out"):
+    with pytest.raises(ConfigError, match=r"was trained with linear heads; remove classifier\.head"):
         model.refit(shop / "first", tmp_path / "new", {"name": "chain", "head": "cosine"})
-    with pytest.raises(RunError, match=r"is there already; choose another name$"):
+    with pytest.raises(RunError, match=r"exists; choose another name$"):
         model.refit([shop / "first", shop / "second"], shop / "whole")
     damaged = shutil.copytree(shop / "heads", tmp_path / "damaged", ignore=shutil.ignore_patterns(*LOCK))
     (damaged / "tasks" / "001-second" / "weights.safetensors").write_bytes(b"short")

@@ -204,7 +204,7 @@ def test_learning_that_is_killed_at_its_end_is_done_or_not(first, tmp_path, monk
         if (resumed / "resume" / "task.json").exists():
             resume(resumed)
             assert contents(resumed) == expected, n
-        with pytest.raises(RunError, match="no task is half learnt"):
+        with pytest.raises(RunError, match="no interrupted task"):
             resume(resumed)
     assert {*states} == {(False, True), (True, True), (True, False)}
 
@@ -233,7 +233,7 @@ def test_a_copy_that_is_being_made_is_not_made_twice(tmp_path):
     data = write_photos(tmp_path / "data", {"two": 2, "three": 3}, 4)
     with beside(tmp_path / "new") as folder:
         (folder / "new" / "reference").mkdir(parents=True)
-        with pytest.raises(Busy, match="is at work on it"):
+        with pytest.raises(Busy, match="is working on it"):
             learn(tmp_path / "new", data, start=tmp_path / "start")
         assert (folder / "new" / "reference").exists()
         killed = Path(shutil.copytree(folder, folder.with_name(f".new.{'0' * 32}.new")))
@@ -322,7 +322,7 @@ OF_PERSONS, OF_MACHINES = (signal.SIGINT, signal.SIGTERM), (signal.SIGHUP, signa
 def test_a_signal_waits_for_the_step_and_the_run_goes_on(kind, at, tmp_path):
     execute(tiny(), path=tmp_path / "whole")
     handler = signal.getsignal(kind)
-    with pytest.raises(Interrupted, match=r"interrupted in phase .* go on with: pearl resume "):
+    with pytest.raises(Interrupted, match=r"interrupted in phase .* resume with: pearl resume "):
         execute(tiny(), path=tmp_path / "cut", show=Press(at, kind))
     assert signal.getsignal(kind) == handler
     before = len(RunDirectory(tmp_path / "cut").finished)
@@ -386,7 +386,7 @@ def test_the_command_line_says_how_to_go_on(tmp_path):
         assert run.wait(timeout=60) == 130
     (path,) = (tmp_path / "runs").iterdir()
     assert said.startswith("pearl: interrupted in phase reference after ")
-    assert said.endswith(f"go on with: pearl resume {path}")
+    assert said.endswith(f"resume with: pearl resume {path}")
     assert len(list((path / "resume").iterdir())) == 1
 
 
@@ -394,7 +394,7 @@ def test_the_command_line_says_how_to_go_on(tmp_path):
 
 
 def test_the_second_process_is_told_who_holds_the_directory(tmp_path):
-    with locked(tmp_path / "run"), pytest.raises(RunError, match=rf"process {os.getpid()} on .* is at work on it"):
+    with locked(tmp_path / "run"), pytest.raises(RunError, match=rf"process {os.getpid()} on .* is working on it"):
         execute(tiny(), path=tmp_path / "run")
     execute(tiny(), path=tmp_path / "run")
 

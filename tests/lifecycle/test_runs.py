@@ -198,7 +198,7 @@ def test_other_data_than_at_the_start_is_refused(tmp_path):
     execute(settings, stop_after=1)
     image = next((root / "train" / "a").glob("*"))
     (image.parent / f"extra{image.suffix}").write_bytes(image.read_bytes())
-    with pytest.raises(RunError, match=r"begun with other data \(rows, labels or class names differ"):
+    with pytest.raises(RunError, match=r"started with other data \(rows, labels or class names differ"):
         execute(settings)
 
 
@@ -218,7 +218,7 @@ def test_other_pixels_than_at_the_start_are_refused(tmp_path, changed, named):
     for file in files:
         with Image.open(file) as image:
             ImageOps.invert(image).save(file)
-    with pytest.raises(RunError, match=rf"other data \({named} differ from data\.json\); bring .* or move") as caught:
+    with pytest.raises(RunError, match=rf"other data \({named} differ from data\.json\); restore .* or move") as caught:
         execute(settings)
     assert len(str(caught.value).splitlines()) == 1
 

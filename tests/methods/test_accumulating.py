@@ -233,5 +233,5 @@ def test_lae_on_a_resnet_leaves_norm_layers_as_the_reference_task_left_them():
 
 @pytest.mark.parametrize("pet", ["adapter", "lora", "prefix"])
 def test_lae_names_a_block_that_is_not_there(pet):
-    with pytest.raises(ConfigError, match=r"^method\.adapt_blocks: 4 is no block of this backbone, which has 3"):
+    with pytest.raises(ConfigError, match=r"^method\.adapt_blocks: 4 is not a block of this backbone, which has 3"):
         make_lae(pet, adapt_blocks=(0, 4))

@@ -331,14 +331,14 @@ def test_features_that_do_not_fit_their_statistics():
     task, taken = make_task(1), copy.deepcopy(method)
     for part in ("mean", "std"):
         taken.chain.tensors.add(f"space.0.{part}", taken.chain.tensors[f"space.0.{part}"][:-1])
-    with pytest.raises(RunError, match=r"class statistics: of 87 features, their sub-network has 88; restore"):
+    with pytest.raises(RunError, match=r"class statistics: for 87 features, but the sub-network has 88; restore"):
         next(taken.learn(task))  # before anything is trained
     taken = copy.deepcopy(method)
     taken.chain.tensors.add("space.0.scatter", -taken.chain.tensors["space.0.scatter"])
-    with pytest.raises(RunError, match="a covariance is none"):
+    with pytest.raises(RunError, match="a covariance matrix is not positive definite"):
         next(taken.learn(task))
     method.backbone.conv1.weight.data[0, 0, 0, 0] = torch.nan
-    with pytest.raises(TrainingError, match=r"task 2 \(.*\): a sub-network makes no numbers"):
+    with pytest.raises(TrainingError, match=r"task 2 \(.*\): a sub-network's features of its images are not finite"):
         method.observe(method.chain, task)
     assert len(method.chain) == 1
 
@@ -448,7 +448,7 @@ def test_sub_networks_may_be_trained_on_cosines():
 def test_a_first_task_of_one_class_is_told_that_it_teaches_nothing():
     one, two = make_task(0, classes=1), make_task(0)
     method = Pearl(small_resnet(), classifier=Chain())
-    assert any("a single class teaches a network nothing" in note for note in method.notes(one))
+    assert any("a single class cannot train a network" in note for note in method.notes(one))
     assert len(method.notes(two)) == len(method.notes(one)) - 1
     method.backbone.pretrained = True
     assert method.notes(one) == method.notes(two)

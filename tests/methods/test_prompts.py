@@ -164,9 +164,9 @@ def test_prefixes_of_no_length_are_the_plain_vit():
 
 
 def test_blocks_that_there_are_not_are_refused():
-    with pytest.raises(ConfigError, match=r"e_prompt_layer_idx: 3 is no block of this backbone, which has 3"):
+    with pytest.raises(ConfigError, match=r"e_prompt_layer_idx: 3 is not a block of this backbone, which has 3"):
         make_dualprompt(e_prompt_layer_idx=(1, 3))
-    with pytest.raises(ConfigError, match="names a block twice"):
+    with pytest.raises(ConfigError, match="lists a block twice"):
         make_dualprompt(e_prompt_layer_idx=(0, 1))
 
 
@@ -678,7 +678,7 @@ def test_a_memory_that_takes_nothing_stays_as_the_first_task_left_it():
 
 
 def test_parts_of_features_are_equal():
-    with pytest.raises(ConfigError, match="num_heads=5: features of 16 numbers cannot be cut"):
+    with pytest.raises(ConfigError, match="num_heads=5: features of 16 numbers cannot be divided"):
         make_evoprompt(num_heads=5)
 
 

@@ -90,7 +90,7 @@ def test_the_matrix_is_made_again_from_its_seed():
     x = drawn(4, 5)
     assert torch.equal(fresh(x), F.relu(x @ lift.matrix))
     other = lift.state_dict() | {"checksum": torch.zeros(32, dtype=torch.uint8)}
-    with pytest.raises(RunError, match=r"^the random features cannot be made again: torch [^\n]*$"):
+    with pytest.raises(RunError, match=r"^torch [^\n]* cannot reproduce the random features: [^\n]*$"):
         fresh.load_state_dict(other)
 
 

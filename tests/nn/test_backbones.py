@@ -393,7 +393,7 @@ def test_damaged_files_are_refused(
 @pytest.mark.parametrize("content", [[1, 2], {"lr": 0.1}, torch.zeros(3), {"state_dict": {"epoch": 3}}, None])
 def test_a_file_without_named_tensors_is_refused(content: Any, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "w.pth")
-    with pytest.raises(WeightsError, match=r"w.pth: holds no mapping of names to plain tensors"):
+    with pytest.raises(WeightsError, match=r"w.pth: is not a mapping of names to plain tensors"):
         load_weights(build("resnet"), str(tmp_path / "w.pth"))
 
 
@@ -648,5 +648,5 @@ def test_a_new_task_moves_nothing_of_the_earlier_ones(net: str) -> None:
 def test_biases_need_a_layer_with_one() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 8, bias=False))
     net.dim, net.pretrained = 8, True
-    with pytest.raises(ConfigError, match=r"1\.weight has no bias to add to; leave lora_bias=false"):
+    with pytest.raises(ConfigError, match=r"1\.weight has no bias to add to; set lora_bias=false"):
         Pearl(net, targets="linear", lora_bias=True)

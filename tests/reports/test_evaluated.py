@@ -85,7 +85,7 @@ def test_without_strangers_or_statistics_or_mistakes(evaluation):
     sure = evaluation.answers[known]
     plain = replace(evaluation, strangers=(), files=files, answers=sure, familiarity=None)
     text = Reader(page(plain, "x")).text
-    assert "What it does not know" not in text and "How sure it is" in text
+    assert "Unknown classes" not in text and "Calibration" in text
     right = replace(plain, answers=replace(sure, best=sure.true, best_own=sure.true))
     assert "worst mistakes" not in Reader(page(right, "x")).text
 
@@ -109,9 +109,9 @@ def test_command(shop, evaluation, cli, tmp_path, monkeypatch):
     assert "Confusion between classes" in (tmp_path / "new" / "p.html").read_text()
     assert out.endswith(f"wrote {tmp_path}/new/p.html\n")
     assert f"AUROC {evaluation.auroc:.1f} %" in out and "'nine'" in out
-    assert re.search(rf"right \(%\) +{evaluation.coverage[100]:.1f} ", out)
+    assert re.search(rf"correct \(%\) +{evaluation.coverage[100]:.1f} ", out)
     strange = 12 - evaluation.refused[~evaluation.is_known].sum()
-    assert f"of strangers it refuses {12 - strange} of 12" in out
+    assert f"{12 - strange} of 12 images of unknown classes" in out
     facts = json.loads(cli("evaluate", shop / "model", "--data", shop / "test", "--json")[0])
     assert facts["unknown"]["strangers"]["classes"] == ["nine"]
     assert facts["accuracy"] == pytest.approx(evaluation.accuracy)

@@ -150,10 +150,10 @@ def test_a_log_that_cannot_be_is_one_line_before_anything_begins(tmp_path, monke
         monkeypatch.setattr("pearl.reports.logs.find_spec", lambda name: None)
         with pytest.raises(ReportError, match=rf"needs the package {kind}; .* pip install 'pearl\[{kind}\]'"):
             logged(Observer(), kind, tmp_path)
-    with pytest.raises(ReportError, match="log 'tensorbord': no kind of log; did you mean 'tensorboard'"):
+    with pytest.raises(ReportError, match="log 'tensorbord': unknown kind of log; did you mean 'tensorboard'"):
         logged(Observer(), "tensorbord", tmp_path)
     _, said = cli("run", "digits", *CONFIG, "--log", "csv", "--log", "csw", "--quiet", code=2)
-    assert said.startswith("pearl: log 'csw': no kind of log") and not [*runs_root().glob("*")]
+    assert said.startswith("pearl: log 'csw': unknown kind of log") and not [*runs_root().glob("*")]
 
 
 def test_a_log_that_cannot_be_written_is_one_line(tmp_path):

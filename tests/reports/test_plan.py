@@ -141,7 +141,7 @@ def test_what_learning_decides_is_said():
     (line,) = [
         line for line in lines("method=nispa", "backbone={name: convnet, width: 4}") if line.startswith("  nispa:")
     ]
-    assert "6 times, or more, as learning goes" in line
+    assert "6 times, or more, depending on training" in line
 
 
 def test_weights_are_not_read():

@@ -309,7 +309,7 @@ def test_a_model_shows_what_its_files_hold(model, shop):
 
 def test_a_model_says_what_is_left_out(shop):
     assert "`pearl evaluate MODEL --data FOLDER` measures them" in shop.text
-    assert "Unfinished" not in shop.text and "half learnt" not in shop.text
+    assert "Unfinished" not in shop.text and "was cut off" not in shop.text
     assert "Confusion between tasks" not in shop.text and "accuracy of each task" not in shop.text
 
 
@@ -370,7 +370,7 @@ def test_a_model_of_an_earlier_version_that_learns_one_more_task(own_model):
     (own_model / "resume" / "task.json").write_text("{}")
     record = read(own_model)
     chapter = about_run(record, "m")
-    assert chapter.unfinished == "One more task is half learnt: `pearl resume` goes on with it."
+    assert chapter.unfinished == "One more task was cut off: `pearl resume` continues it."
     assert "growth" not in record.summary
     (part,) = [part for part in chapter.parts if part.title == "Parameters"]
     assert "Complete isolation is left out" in part.note
@@ -504,7 +504,7 @@ def test_tensorboard(made, model, cli, tmp_path):
     tags = EventAccumulator(str(tmp_path / "boards" / model.name)).Reload().Tags()["scalars"]
     assert {"loss/adapt", "parameters"} <= {*tags} and not [tag for tag in tags if "accuracy" in tag]
     again = cli("report", run.path, "--tensorboard", tmp_path / "boards", code=2)
-    assert "is there already" in again
+    assert "exists; move it away" in again
 
 
 # ------------------------------------------------------------------------------------------------------ wrong input
@@ -531,8 +531,8 @@ def wrong_inputs() -> Iterator[tuple[str, str]]:
     yield "half a manifest", "manifest.json: damaged"
     yield "odd layers", "manifest.json: damaged (layers.0.threshold: field required)"
     yield "no reference", "reference/manifest.json: missing"
-    yield "-o is a folder", "is a folder; give the page a name in it"
-    yield "-o is no page", "the page is HTML; give it a name that ends in .html"
+    yield "-o is a folder", "is a folder; give a file in it"
+    yield "-o is no page", "the page is HTML; give a name that ends in .html"
     yield "-o below a file", "cannot be written"
     yield "the same run twice", "the same configuration and seed as"
     yield "tensorboard below a file", "cannot be written"

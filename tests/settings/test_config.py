@@ -383,7 +383,7 @@ def test_all_wrong_keys_at_once() -> None:
 
 def test_a_blank_is_missing_behind_a_colon() -> None:
     assert problems("backbone={name: resnet18,width:8}") == (
-        "backbone.width:8: unknown key; write 'width: 8', with a blank",
+        "backbone.width:8: unknown key; write 'width: 8', with a space",
     )
 
 
@@ -407,7 +407,7 @@ def test_wrong_keys_names_and_values_at_once() -> None:
         ("method.rank=fixd", "method.rank.name: unknown rank rule 'fixd'; did you mean 'fixed'?"),
         (
             "backbone=timm/*",
-            "backbone.name: timm/* stands for a family; name a member, such as timm/deit_tiny_patch16_224",
+            "backbone.name: timm/* is a family; give a member, such as timm/deit_tiny_patch16_224",
         ),
     ],
 )
@@ -480,7 +480,7 @@ def test_wrong_values_are_named(override: str, key: str) -> None:
         (("images.size=28", "images.resize=10"), "images: resize 10 is below size 28"),
         (("images.scale=[0.5, 0.1]",), "images: scale [0.5, 0.1] must rise"),
         (("images.scale=[0.5, 1.1]",), "images: scale [0.5, 1.1] must rise and end at 1"),
-        (("stream.order=[1, 2, 1]",), "stream: order names a class twice"),
+        (("stream.order=[1, 2, 1]",), "stream: order lists a class twice"),
     ],
     ids=str,
 )

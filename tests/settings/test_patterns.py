@@ -33,7 +33,7 @@ def test_patterns_that_people_write(text):
 @pytest.mark.parametrize("method", ["search", "fullmatch"])
 def test_a_pattern_that_would_take_hours_ends_soon(method):
     pattern, started = compiled("((a|aa)+)+$", "method.targets"), time.process_time()
-    with pytest.raises(ConfigError, match=r"^method\.targets=.*takes too long on 'a+c'; leave out repeats inside"):
+    with pytest.raises(ConfigError, match=r"^method\.targets=.*takes too long on 'a+c'; remove nested repeats"):
         getattr(pattern, method)("a" * 64 + "c")
     assert time.process_time() - started < 10
 

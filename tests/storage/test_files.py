@@ -117,9 +117,9 @@ def test_other_files_of_another_shape(shape, value, tmp_path):
 
 
 def test_homes_of_nobody_and_nul(monkeypatch):
-    with pytest.raises(ConfigError, match="data file: ~nouser/x: there is no such user's home"):
+    with pytest.raises(ConfigError, match="data file: ~nouser/x: that user has no home directory"):
         as_path("~nouser/x", what="data file")
-    with pytest.raises(DataError, match=r"weights: 'a\\x00b' has a NUL"):
+    with pytest.raises(DataError, match=r"weights: 'a\\x00b' contains a NUL"):
         find("a\0b", what="weights", error=DataError)
     monkeypatch.setenv("PEARL_RUNS", "~nouser")
     with pytest.raises(ConfigError, match="PEARL_RUNS: ~nouser"):

@@ -55,7 +55,7 @@ def test_no_folder_on_the_way_leads_outside(link, tmp_path, outside):
     (run / link).parent.mkdir(parents=True)
     (run / link).symlink_to(outside, target_is_directory=True)
     task = run / "tasks" / "000-first"
-    with pytest.raises(RunError, match=r"leads outside of .*run; put what it stands for in its place"):
+    with pytest.raises(RunError, match=r"leads outside of .*run; replace the link by its target"):
         write_part(task, {}, {}, within=run)
     with pytest.raises(RunError, match="leads outside"):
         write_json(task / "manifest.json", {}, within=run)
@@ -104,7 +104,7 @@ def test_nothing_is_appended_to_what_lies_outside(tmp_path, outside):
         open_to_append(run / "events.jsonl", run)
     with pytest.raises(OSError):
         open_to_append(run / "log")
-    with pytest.raises(RunError, match="is a link, through which nothing is written"):
+    with pytest.raises(RunError, match="is a link, which is never followed for writing"):
         check_no_links(run)
 
 

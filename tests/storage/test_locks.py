@@ -62,7 +62,7 @@ def test_one_holder_at_a_time(calls, tmp_path, monkeypatch):
         by = json.loads((tmp_path / "run" / ".holder.json").read_text())["by"]
         assert by == ["flock", "lockf", "lease"][len(calls)]
         assert is_held(tmp_path / "run")
-        who = rf"process {os.getpid()} on .* since 20.* is at work on it; wait for it to end, or stop it$"
+        who = rf"process {os.getpid()} on .* since 20.* is working on it; wait for it to end, or stop it$"
         with pytest.raises(Busy, match=who), locked(tmp_path / "run"):
             pass
         assert is_held(tmp_path / "run"), "whoever was refused has not taken the lock away"

@@ -46,7 +46,7 @@ def test_a_host_that_answers_is_reached() -> None:
 
 
 def test_a_name_that_nobody_answers_for_is_given_up(silent: list[str]) -> None:
-    with pytest.raises(TimeoutError, match=r"example\.org does not answer within 0\.1 seconds"):
+    with pytest.raises(TimeoutError, match=r"example\.org does not respond within 0\.1 seconds"):
         network.reach("https://example.org/file")
 
 
@@ -59,7 +59,7 @@ def test_a_proxy_is_left_to_answer(silent: list[str], monkeypatch: pytest.Monkey
 def test_downloads_that_cannot_come_end_in_a_line(silent: list[str]) -> None:
     """Each would wait a minute for its name; a host is waited for once."""
     for source, name in ((cifar100, "CIFAR-100"), (imagenet_r, "ImageNet-R")):
-        with pytest.raises(DataError, match=rf"{name} cannot be had .*does not answer within"):
+        with pytest.raises(DataError, match=rf"{name} cannot be obtained .*does not respond within"):
             source()
     with pytest.raises(WeightsError, match=r"cannot be downloaded .*give a local file"):
         timm_backbone("deit_tiny_patch16_224", 32, pretrained=True)

@@ -89,5 +89,5 @@ def test_where_phases_lie(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["much", "-1", "nan", "inf"])
 def test_a_limit_that_is_none_is_one_line(text, monkeypatch):
     monkeypatch.setenv("PEARL_CACHE_GB", text)
-    with pytest.raises(ConfigError, match=rf"^PEARL_CACHE_GB={text}: no number of gigabytes; give one, as 10"):
+    with pytest.raises(ConfigError, match=rf"^PEARL_CACHE_GB={text}: not a number of gigabytes; give one, such as 10"):
         phases.limit()

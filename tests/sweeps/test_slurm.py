@@ -180,7 +180,7 @@ def test_scancel_of_a_job_cancels_its_run_and_no_other(fake):
     made = fake.jobs("wait", "well")
     outcomes = run_jobs(made, executor="slurm", show=Once(fake, lambda job: ask("scancel", job)))
     assert states(outcomes) == ["failed", "done"]
-    assert outcomes[0].error == "cancelled; what it has learnt is stored"
+    assert outcomes[0].error == "cancelled; its state is stored"
     assert [path.name for path in (made[0].run / "resume").iterdir()] == ["000-00-00000001"]
     assert len(fake.lines("start")) == 2
     assert ends()[-2:] == ["CANCELLED", "COMPLETED"]
@@ -200,7 +200,7 @@ def test_a_job_that_waits_in_the_queue_can_be_cancelled(fake):
     thread.start()
     (outcome,) = run_jobs(made, executor="slurm")
     thread.join()
-    assert (outcome.state, outcome.error) == ("failed", "cancelled; what it has learnt is stored")
+    assert (outcome.state, outcome.error) == ("failed", "cancelled; its state is stored")
     assert not fake.lines("start")
 
 
@@ -234,9 +234,9 @@ def test_a_sweep_that_is_stopped_cancels_its_jobs_and_goes_on(fake):
 
 def test_what_slurm_does_not_take_is_a_line(fake):
     (outcome,) = run_jobs(fake.jobs("well"), executor="slurm", slurm={"partition": "nowhere"})
-    assert outcome.error.startswith("SLURM did not take the job: ") and "invalid partition" in outcome.error
+    assert outcome.error.startswith("SLURM rejected the job: ") and "invalid partition" in outcome.error
 
 
 def test_that_slurm_requeues_is_not_for_the_user_to_ask(fake):
-    with pytest.raises(ConfigError, match="--slurm requeue: pearl itself submits a job again"):
+    with pytest.raises(ConfigError, match="--slurm requeue: pearl resubmits preempted jobs itself"):
         run_jobs(fake.jobs("well"), executor="slurm", slurm={"requeue": True})

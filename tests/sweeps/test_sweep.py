@@ -84,13 +84,13 @@ def test_seeds(text, seeds):
         (["train.lr=[1,"], None, ["train.lr: the value '[1,' is not valid YAML (did not find expected node"]),
         (["b]"], None, ["'b]' is not of the form key=value, such as train.lr=0.001"]),
         (["method=[er]", "method=lwf"], None, ["method: given twice; write all its values as method=[A,B]"]),
-        (["seed=[0,1]"], None, ["seed=['0', '1']: a mean is over seeds; give them as --seeds 0,1,5"]),
-        (["seed=1"], "2", ["seed: given twice; leave it out, or --seeds"]),
-        ([], "0", ["--seeds 0: give 1 to 10,000, or which, as 0,"]),
-        ([], "999999999", ["--seeds 999999999: give 1 to 10,000, or which, as 0,"]),
+        (["seed=[0,1]"], None, ["seed=['0', '1']: means are over seeds; give them as --seeds 0,1,5"]),
+        (["seed=1"], "2", ["seed: given twice; remove it, or --seeds"]),
+        ([], "0", ["--seeds 0: give 1 to 10,000, or a list, such as 0,"]),
+        ([], "999999999", ["--seeds 999999999: give 1 to 10,000, or a list, such as 0,"]),
         ([], f"1,{'9' * 5000}", ["--seeds 1,99999"]),
         (["train.lr=[1,2]", "train.epochs=[1,2,3]"], "5000", ["a grid of 30,000 jobs; give fewer values or seeds"]),
-        ([], "a,1", ["--seeds a,1: give how many, as 3, or which, as 0,1,5"]),
+        ([], "a,1", ["--seeds a,1: give a number, such as 3, or a list, such as 0,1,5"]),
         (["method=[er,ewd]", "train.lr=[1,2]"], None, ["(in method=ewd train.lr=1 and 1 more)"]),
         (["method=[er,l2p]"], None, ["method l2p on resnet18: this method needs a plain ViT"]),
         (["train.epoch=[1,2]", "trian.lr=1"], "2", ["train.epoch: unknown key", "trian: unknown key"]),
@@ -422,7 +422,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_done(cli, forks, tmp_path)
     log = Path(why.rpartition("; see ")[2])
     assert log.name == f"{bad.run.name}.log"
     assert "task 1/5" in log.read_text()
-    assert count == "pearl: 1 run failed; once mended, the same command runs them again"
+    assert count == "pearl: 1 run failed; fix the errors and run the same command again"
     assert f"done: {good.title}" in err
     rows = list(csv.DictReader(io.StringIO((tmp_path / "table.csv").read_text())))
     assert [(row["train.batch_size"], row["n"]) for row in rows] == [("1", "0"), ("8", "1")]
@@ -487,7 +487,7 @@ def test_a_busy_run_has_its_own_exit_code(cli):
     place.mkdir(parents=True)
     with locked(place):
         _, err = cli("run", "digits", *TINY, "-q", code=launch.BUSY)
-    assert "is at work on it" in err
+    assert "is working on it" in err
 
 
 # SLURM
@@ -513,7 +513,7 @@ def test_without_slurm_there_is_one_line(cli, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", "/nowhere")
     _, err = cli("sweep", "digits", "--executor", "slurm", "-q", code=2)
-    assert err == "pearl: --executor slurm: no srun here; start it where SLURM's commands are\n"
+    assert err == "pearl: --executor slurm: srun not found; run this on a machine with SLURM's commands\n"
 
 
 @pytest.mark.parametrize("workers", [0, -1])

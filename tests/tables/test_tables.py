@@ -136,11 +136,11 @@ SMALLEST: dict[str, Any] = {
     [
         ({"rows": [{"name": "a", "paper": "1 | 2"}]}, "2 values of the paper for 1 columns"),
         ({"rows": [{"name": "a", "add": [1.0, 2.0]}]}, "2 values to add for 1 columns"),
-        ({"rows": [{"name": "a"}, {"name": "a"}]}, "stands there twice"),
-        ({"rows": [{"name": "a", "paper": "about 3"}]}, "is no value of a paper"),
-        ({"rows": [{"name": "a", "mean_of": ["b"]}]}, "there is no place"),
+        ({"rows": [{"name": "a"}, {"name": "a"}]}, "is repeated"),
+        ({"rows": [{"name": "a", "paper": "about 3"}]}, "is not a value of a paper"),
+        ({"rows": [{"name": "a", "mean_of": ["b"]}]}, "there is no cell"),
         ({"rows": [{"name": "a", "notes": "n"}]}, "notes"),
-        ({"claims": [{"text": "t", "more": ["b", "a"], "than": [["pearl", "a"]]}]}, "there is no place"),
+        ({"claims": [{"text": "t", "more": ["b", "a"], "than": [["pearl", "a"]]}]}, "there is no cell"),
         ({"claims": [{"text": "t", "more": ["pearl", "a"]}]}, "give one of `more`, `less`"),
         ({"colums": []}, "Extra inputs"),
     ],
@@ -529,7 +529,7 @@ def test_a_spread_is_of_the_means() -> None:
     assert spread([[1.0], [4.0], [9.0]]) == "within noise"  # one seed does not tell
     claim = spec.Claim(text="alike", spread=[("a", "x"), ("b", "x")])
     found = verdict(claim, {("a", "x"): Cell(values=(1.0, 3.0)), ("b", "x"): Cell(values=(4.0, 6.0))}, {"x": "X"})
-    assert f"{statistics.stdev([2.0, 5.0]):.2f} over 2, against 1; seeds alone make 1.00" in found.because
+    assert f"{statistics.stdev([2.0, 5.0]):.2f} over 2, against 1; seeds alone give 1.00" in found.because
 
 
 def spread(values: list[list[float]]) -> str:
@@ -721,7 +721,7 @@ def test_a_curve_over_columns(complete: Filled, tmp_path: Path) -> None:
         (["growth", "--size", "huge"], "unknown size 'huge'; choose from cpu, paper, schedule, smoke"),
         (["growth", "-o", "growth.pdf"], "-o growth.pdf: give it a name that ends in .md, .html, .csv, .tex"),
         (["folds", "backbone.wdth=3"], "backbone.wdth: unknown key; did you mean 'width'?"),
-        (["list", "-o", "list.md"], "table list: only prints; give the name of a table to run or write one"),
+        (["list", "-o", "list.md"], "table list: prints names only; give the name of a table to run or write it"),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], complaint: str, cli: Any) -> None:

@@ -111,9 +111,9 @@ def test_every_method_that_can_be_shared_out_learns_in_several_processes(found, 
 @pytest.mark.parametrize(
     ("method", "why"),
     [
-        ("er", "keeps images, which each process would draw for"),
-        ("hide", "learns from a batch as a whole, of which each"),
-        ("ssre", "learns from a batch as a whole, of which each"),
+        ("er", "stores images, which each process would draw"),
+        ("hide", "needs whole batches, of which each"),
+        ("ssre", "needs whole batches, of which each"),
     ],
 )
 def test_what_cannot_be_shared_out_is_for_one_process(method, why, monkeypatch):
@@ -180,7 +180,10 @@ def test_it_survives_signals_and_deaths_and_every_way_to_start_gives_the_same_bi
     assert len(list((run / "resume").iterdir())) == 1
 
     code, said = end(tmp_path / "cut", 1, kill_second)
-    assert said == "pearl: process 2 of 2 was killed (SIGKILL); what is stored is kept, the same command goes on\n"
+    assert (
+        said
+        == "pearl: process 2 of 2 was killed (SIGKILL); stored steps are complete; run the same command to continue\n"
+    )
     assert code == 128 + signal.SIGKILL
 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
@@ -217,7 +220,10 @@ def test_a_process_that_hangs_ends_the_others(tmp_path):
     stop = partial(kill_second, kind=signal.SIGSTOP)
     code, said = end(tmp_path / "runs", 0, stop, PEARL_SILENCE=3)
     lost = f"{socket.gethostname()} (process 2 of 2)"
-    assert said == f"pearl: no sign of life from {lost} for 3 s; what is stored is kept, the same command goes on\n"
+    assert (
+        said
+        == f"pearl: no sign of life from {lost} for 3 s; stored steps are complete; run the same command to continue\n"
+    )
     assert code == launch.UNREACHABLE
 
 

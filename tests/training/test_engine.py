@@ -188,7 +188,7 @@ class Broken(Finetune):
 def test_a_loss_that_is_not_finite_stops_with_the_facts():
     with pytest.raises(
         TrainingError,
-        match=r"nan in task 1 \(task1\), phase broken, epoch 2, step 5, lr 0.001; tasks before it are kept; lower",
+        match=r"nan in task 1 \(task1\), phase broken, epoch 2, step 5, lr 0.001; earlier tasks are stored; lower",
     ):
         Engine(config(), device="cpu").learn(Broken(net()), make_task(0))
 
@@ -246,7 +246,7 @@ def test_unknown_device_is_one_line():
 
 def test_a_cpu_without_bfloat16_is_one_line(monkeypatch):
     monkeypatch.setattr(engine_of, "computes_bf16", lambda device: False)
-    with pytest.raises(ConfigError, match=r"precision=bf16: this CPU does not compute in it; use engine\.precision="):
+    with pytest.raises(ConfigError, match=r"precision=bf16: this CPU does not support it; use engine\.precision="):
         Engine(config(engine={"precision": "bf16"}), device="cpu")
     assert Engine(config(engine={"precision": "auto"}), device="cpu").precision == "fp32"
 

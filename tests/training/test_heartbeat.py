@@ -61,10 +61,10 @@ def ranks(tmp_path):
 @pytest.mark.parametrize(("lost", "host"), [(0, "red"), (2, "blue")])
 def test_a_lost_machine_ends_the_others_with_its_name(ranks, lost, host):
     ranks.processes[lost].send_signal(signal.SIGSTOP)
-    words = f"pearl: no sign of life from {host} (process {lost + 1} of 3) for 2 s; what is stored is kept, the same"
+    words = f"pearl: no sign of life from {host} (process {lost + 1} of 3) for 2 s; stored steps are complete;"
     codes, said = ranks.ends(*{0, 1, 2} - {lost})
     assert codes == {launch.UNREACHABLE}
-    assert said == {f"{words} command goes on\n"}
+    assert said == {f"{words} run the same command to continue\n"}
 
 
 @pytest.mark.parametrize("ended", [0, 2])
@@ -74,7 +74,7 @@ def test_a_process_that_ends_alone_ends_the_others_after_a_while(ranks, ended):
     (ranks.box / f"leave{ended}").write_text("badly")
     codes, (said,) = ranks.ends(*{0, 1, 2} - {ended})
     assert codes == {launch.LOST}
-    assert f"(process {ended + 1} of 3) has ended; what is stored is kept" in said
+    assert f"(process {ended + 1} of 3) has ended; stored steps are complete" in said
     assert time.monotonic() - began > 0.9
 
 
@@ -140,7 +140,7 @@ def test_a_machine_that_never_comes_is_not_waited_for_for_ever():
     code = "import time\nfrom pearl.training.heartbeat import joined_in_time\nwith joined_in_time(2): time.sleep(60)"
     done = zygote.run([], program=["-c", code], env=os.environ | {"PEARL_SILENCE": "0.05"}, text=True)
     assert done.returncode == launch.UNREACHABLE
-    assert done.stderr.startswith("pearl: of 2 processes some have not begun after 0.5 s")
+    assert done.stderr.startswith("pearl: of 2 processes some have not started after 0.5 s")
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf", ""])
@@ -172,7 +172,8 @@ with stop.caught():
     while True:
         lock(mutex)  # the second time for ever, and no signal ends it, as in a collective
 """
-DEAF = "pearl: interrupted while it waited for another process; what is stored is kept, the same command goes on\n"
+DEAF = "pearl: interrupted while waiting for another process; stored steps are complete; run the same command to "
+"continue\n"
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

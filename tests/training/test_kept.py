@@ -519,7 +519,7 @@ def test_what_is_damaged_is_trained_again(harm, once, tmp_path):
     again, reused, told, _ = one_phase(tmp_path)
     assert reused == [[]] and equal(again, whole)
     (note,) = told.of("note")
-    assert "damaged and trained again" in note["text"] and "\n" not in note["text"]
+    assert "damaged and is trained again" in note["text"] and "\n" not in note["text"]
     assert one_phase(tmp_path)[1] == [["isolation"]], "it was kept again, whole"
 
 
@@ -532,7 +532,7 @@ def test_where_nothing_can_be_written_it_is_said_once(error, once, tmp_path, mon
     monkeypatch.setattr(kept, "write_part", fails)
     method, _, told, _ = taught(lambda: Isolation(small_resnet()), tmp_path)
     (note,) = told.of("note")
-    assert note["text"].startswith("finished phases are not kept")
+    assert note["text"].startswith("finished phases are not cached")
     del method.networks["1"], method.heads.blocks[1]
     assert equal(method, once[1])
     assert [*tmp_path.iterdir()] == []
@@ -609,7 +609,7 @@ def test_a_process_that_comes_second_waits(tmp_path):
         assert found == []
     waiting.join(20)
     assert [progress.seconds for progress in found] == [1.5] and found[0].reused
-    assert said == ["another process trains the same phase; its result will be taken"]
+    assert said == ["another process is training the same phase; waiting for its result"]
     assert [path.name for path in tmp_path.iterdir()] == [key], "no lock is left"
 
 

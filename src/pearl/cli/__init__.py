@@ -1,4 +1,4 @@
-"""The command line: one small file per verb, no logic. torch is imported when a verb needs it, never for --help."""
+"""The command line: one small file per verb, without logic. --help does not import torch; verbs that need it do."""
 
 import os
 import sys
@@ -40,7 +40,7 @@ from pearl.errors import (
 from pearl.training import launch
 from pearl.version import __version__
 
-NAME = "pearl"  # however it was started: `python -m pearl` would be no word for a shell to complete
+NAME = "pearl"  # also for `python -m pearl`, whose own name a shell could not complete
 
 app = typer.Typer(
     name=NAME,
@@ -61,10 +61,10 @@ def _say_version(wanted: bool) -> None:
 @app.callback()
 def about(
     version: Annotated[
-        bool, typer.Option("--version", help="Say which pearl this is.", is_eager=True, callback=_say_version)
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_say_version)
     ] = False,
 ) -> None:
-    """What stands before a verb."""
+    """Options that stand before the verb."""
 
 
 for verb in (
@@ -88,13 +88,13 @@ for verb in (
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is one line and exit code 2."""
-    if "_PEARL_COMPLETE" in os.environ:  # a shell asks, and reads what it is told as it is
+    """Run the command line. User errors print one line each and exit with code 2."""
+    if "_PEARL_COMPLETE" in os.environ:  # a shell's completion reads the output unchanged
         app(prog_name=NAME)
     keep_freed_memory()
     _open_closed_streams()
     watched = launch.enter()
-    if isinstance(sys.stdout, TextIOWrapper):  # names of files and classes need not fit the terminal, nor be text
+    if isinstance(sys.stdout, TextIOWrapper):  # names may have characters that the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Have standard streams that are closed (`>&-`) lead nowhere: a file of a model would be opened in their place."""
+    """Open the null device in place of closed standard streams (`>&-`); a model's file would get their descriptors."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -119,40 +119,40 @@ def _main(watched: bool) -> None:
         try:
             app(prog_name=NAME)
         except SystemExit:
-            sys.stdout.flush()  # while an error of it can still be told
+            sys.stdout.flush()  # while an error can still be reported
             raise
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the program that read the output has ended
         _end(1)
     except Interrupted as error:
         _end(launch.INTERRUPTED, str(error))
     except PearlError as error:
         if watched and isinstance(error, Lost):
-            _end(launch.LOST)  # the one that watches knows more
+            _end(launch.LOST)  # the parent process reports it with more detail
         _end(launch.BUSY if isinstance(error, Busy) else 2, *str(error).split("\n"))
     except OSError as error:
         if error.filename is None:
             raise
-        denied = f"{error.filename}: no permission; mend it, or set PEARL_DATA or PEARL_RUNS"
-        other = f"{error.filename}: {error.strerror}; give another one, or mend it"
+        denied = f"{error.filename}: permission denied; change its permissions, or set PEARL_DATA or PEARL_RUNS"
+        other = f"{error.filename}: {error.strerror}; fix it, or give another path"
         _end(2, denied if isinstance(error, PermissionError) else other)
     except (MemoryError, RuntimeError) as error:
         if not short_of_memory(error):
             raise
-        _end(2, "out of memory; ask for less at a time, or free some")
+        _end(2, "out of memory; process less at a time, or free memory")
     except SystemExit as ended:
-        # what typer makes of Ctrl-C outside of training, without a word
+        # typer's exit on Ctrl-C outside of training, which prints nothing
         if isinstance(getattr(ended.__context__, "__cause__", None), KeyboardInterrupt):
-            _end(launch.INTERRUPTED, "interrupted; finished tasks are kept, the same command goes on after them")
+            _end(launch.INTERRUPTED, "interrupted; finished tasks are stored; run the same command to continue")
         raise
 
 
 def _end(code: int, *lines: str) -> NoReturn:
-    """End with an exit code, after a line for each thing that is wrong; also if nothing more can be printed."""
+    """Print a line for each problem and exit with `code`, even if the streams can no longer be written."""
     for stream, words in ((sys.stdout, ()), (sys.stderr, lines)):
         try:
             for line in words:
                 print(f"pearl: {line}", file=stream)
             stream.flush()
-        except (OutputError, BrokenPipeError):  # what is left goes nowhere: the interpreter flushes when it ends
+        except (OutputError, BrokenPipeError):  # discard the rest, which the interpreter flushes at its end
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     sys.exit(code)

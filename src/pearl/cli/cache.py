@@ -7,13 +7,13 @@ import typer
 
 def command(
     empty: Annotated[
-        bool, typer.Option("--empty", help="Remove all of them. They are trained again when needed.")
+        bool, typer.Option("--empty", help="Remove all of them; they are trained again when needed.")
     ] = False,
 ) -> None:
-    """See the finished phases that runs share, or remove them.
+    """List or empty the phase cache: finished phases that runs share.
 
-    They lie in phases/ of the data folder, or in $PEARL_CACHE; with PEARL_CACHE=off, or engine.reuse=false, none is
-    kept or taken. They take up to $PEARL_CACHE_GB gigabytes, 10 if not set; those that were not used for longest go.
+    The cache is phases/ in the data folder, or $PEARL_CACHE; PEARL_CACHE=off or engine.reuse=false disables it. It
+    takes up to $PEARL_CACHE_GB gigabytes (default 10); the least recently used phases are removed first.
 
     \b
     pearl cache
@@ -24,7 +24,7 @@ def command(
 
     folder = phases.folder()
     if folder is None:
-        typer.echo("off (PEARL_CACHE=off): no finished phase is kept or taken")
+        typer.echo("off (PEARL_CACHE=off): finished phases are neither stored nor reused")
         return
     if empty:
         phases.empty(folder)

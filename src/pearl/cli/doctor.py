@@ -4,7 +4,7 @@ import typer
 
 
 def command() -> None:
-    """Check this machine: versions, devices, precision, folders, data that is here."""
+    """Check this machine: versions, devices, precision, folders, available data."""
     from pearl.reports.doctor import report
 
     text, healthy = report()

@@ -1,4 +1,4 @@
-"""How verbs that run many jobs end: runs that failed are listed after all else, and the exit code is 1."""
+"""End of verbs that run many jobs: failed runs are listed after all other output, and the exit code is 1."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def failures_listed(outcomes: "Sequence[Outcome]") -> Iterator[None]:
-    """List those that failed after what is printed here, also if that goes wrong."""
+    """List the failed runs after everything that is printed here, even if that raises."""
     from pearl.errors import printable
     from pearl.sweeps.jobs import failures
 

@@ -20,7 +20,9 @@ def command(
     ],
     unknown_rate: Annotated[
         float,
-        typer.Option(metavar="SHARE", help="What is unknown: so strictly that this share of known images is, too."),
+        typer.Option(
+            metavar="SHARE", help="Call images unknown at a threshold that rejects this share of known images."
+        ),
     ] = 0.05,
     alias: Alias = None,
     output: Annotated[
@@ -28,15 +30,15 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Counts and the whole confusion matrix as JSON.")] = False,
     nested: Nested = False,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Use the first so many tasks only.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Use only this many tasks, from the first.")] = None,
     method: Annotated[
         str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
 ) -> None:
-    """Accuracy per class and task on a folder of images, what is taken for what, how sure it is, what it does not know.
+    """Evaluate a model: accuracy per class and task, confusions, calibration, detection of unknown classes.
 
-    Folders of classes that the model does not know are strangers, which it should find unknown.
+    Folders of classes that the model has not learnt are out-of-distribution images, to be called unknown.
 
     \b
     pearl evaluate shop --data test_photos

@@ -10,18 +10,21 @@ def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory of a model or run, or a run's name.")],
     to: Annotated[str, typer.Option(help="torch (one .pt2 program), onnx (one .onnx file) or peft (a LoRA per task).")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File or folder to write; by default named as the model, here.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="File or folder to write; by default the model's name, in the current folder."
+        ),
     ] = None,
     images: Annotated[
         list[Path] | None, typer.Option(help="Images, or folders of them, to check the result with.")
     ] = None,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Export the first so many tasks only.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Export only this many tasks, from the first.")] = None,
     method: Annotated[
         str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what an earlier export left at OUT.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export at OUT.")] = False,
 ) -> None:
-    """Write a model for use without pearl, once the written file gives the same logits.
+    """Export a model for use without pearl, after checking that the written file gives the same logits.
 
     \b
     pearl export shop --to torch

@@ -8,9 +8,9 @@ import typer
 
 def command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of a model or run.")],
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What a model holds: tasks, classes, thresholds and ranks per layer, parameters, bytes; checksums are verified.
+    """List a model's tasks, classes, thresholds, ranks per layer, parameters and bytes; verify its checksums.
 
     Damaged files are named, and the exit code is 1.
 

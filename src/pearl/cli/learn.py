@@ -9,9 +9,9 @@ from pearl.cli.options import Alias, Log, Nested, StoreEvery, aliases_of, begun
 
 
 def command(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of the model; made on its first task.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of the model; created by the first task.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as train.epochs=5.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as train.epochs=5.")
     ] = None,
     data: Annotated[
         Path,
@@ -23,7 +23,7 @@ def command(
     ] = ...,  # type: ignore[assignment]
     task: Annotated[str | None, typer.Option(help="Name of the task; the folder's name if not given.")] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="First task: the network, as resnet18, bsc or timm/NAME (pretrained).")
+        str | None, typer.Option(help="First task: the network, such as resnet18, bsc or timm/NAME (pretrained).")
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="First task: the recipe whose settings are used.")] = None,
     method: Annotated[
@@ -35,33 +35,35 @@ def command(
     ] = None,
     alias: Alias = None,
     fast: Annotated[
-        bool, typer.Option("--fast", help="Add classes in seconds, by their statistics alone, without training.")
+        bool, typer.Option("--fast", help="Add classes in seconds by class statistics, without training.")
     ] = False,
     nested: Nested = False,
     holdout: Annotated[
         float,
-        typer.Option(metavar="SHARE", help="Keep this share of each class out of training, to measure on."),
+        typer.Option(metavar="SHARE", help="Hold out this share of each class for evaluation."),
     ] = 0.0,
     allow_new_style: Annotated[
         bool,
-        typer.Option("--allow-new-style", help="Learn images of known classes of which none is recognised so far."),
+        typer.Option(
+            "--allow-new-style", help="Learn images of known classes even if the model recognises none of them."
+        ),
     ] = False,
     evaluate: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="At the end, measure on these images too, of old classes or new; repeatable."),
+        typer.Option(metavar="DIR", help="Also evaluate on these images at the end; old or new classes; repeatable."),
     ] = None,
     discard: Annotated[
-        bool, typer.Option("--discard", help="Throw away what is stored of a task that is half learnt, and begin anew.")
+        bool, typer.Option("--discard", help="Discard a task whose training was cut off, and start it again.")
     ] = False,
-    start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to go on from.")] = None,
+    start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to continue from.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     store_every: StoreEvery = 10.0,
     log: Log = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Learn new classes from images; what was learnt before stays as it is, and needs no old image.
+    """Learn new classes from images. Earlier tasks keep their weights, and no old images are needed.
 
-    It ends with how good the model is by now: measured on DIR/test, --holdout and --evaluate, else estimated.
+    At the end it prints the accuracy: measured on DIR/test, --holdout and --evaluate, otherwise estimated.
 
     \b
     pearl learn shop --data fruit --backbone timm/deit_tiny_patch16_224

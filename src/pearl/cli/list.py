@@ -7,7 +7,7 @@ import typer
 
 
 class Kind(StrEnum):
-    """What can be listed."""
+    """The kinds of things that can be listed."""
 
     methods = "methods"
     backbones = "backbones"
@@ -21,10 +21,10 @@ class Kind(StrEnum):
 def command(
     what: Annotated[Kind, typer.Argument(metavar="KIND", help="What to list.")],
     long: Annotated[
-        bool, typer.Option("--long", "-l", help="Methods: what each needs, and what was measured: accuracy, seconds.")
+        bool, typer.Option("--long", "-l", help="Methods: add requirements and measured accuracy and seconds.")
     ] = False,
 ) -> None:
-    """List what there is. `pearl show NAME` tells more about each.
+    """List available methods, backbones, data, rank rules, recipes, runs or tables. `pearl show NAME` has details.
 
     \b
     pearl list recipes

@@ -1,4 +1,4 @@
-"""Memory of a process that is pearl's own."""
+"""Memory settings of a process that belongs to pearl."""
 
 import ctypes
 import os
@@ -8,11 +8,11 @@ GIBIBYTE = 2**30
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep up to a GiB of freed memory for what is made next; whether it does now.
+    """Make glibc keep up to a GiB of freed memory for later allocations; return whether it does.
 
-    By default it gives blocks of more than 32 MiB back to the system, which clears the next ones page by page. Half of
-    an evaluation's time can go into that (docs/performance.md). Nothing is done where the environment says how large
-    blocks are to be treated, or where there is no glibc.
+    By default glibc returns blocks of more than 32 MiB to the system, which clears new ones page by page. That can take
+    half of an evaluation's time (docs/performance.md). Nothing changes if the environment sets malloc's thresholds or
+    the C library is not glibc.
     """
     env = os.environ
     if {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_"} & env.keys():
@@ -23,6 +23,6 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # other systems
         return False
-    # older ones refuse such a threshold, but not to have none
+    # older versions refuse this threshold but accept having no mapped blocks
     large = mallopt(M_MMAP_THRESHOLD, GIBIBYTE) or mallopt(M_MMAP_MAX, 0)
     return bool(large and mallopt(M_TRIM_THRESHOLD, GIBIBYTE))

@@ -13,29 +13,29 @@ from pearl.cli.started import STARTED
 def command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of a model or run.")],
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Images, folders, or - for a list on stdin.")],
-    task: Annotated[str | None, typer.Option(help="Choose among this task's classes alone (task-IL).")] = None,
-    top: Annotated[int, typer.Option("--top", "-k", min=1, help="Classes to name per image.")] = 1,
+    task: Annotated[str | None, typer.Option(help="Predict among this task's classes alone (task-IL).")] = None,
+    top: Annotated[int, typer.Option("--top", "-k", min=1, help="Classes per image.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated, with a head.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values with a header.")] = False,
     unknown_rate: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="How strictly images are called unknown: about this share of images of known classes will be, too; "
-            "0.05 if not given. Needs class statistics, which new models have.",
+            help="Share of images of known classes that the threshold rejects as unknown; 0.05 if not given. Needs "
+            "class statistics, which new models have.",
         ),
     ] = None,
     no_unknown: Annotated[
-        bool, typer.Option("--no-unknown", help="Name the nearest class, whether or not an image is of a known one.")
+        bool, typer.Option("--no-unknown", help="Always predict a known class; call no image unknown.")
     ] = False,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Use the first so many tasks only.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Use only this many tasks, from the first.")] = None,
     method: Annotated[
         str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say where the time went.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the seconds of each part.")] = False,
 ) -> None:
-    """Name what is in photos. Images that cannot be read are reported, the others done, and the exit code is 1.
+    """Predict the classes of photos. Unreadable images are reported, the others predicted; the exit code is then 1.
 
     \b
     pearl predict shop photo.jpg
@@ -46,9 +46,9 @@ def command(
     from pearl.errors import ConfigError, printable
 
     if as_json and as_csv:
-        raise ConfigError("--json and --csv exclude each other; keep one")
+        raise ConfigError("--json and --csv cannot be combined; keep one")
     if no_unknown and unknown_rate is not None:
-        raise ConfigError("--no-unknown and --unknown-rate exclude each other; keep one")
+        raise ConfigError("--no-unknown and --unknown-rate cannot be combined; keep one")
     times = {"start": STARTED}
     from pearl.lifecycle.predict import named, predict_files, writer
 
@@ -61,7 +61,7 @@ def command(
     times["import"] = time.perf_counter()
     opened = Model.open(model, tasks=tasks, device=device, method=method)
     if task is not None:
-        opened.task_index(task)  # a wrong name is found before the weights are read
+        opened.task_index(task)  # a wrong name is reported before the weights are read
     _ = opened.method
     times["load"] = time.perf_counter()
     form: Literal["json", "csv", "table"] = "json" if as_json else "csv" if as_csv else "table"

@@ -14,20 +14,20 @@ def command(
         str, typer.Argument(metavar="CLASSIFIER", help="heads, chain, or '{name: chain, spaces: 2}'.")
     ] = "chain",
     data: Annotated[
-        list[Path] | None, typer.Option(help="Of a model: images of its classes, a folder each; may be given again.")
+        list[Path] | None, typer.Option(help="For a model: images of its classes, a folder per class; repeatable.")
     ] = None,
-    to: Annotated[Path | None, typer.Option(metavar="NEW", help="Of a model: directory of the new one.")] = None,
+    to: Annotated[Path | None, typer.Option(metavar="NEW", help="For a model: directory of the new model.")] = None,
     alias: Alias = None,
     method: Annotated[
-        str | None, typer.Option(metavar="FILE.py:CLASS", help="Of a model: the file of its method, if it has one.")
+        str | None, typer.Option(metavar="FILE.py:CLASS", help="For a model: the file of its method, if it has one.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """The same sub-networks under another classifier, without training: what would have been with it.
+    """Fit another classifier to the same sub-networks, without training them again.
 
-    A run has its images by its recipe. A model gets class statistics of images that are at hand, of all its classes;
-    the result is a new model, the old one stays as it is.
+    A run reads its images by its recipe. A model gets class statistics from images of all its classes; the result is a
+    new model, the old one is unchanged.
 
     \b
     pearl refit runs/NAME
@@ -49,8 +49,8 @@ def command(
         new = to or directory.with_name(f"{directory.resolve().name}-refitted")
         known = METHODS.admit(method) if method else None
         refit_model(directory, data, new, spec, aliases=named, method=known, device=device, show=display(quiet))
-        typer.echo(f"made {new}, with class statistics; {directory} is as it was")
+        typer.echo(f"wrote {new}, with class statistics; {directory} is unchanged")
         return
     if given := [f"--{name}" for name, value in (("to", to), ("alias", alias), ("method", method)) if value]:
-        raise ConfigError(f"{', '.join(given)}: of a model alone; give its images with --data")
+        raise ConfigError(f"{', '.join(given)}: only for models; give the model's images with --data")
     typer.echo(run_page(refit(directory, spec, device=device, show=display(quiet))))

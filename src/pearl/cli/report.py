@@ -18,7 +18,7 @@ def command(
         Path | None, typer.Option("--tensorboard", help="Also write the curves for TensorBoard, into this folder.")
     ] = None,
 ) -> None:
-    """Make a page of figures and tables about runs or models: HTML that opens anywhere, and needs no network.
+    """Make an HTML page of figures and tables about runs or models. It works without a network.
 
     \b
     pearl report runs/NAME

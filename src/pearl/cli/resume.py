@@ -17,12 +17,12 @@ def command(
         str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    devices: Annotated[int, typer.Option(help="Train a run on so many at once, a process each.")] = 1,
+    devices: Annotated[int, typer.Option(help="Train a run on this many devices at once, one process each.")] = 1,
     store_every: StoreEvery = 10.0,
     log: Log = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Go on where a run, or the learning of a task, was cut off: the result is the same as if it never was.
+    """Resume a run or a task that was cut off. The result is that of an uninterrupted run.
 
     \b
     pearl resume runs/NAME
@@ -55,6 +55,6 @@ def command(
         if devices > 1:
             raise ConfigError(f"--devices {devices}: a model learns on one device; leave it out")
         resume(directory, device=device, show=show, minutes=store_every)
-        typer.echo(f"learnt; the model is {directory}")
+        typer.echo(f"learnt; stored in {directory}")
         if not quiet:
             typer.echo(ending(Model.open(directory, device=device, method=method)))

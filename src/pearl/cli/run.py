@@ -20,32 +20,32 @@ def command(
         ),
     ],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as method=isolation.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as method=isolation.")
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE.py:CLASS", help="The method: as method=NAME, or a class in a file of yours."),
+        typer.Option(
+            metavar="NAME|FILE.py:CLASS", help="The method: the same as method=NAME, or a class in your own file."
+        ),
     ] = None,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="One step per phase on a few images, through everything.")
-    ] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Test run: one step per phase on a few images.")] = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print tasks, steps, and about how long and large it is; train nothing."),
+        typer.Option("--dry-run", help="Print tasks, steps and estimated time and size; train nothing."),
     ] = False,
     long: Annotated[bool, typer.Option("--long", help="With --dry-run: every setting, task and target.")] = False,
     timing: Annotated[
         bool, typer.Option("--timing/--no-timing", help="With --dry-run: time a pass, for an estimate of the time.")
     ] = True,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    devices: Annotated[int, typer.Option(help="Train on so many at once, a process each.")] = 1,
+    devices: Annotated[int, typer.Option(help="Train on this many devices at once, one process each.")] = 1,
     store_every: StoreEvery = 10.0,
     log: Log = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Learn a stream of tasks, or go on where an earlier run of the same configuration ended.
+    """Learn a stream of tasks, or resume an earlier run of the same configuration.
 
-    What may be set: pearl show stream, images, train, engine, and the names of methods, backbones and data.
+    `pearl show` lists the settings: of stream, images, train, engine, and of a method, backbone or data source.
 
     \b
     pearl run digits

@@ -15,7 +15,7 @@ def command(
         ),
     ],
 ) -> None:
-    """Show what a name stands for: options or settings with defaults, a recipe's settings, a run's results.
+    """Show details of a name: options or settings with defaults, a recipe's settings, a run's results.
 
     \b
     pearl show pearl

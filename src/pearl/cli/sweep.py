@@ -12,7 +12,7 @@ from pearl.cli.ending import failures_listed
 
 
 class Where(StrEnum):
-    """Where jobs run."""
+    """The places where jobs can run."""
 
     local = "local"
     slurm = "slurm"
@@ -24,33 +24,33 @@ def command(
     ],
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=[A,B]|KEY=VALUE]...", help="Axes of the grid, as method=[er,lwf], and settings."),
+        typer.Argument(
+            metavar="[KEY=[A,B]|KEY=VALUE]...", help="Axes of the grid, such as method=[er,lwf], and settings."
+        ),
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="How many, as 3 (0, 1 and 2), or which, as 0,1,5.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="Their number, such as 3 (0, 1 and 2), or a list, such as 0,1,5.")
+    ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Runs at once. [default: one per GPU, or per 4 cores; on SLURM all]")
+        int | None, typer.Option(help="Parallel runs. [default: one per GPU, or per 4 cores; on SLURM all]")
     ] = None,
     per_gpu: Annotated[int, typer.Option(help="Runs that share a GPU.")] = 1,
     executor: Annotated[Where, typer.Option(help="local or slurm.")] = Where.local,
     slurm: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of sbatch, as partition=gpu; repeat it.")
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of sbatch, such as partition=gpu; repeatable.")
     ] = None,
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="One step per phase on a few images, through everything.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the jobs and what is done of them; run none.")
-    ] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Test run: one step per phase on a few images.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the jobs and their state; run none.")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also write the table, to a .csv, .md or .json file.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """Run every combination of settings with every seed, several at once, and print the means over the seeds.
+    """Run every combination of settings with every seed, several in parallel, and print means over the seeds.
 
-    Runs that are done are not run again, so the same command goes on. Those that fail are listed at the end, the others
-    done, and the exit code is 1.
+    Finished runs are not run again, so the same command resumes the sweep. Failed runs are listed at the end; the
+    others finish, and the exit code is 1.
 
     \b
     pearl sweep digits method=[pearl,er,lwf] --seeds 3

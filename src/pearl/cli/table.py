@@ -9,32 +9,30 @@ from pearl.cli.ending import failures_listed
 
 
 def command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a table, or list for all of them.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a table, or list for all names.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change in all of its runs.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change in all runs of the table.")
     ] = None,
-    run_missing: Annotated[bool, typer.Option("--run-missing", help="First run what is missing.")] = False,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="How many seeds each value of ours is over. [default: 3]")
-    ] = None,
+    run_missing: Annotated[bool, typer.Option("--run-missing", help="Run missing runs first.")] = False,
+    seeds: Annotated[int | None, typer.Option(min=1, max=1000, help="Seeds per measured value. [default: 3]")] = None,
     size: Annotated[
         str,
         typer.Option(
-            help="paper: its own recipes; schedule: as long, with smaller networks, hours on a CPU; cpu: 2 minutes on "
-            "a CPU; smoke: one step per phase."
+            help="paper: the paper's recipes; schedule: the paper's epochs, smaller networks, hours on a CPU; cpu: "
+            "2 minutes on a CPU; smoke: one step per phase."
         ),
     ] = "paper",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Also write it, to a .md, .html, .csv or .tex file.")
+        Path | None, typer.Option("--output", "-o", help="Also write it to a .md, .html, .csv or .tex file.")
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="Runs at once. [default: one per GPU, or per 4 cores]")] = None,
+    workers: Annotated[int | None, typer.Option(help="Parallel runs. [default: one per GPU, or per 4 cores]")] = None,
     per_gpu: Annotated[int, typer.Option(help="Runs that share a GPU.")] = 1,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
-    """A table or figure of the paper, with ours beside it, from the runs there are. Nothing is trained unasked.
+    """Compare a table or figure of the paper with the stored runs. Nothing is trained without --run-missing.
 
-    Runs that fail are listed, the others done, and the exit code is 1.
+    Failed runs are listed, the others finish, and the exit code is 1.
 
     \b
     pearl table list
@@ -52,7 +50,7 @@ def command(
     at, extra = as_size(size), overrides or []
     if name == "list":
         if output is not None or run_missing:
-            raise ConfigError("table list: only prints; give the name of a table to run or write one")
+            raise ConfigError("table list: prints names only; give the name of a table to run or write it")
         typer.echo(listing(at, seeds, extra))
         return
     if output is not None:

@@ -1,7 +1,6 @@
-"""Images in, batches out: sources, the cache of decoded images, task streams, augmentation.
+"""Data sources, the cache of decoded images, task streams, augmentation and batches.
 
-This is the door for data sources of your own, and for what a method sees of a task (docs/adding.md); what it gives
-stays.
+This is the public interface for your own data sources and for the tasks that a method sees (docs/adding.md).
 """
 
 from pearl.data.augment import View

@@ -1,7 +1,7 @@
-"""From stored uint8 images to what the network sees: a whole batch at once, each image with its own draw.
+"""From stored uint8 images to network input: a whole batch at once, with random draws per image.
 
-The draws of an epoch are made together, on the CPU, before it starts. The pixels of image i in epoch e therefore
-depend on nothing but the seed, and no step waits for the host.
+The draws of an epoch are made together on the CPU before it starts. The pixels of image i in epoch e therefore depend
+only on the seed, and no step waits for the host.
 """
 
 import copy
@@ -20,20 +20,20 @@ Draws = tuple[Tensor, ...]  # one row per image
 
 
 class View:
-    """Turns raw batches (B, H, W, 3) uint8 into network input (B, 3, size, size) float32, normalised."""
+    """Converts raw batches (B, H, W, 3) uint8 into network input (B, 3, size, size) float32, normalised."""
 
     def __init__(self, images: ImagesConfig, *, channels_last: bool = True) -> None:
         self.images = images
         self.channels_last = channels_last
 
     def with_changes(self, changes: Mapping[str, Any]) -> "View":
-        """Return a view that augments with other settings of `images`."""
+        """Return a view with other augmentation settings of `images`."""
         view = copy.copy(self)
         view.images = self.images.model_copy(update=dict(changes))
         return view
 
     def draw(self, count: int, shape: tuple[int, int], generator: torch.Generator) -> Draws:
-        """The random numbers of one epoch: `count` rows for images of `shape` (H, W)."""
+        """Draw the random numbers of one epoch: `count` rows for images of `shape` (H, W)."""
         images = self.images
         placed = self._draw_places(count, shape, generator)
         if not images.brightness:
@@ -51,7 +51,7 @@ class View:
         return draw_boxes(count, shape, images.scale, generator), flip
 
     def train(self, raw: Tensor, draws: Draws) -> Tensor:
-        """Augmented: `draws` are the rows that belong to these images."""
+        """Augment images; `draws` are the rows that belong to them."""
         factor = None
         if self.images.brightness:
             *draws, factor = draws  # type: ignore[assignment]
@@ -63,11 +63,11 @@ class View:
         return self._finish(raw, factor)
 
     def test(self, raw: Tensor) -> Tensor:
-        """Shorter side to `resize`, centre crop of `size`."""
+        """Resize the shorter side to `resize` and crop the centre of `size`."""
         return self._finish(raw)
 
     def _finish(self, raw: Tensor, factor: Tensor | None = None) -> Tensor:
-        """Resize and centre-crop where the stored size is another one, then normalise."""
+        """Resize and centre-crop if the stored size differs, then normalise."""
         size, resize = self.images.size, self.images.stored
         x = raw.permute(0, 3, 1, 2).float()
         shorter = min(x.shape[2:])
@@ -85,11 +85,11 @@ class View:
         return x.contiguous(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
 
 
-@cache  # since copying them to a GPU at every step would wait for all that it still has to do
+@cache  # copying them at every step would make the GPU wait for its queue
 def _scale_and_shift(
     mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """By which pixels in [0, 255] are multiplied, and what is added: (3, 1, 1) each."""
+    """Return the factor and the offset (3, 1, 1) that normalise pixels in [0, 255]."""
     scale = torch.tensor([1 / (255 * s) for s in std], device=device, dtype=dtype)
     shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=device, dtype=dtype)
     return scale[:, None, None], shift[:, None, None]
@@ -98,7 +98,7 @@ def _scale_and_shift(
 def shift_and_flip(raw: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
     """Move each image (B, H, W, C) by its own (dy, dx) in pixels, zeros coming in, then mirror where `flip`.
 
-    The same as zero padding, a random crop back to the old size, and a left-right flip; one gather for all of it.
+    Equal to zero padding, a random crop back to the old size and a left-right flip, in a single gather.
     """
     count, height, width, _ = raw.shape
     rows = torch.arange(height, device=raw.device) + shift[:, :1]
@@ -107,12 +107,14 @@ def shift_and_flip(raw: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     first = torch.arange(0, count * height, height, device=raw.device)[:, None]  # row of each image
     pixels = (first + rows.clamp(0, height - 1))[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
-    moved = raw.flatten(0, 2).index_select(0, pixels.flatten()).view_as(raw)  # twice as fast as three indices
+    moved = (
+        raw.flatten(0, 2).index_select(0, pixels.flatten()).view_as(raw)
+    )  # twice as fast as indexing three dimensions
     return moved * inside[..., None]
 
 
 def resized_crop(raw: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
-    """Cut each image's own box (top, left, height, width), resized to (size, size), mirrored where `flip`.
+    """Crop each image's box (top, left, height, width), resize it to (size, size), and mirror it where `flip`.
 
     Bilinear without antialiasing; raw (B, H, W, C) uint8 -> (B, C, size, size) float32 with values in [0, 255].
     """
@@ -120,7 +122,7 @@ def resized_crop(raw: Tensor, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
     steps = (torch.arange(size, device=raw.device) + 0.5) / size
     across = torch.where(flip[:, None], 1 - steps, steps)
     top, left, tall, wide = boxes[..., None].unbind(1)
-    half = torch.full((), 0.5, device=raw.device)  # from the centre of a box's first pixel to that of its last
+    half = torch.full((), 0.5, device=raw.device)  # distance of the first and last pixel's centres in a box
     y = (top + torch.clamp(tall * steps, half, tall - half)) * (2 / height) - 1
     x = (left + torch.clamp(wide * across, half, wide - half)) * (2 / width) - 1
     grid = torch.stack([x[:, None, :].expand(-1, size, -1), y[:, :, None].expand(-1, -1, size)], dim=-1)
@@ -135,9 +137,9 @@ def draw_boxes(
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
     tries: int = 10,
 ) -> Tensor:
-    """Boxes (count, 4) of random area and aspect ratio, the draw of torchvision's RandomResizedCrop.
+    """Draw boxes (count, 4) of random area and aspect ratio, as torchvision's RandomResizedCrop does.
 
-    The first of ten candidates that fits is taken; the whole image (at most 4/3 long) where none does.
+    The first of ten candidates that fits is used; if none does, the whole image (at most 4/3 long).
     """
     height, width = shape
     uniform: Callable[..., Tensor] = lambda *size: torch.rand(*size, generator=generator)  # noqa: E731

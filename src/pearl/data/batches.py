@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pearl.data.augment import Draws, View
 
-# Values of network input that are made at a time, in whole batches: a GPU would wait for forty small launches of each.
-# Whoever keeps a batch keeps all that was made with it.
+# Values of network input per chunk of whole batches: a GPU would wait for forty small launches per batch. Keeping a
+# batch keeps its chunk in memory.
 AHEAD = {"cpu": 1, "cuda": 2**24}
 
 
@@ -25,26 +25,26 @@ class Batch(NamedTuple):
 
 
 def fold(*parts: object) -> int:
-    """A seed (63 bits) from where in a run we are, so that any point can be entered again without stored state."""
+    """Hash the position in a run to a 63-bit seed, so that any step can be resumed without stored random state."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
 
 class Batches(Protocol):
-    """What a phase can train on: a task, a part of it, draws from statistics, images of a task and of a memory."""
+    """Anything a phase can train on: a task, a part of it, samples from statistics, a task's images and a memory's."""
 
     def __len__(self) -> int:
-        """How many there are in an epoch."""
+        """Return the number of images in an epoch."""
 
     def batches(self, size: int, seed: int, *, skip: int = 0) -> Iterator[Batch]:
-        """One epoch, without its first `skip` batches; bounds as of `batch_bounds`.
+        """Yield the batches of one epoch, without its first `skip` ones; their bounds are those of `batch_bounds`.
 
-        What comes is a function of `seed` and of what does not change during the phase, so that any step can be
-        entered again, and all processes that train together get the same.
+        The batches are a function of `seed` and of values that are constant during the phase. Any step can therefore be
+        resumed, and all processes that train together get the same batches.
         """
 
 
 class Task:
-    """What a method gets to see of one task. Once the task is over, its data is closed."""
+    """A task as a method sees it. Once the task is over, its data is closed."""
 
     def __init__(
         self,
@@ -61,10 +61,10 @@ class Task:
     ) -> None:
         self.id = id
         self.name = name
-        self.classes = classes  # names of those that are new; class i has logit index first_class + i
-        self.train = train  # False: no sub-network is wanted of it, statistics are enough
+        self.classes = classes  # names of the new ones; class i has logit index first_class + i
+        self.train = train  # False: class statistics suffice, no sub-network is trained
         self.first_class = first_class
-        self.shown = np.unique(labels)  # logit indices of all its classes, rising
+        self.shown = np.unique(labels)  # logit indices of all its classes, ascending
         self.view = view
         self.device = device
         self._images = _place(torch.from_numpy(np.ascontiguousarray(images)), device)
@@ -74,26 +74,26 @@ class Task:
 
     @property
     def images(self) -> Tensor:
-        """Raw images (N, H, W, 3) uint8, on the device if they fit there."""
+        """Raw images (N, H, W, 3) uint8, on the device if they fit into its memory."""
         self._check_open("images")
         return self._images
 
     @property
     def labels(self) -> Tensor:
-        """Logit indices (N,) int64; below `first_class` they are of classes that earlier tasks have shown."""
+        """Logit indices (N,) int64; values below `first_class` are classes of earlier tasks."""
         self._check_open("labels")
         return self._labels
 
     @property
     def shows_known_classes(self) -> bool:
-        """Whether some of its classes are no new ones."""
+        """Return True if some of its classes are known from earlier tasks."""
         return bool((self.shown < self.first_class).any())
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def as_new(self) -> "Task":
-        """The same images as a task whose classes are all new, their labels from `first_class` on without a gap."""
+        """Return the same images as a task whose classes are all new, with contiguous labels from `first_class`."""
         labels = self.first_class + np.searchsorted(self.shown, self.labels.cpu().numpy())
         place = self.id, self.name, tuple(map(str, self.shown)), self.first_class
         made = Task(*place, self.images.cpu().numpy(), labels, self.view, self.device, train=self.train)
@@ -101,9 +101,9 @@ class Task:
         return made
 
     def part(self, rows: Tensor, view: View | None = None) -> "Task":
-        """Some of its images, or with another `view` of them: a task of its own, which ends with this one.
+        """Return a task of some of its images, or with another `view` of them; it is closed with this one.
 
-        Rows of its batches are rows of its own images.
+        Its batches index its own images.
         """
         rows = rows.cpu()
         images, labels = self.images.cpu()[rows], self.labels.cpu()[rows]
@@ -113,16 +113,17 @@ class Task:
         return part
 
     def viewed(self, view: View) -> "Task":
-        """Return the same images, in the same memory, with another view; they end with this task."""
+        """Return the same images, in the same memory, with another view; the result is closed with this task."""
         made = copy.copy(self)
         made.view, made._parts = view, []
         self._parts.append(made)
         return made
 
     def joined(self, images: Tensor, labels: Tensor, view: View | None = None) -> "Task":
-        """Its images and behind them others (n, H, W, 3) with their logit indices (n,), such as those of a memory.
+        """Return a task of its images followed by others (n, H, W, 3) with logit indices (n,), such as those of a
+        memory.
 
-        A task of its own, which ends with this one.
+        It is closed with this one.
         """
         every = torch.cat([self.images.cpu(), images.cpu()]).numpy()
         own = torch.cat([self.labels.cpu(), labels.cpu()]).numpy()
@@ -132,10 +133,10 @@ class Task:
         return made
 
     def hold_out(self, share: float) -> tuple["Task", "Task"]:
-        """Two parts: what stays for training, and a `share` of each class's images for choices; drawn at random.
+        """Split off a random `share` of each class's images; return (the training part, the held-out part).
 
-        A class keeps one image at least; of one with two or more, one at least is held out. Draws are of torch's global
-        generator, which the engine seeds by the place in the run.
+        Each class keeps at least one image; a class with two or more gives at least one. Draws use torch's global
+        generator, which the engine seeds by the position in the run.
         """
         held = torch.zeros(len(self), dtype=torch.bool)
         labels = self.labels.cpu()
@@ -146,7 +147,7 @@ class Task:
         return self.part((~held).nonzero()[:, 0]), self.part(held.nonzero()[:, 0])
 
     def close(self) -> None:
-        """End the task: from now on its data cannot be read, and its memory is free."""
+        """End the task: its data can no longer be read, and its memory is freed."""
         self._open = False
         self._images = torch.empty(0)
         for part in self._parts:
@@ -154,12 +155,12 @@ class Task:
 
     def _check_open(self, what: str) -> None:
         if not self._open:
-            raise RuntimeError(f"task {self.id} ({self.name}) is over: its {what} may not be read again")
+            raise RuntimeError(f"task {self.id} ({self.name}) is over: its {what} cannot be read any more")
 
     def batches(self, size: int, seed: int, *, skip: int = 0) -> Iterator[Batch]:
-        """One epoch, shuffled and augmented by `seed`, without its first `skip` batches.
+        """Yield one epoch, shuffled and augmented by `seed`, without its first `skip` batches.
 
-        A last batch of one image joins the one before, since batch statistics need two.
+        A last batch of one image is merged into the one before, since batch statistics need two.
         """
         generator = torch.Generator().manual_seed(seed)
         images, labels = self.images, self.labels
@@ -173,7 +174,7 @@ class Task:
             some = bounds[done : done + several]
             rows = order[some[0][0] : some[-1][1]]
             made = self.batch(rows, tuple(draw[rows] for draw in draws))
-            if several > 1 and len(made.x) != len(rows):  # several views of each image, in an order of their own
+            if several > 1 and len(made.x) != len(rows):  # each of several views of an image has its own order
                 several = 1
                 continue
             done += len(some)
@@ -184,19 +185,19 @@ class Task:
                 yield from map(Batch, *(tensor.split(sizes) for tensor in made))
 
     def in_order(self, size: int) -> Iterator[Batch]:
-        """All images once, in their order and as they are tested: not augmented."""
+        """Yield all images once, in order, with the test transform."""
         rows = torch.arange(len(self), device=self.device)
         for raw, labels, each in zip(self.images.split(size), self.labels.split(size), rows.split(size), strict=True):
             yield Batch(self.view.test(raw.to(self.device)), labels, each)
 
     def batch(self, rows: Tensor, draws: Draws) -> Batch:
-        """The images of these rows (B,), augmented by `draws` of as many rows."""
+        """Return the images of these rows (B,), augmented by `draws` of as many rows."""
         raw = self.images[rows.to(self.images.device)].to(self.device, non_blocking=True)
         return Batch(self.view.train(raw, draws), self.labels[rows], rows)
 
 
 class Balanced:
-    """Random images of a task, drawn with replacement: each class as likely as any other. As many as the task has."""
+    """Images of a task drawn with replacement, each class with equal probability; an epoch has as many as the task."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -205,7 +206,7 @@ class Balanced:
         return len(self.task)
 
     def batches(self, size: int, seed: int, *, skip: int = 0) -> Iterator[Batch]:
-        """See `Batches.batches`. An image that is drawn twice is augmented in two ways."""
+        """See `Batches.batches`. An image drawn twice is augmented twice, differently."""
         generator, task = torch.Generator().manual_seed(seed), self.task
         labels = task.labels.cpu()
         rows = torch.multinomial(1 / labels.bincount()[labels], len(task), replacement=True, generator=generator)
@@ -217,7 +218,7 @@ class Balanced:
 
 
 def batch_bounds(count: int, size: int) -> list[tuple[int, int]]:
-    """Where the batches of `count` images start and stop; none has a single image if that can be helped."""
+    """Return where the batches of `count` images start and stop; a batch of a single image is avoided if possible."""
     bounds = [(start, min(start + size, count)) for start in range(0, count, size)]
     if len(bounds) > 1 and count % size == 1 and size > 1:
         bounds[-2:] = [(bounds[-2][0], count)]
@@ -225,7 +226,7 @@ def batch_bounds(count: int, size: int) -> list[tuple[int, int]]:
 
 
 def _place(images: Tensor, device: torch.device) -> Tensor:
-    """On the device if at most half of its free memory goes, else pinned on the host."""
+    """Put images on the device if they take at most half of its free memory, else into pinned host memory."""
     if device.type != "cuda":
         return images.to(device)
     free, _ = torch.cuda.mem_get_info(device)

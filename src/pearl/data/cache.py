@@ -1,8 +1,7 @@
-"""Decoded images on disk: a file is decoded, turned upright and cropped once, and mapped into memory from then on.
+"""Decoded images on disk: each file is decoded, turned upright and cropped once, then memory-mapped.
 
-A cache is a folder named by what went into it, ROOT/KEY/{images.npy, meta.json}. It is derived data: whatever is wrong
-with it, it is built again. That happens in a folder beside it, ROOT/KEY.*.tmp, which is renamed once it is whole, so
-that readers and other builders never see half of one.
+A cache is a folder ROOT/KEY/{images.npy, meta.json}; KEY is a hash of its inputs. A damaged cache is built again, in a
+folder ROOT/KEY.*.tmp that is renamed when it is complete. Other processes therefore never read an incomplete one.
 """
 
 import errno
@@ -32,27 +31,27 @@ from pearl.errors import DataError
 from pearl.storage.inside import sync_folder
 from pearl.storage.paths import data_root
 
-FORMAT = 1  # of the folder and of the pixels in it: raise it when either changes
-_ASIDE = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}\.tmp")  # what is built, or thrown away; all else is not ours
+FORMAT = 1  # version of the folder and its pixels: increase it when either changes
+_ASIDE = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}\.tmp")  # folders that are built or deleted
 _STALE_SECONDS = 24 * 3600
-_BATCH = 512  # images decoded ahead of the writer, so that memory stays bounded
+_BATCH = 512  # images decoded ahead of the writer, to bound memory
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images of a split, or of some of its rows, found by their rows in the split."""
+    """Images of a split, or of some of its rows, indexed by row in the split."""
 
-    rows: np.ndarray  # (n,) int64, rising
+    rows: np.ndarray  # (n,) int64, ascending
     pixels: np.ndarray  # uint8 (n, H, W, 3)
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
-        """The images of these rows, (len(rows), H, W, 3)."""
-        if not np.isin(rows, self.rows).all():  # searchsorted alone would give other images
+        """Return the images of these rows, (len(rows), H, W, 3)."""
+        if not np.isin(rows, self.rows).all():  # searchsorted alone would return other images
             raise IndexError("rows that were not decoded")
         return self.pixels[np.searchsorted(self.rows, rows)]
 
     def sha256(self, rows: np.ndarray) -> str:
-        """Digest of these rows' pixels and their shape, a batch at a time: a memory map stays on the disk."""
+        """Return the digest of the shape and pixels of these rows, read in batches to keep a memory map on disk."""
         digest = hashlib.sha256(repr(self.pixels.shape[1:]).encode())
         for start in range(0, len(rows), _BATCH):
             digest.update(self[rows[start : start + _BATCH]].tobytes())
@@ -67,10 +66,10 @@ def decode_rows(
     *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Images:
-    """The images of some rows of a split (rising, each once): of files, no other is opened.
+    """Decode some rows of a split (ascending, without repetition); only the files of these rows are opened.
 
-    Arrays are in memory already, so they come whole and are not copied. What another library reads comes into memory:
-    it has no file whose time would say that a cache is out of date.
+    Arrays are in memory already and are returned whole, without a copy. Images that another library reads are decoded
+    into memory: they have no file time by which an outdated cache could be detected.
 
     Raises:
         DataError: see `decode`.
@@ -91,14 +90,14 @@ def decode(
     root: Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """The images of a split, uint8 (N, H, W, 3).
+    """Decode the images of a split, uint8 (N, H, W, 3).
 
-    Arrays come back as they are. Files come back as a read-only memory map of shape (N, size, size, 3), each as
-    `read_image` gives it, from the cache under `root` (default: cache/ in the data folder). It is built when it is not
-    there or fails its checksum; meanwhile `on_progress` is called with (images done, images in all).
+    Arrays are returned unchanged. Files become a read-only memory map of shape (N, size, size, 3), each decoded by
+    `read_image`, from the cache under `root` (default: cache/ in the data folder). The cache is built if it is missing
+    or fails its checksum; `on_progress` is then called with (images done, images in total).
 
     Raises:
-        DataError: listing every image that cannot be read, or saying why the cache cannot be written.
+        DataError: lists every unreadable image, or has the reason why the cache cannot be written.
     """
     if isinstance(split.images, np.ndarray):
         return split.images
@@ -114,10 +113,10 @@ def decode(
     try:
         root.mkdir(parents=True, exist_ok=True)
         _remove_stale(root)
-        if shutil.disk_usage(root).free < needed:  # better now than after an hour of decoding
+        if shutil.disk_usage(root).free < needed:  # fail now rather than after an hour of decoding
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         aside.mkdir()
-        fresh = Decoding(decoding.bits, decoding.reduced)  # for what these images alone are like
+        fresh = Decoding(decoding.bits, decoding.reduced)  # counts the 16-bit images of this split alone
         _build(aside, key, files, size, fresh, on_progress)
         decoding.meet(*fresh.met)
         return _publish(aside, root / key, key, len(files), size)
@@ -131,7 +130,7 @@ def decode(
 
 
 def _key(files: Sequence[Path], size: int, decoding: Decoding) -> str:
-    """All that a cache depends on, as a sha256: how it is decoded, and the path, length and time of every file."""
+    """Return the sha256 of all that a cache depends on: decoding settings, and path, length and time of every file."""
     facts: list[object] = [FORMAT, size]
     if decoding != PLAIN:
         facts.append([decoding.bits, decoding.reduced])
@@ -140,26 +139,26 @@ def _key(files: Sequence[Path], size: int, decoding: Decoding) -> str:
             status = file.stat()
             facts.append((os.path.realpath(file), status.st_size, status.st_mtime_ns))
         except OSError:
-            facts.append(str(file))  # reading it will say what is wrong with it, and with all others
+            facts.append(str(file))  # reading it reports the problem, together with those of other files
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _aside(target: Path) -> Path:
-    """A new name beside a cache, for one that is being built or thrown away."""
+    """Return a new name beside a cache for one that is being built or deleted."""
     return target.with_name(f"{target.name}.{uuid.uuid4().hex}.tmp")
 
 
 def _remove_stale(root: Path) -> None:
-    """Remove what builds left behind that were killed long ago."""
+    """Remove the leftovers of builds that were killed long ago."""
     for place in (place for place in root.iterdir() if _ASIDE.fullmatch(place.name)):
-        with suppress(FileNotFoundError):  # its builder is alive and has just finished
+        with suppress(FileNotFoundError):  # its builder is running or has just finished
             newest = max(path.stat().st_mtime for path in (place, *place.iterdir()))
             if time.time() - newest > _STALE_SECONDS:
                 shutil.rmtree(place, ignore_errors=True)
 
 
 def _open(place: Path, key: str, count: int, size: int, decoding: Decoding = PLAIN) -> np.ndarray | None:
-    """The images of a cache, or None when it is absent or damaged."""
+    """Open the images of a cache; None if it is missing or damaged."""
     try:
         with (place / "images.npy").open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -187,7 +186,7 @@ def _build(
     decoding: Decoding,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Write a cache into an empty folder, and see it onto the disk."""
+    """Write a cache into an empty folder, and sync it to disk."""
 
     def attempt(file: Path) -> bytes | DataError:
         try:
@@ -228,8 +227,8 @@ def _build(
 
 
 def _publish(aside: Path, target: Path, key: str, count: int, size: int) -> np.ndarray:
-    """Give a finished cache its name, or use the one that another process has put there meanwhile."""
-    images = np.load(aside / "images.npy", mmap_mode="r")  # the map holds on to the file, whatever its name will be
+    """Rename a finished cache to its final name, or use the one that another process has put there meanwhile."""
+    images = np.load(aside / "images.npy", mmap_mode="r")  # the map stays valid when the file is renamed
     while True:
         try:
             aside.rename(target)

@@ -1,4 +1,4 @@
-"""Copies among images: what is the same picture is found by the hash of its pixels."""
+"""Detection of duplicate images by the hash of their pixels."""
 
 import base64
 import hashlib
@@ -8,7 +8,7 @@ import numpy as np
 
 from pearl.errors import counted, printable
 
-WIDTH = 8  # bytes of a hash that are kept: among a million images two differ with a probability of 1 - 3e-8
+WIDTH = 8  # bytes kept of a hash: among a million images, two differ with a probability of 1 - 3e-8
 
 
 def hashes(pixels: np.ndarray) -> list[bytes]:
@@ -17,7 +17,7 @@ def hashes(pixels: np.ndarray) -> list[bytes]:
 
 
 def written(found: Sequence[bytes], labels: np.ndarray, names: Sequence[str]) -> dict[str, str]:
-    """Return the hashes of N images by class, as text for a manifest; labels (N,) are places in `names`."""
+    """Return the hashes of N images by class, as text for a manifest; labels (N,) are indices into `names`."""
     return {
         names[row]: base64.b64encode(b"".join(found[i] for i in np.flatnonzero(labels == row).tolist())).decode()
         for row in np.unique(labels)
@@ -25,10 +25,10 @@ def written(found: Sequence[bytes], labels: np.ndarray, names: Sequence[str]) ->
 
 
 def read(text: Mapping[str, str]) -> dict[bytes, str]:
-    """Return the class of each hash that `written` put into a manifest.
+    """Return the class of each hash in a text by `written`.
 
     Raises:
-        ValueError: it is not such a text.
+        ValueError: the text has another format.
     """
     found: dict[bytes, str] = {}
     for name, of_class in text.items():
@@ -44,21 +44,21 @@ def without_copies(
     known: Mapping[bytes, str],
     where: Callable[[int], str],
 ) -> tuple[np.ndarray, list[str]]:
-    """Choose the images that are learnt or counted, each once.
+    """Choose the images to learn or count, each once.
 
-    Of images that are the same, the first of a class stays. None stays that are in several classes, nor any that
-    `known` has in the same class, unless their class has no other image.
+    Of equal images, the first in a class is kept. Images in several classes are dropped, and so are those that `known`
+    has in the same class, unless the class has no other image.
 
     Args:
-        found: hashes of N images.
-        labels: their classes (N,), places in `names`.
-        known: the class of each image that was learnt before, by its hash.
-        where: gives the name of image i, for notes.
+        found: hashes of the N images.
+        labels: their classes (N,), indices into `names`.
+        known: the class of each image learnt before, by hash.
+        where: returns the name of image i, for notes.
 
     Returns:
-        Which images stay (N,) bool, and a line for each kind of copies.
+        A mask (N,) bool of the images to keep, and a line for each kind of duplicate.
     """
-    classes: dict[bytes, dict[int, int]] = {}  # of each hash, the first image in each class
+    classes: dict[bytes, dict[int, int]] = {}  # by hash: the first image in each class
     for i, (one, label) in enumerate(zip(found, labels.tolist(), strict=True)):
         classes.setdefault(one, {}).setdefault(label, i)
     first = np.zeros(len(found), dtype=bool)
@@ -66,17 +66,17 @@ def without_copies(
     several = np.array([len(classes[one]) > 1 for one in found], dtype=bool)
     before = np.array([known.get(one) == names[row] for one, row in zip(found, labels.tolist(), strict=True)], bool)
     stay = first & ~several & ~before
-    alone = np.bincount(labels[stay], minlength=len(names)) == 0  # classes that would have no image
+    alone = np.bincount(labels[stay], minlength=len(names)) == 0  # classes that would lose all images
     stay |= first & alone[labels]
     notes = []
     if (~first).any():
-        notes.append(f"{counted(int((~first).sum()), 'image')} given more than once in a class, and counted once")
+        notes.append(f"{counted(int((~first).sum()), 'image')} repeated within a class; counted once")
     if twice := [of_one for of_one in classes.values() if len(of_one) > 1]:
         pair = [f"{where(i)} ({printable(names[row])})" for row, i in list(twice[0].items())[:2]]
         notes.append(
-            f"{counted(len(twice), 'image')} in several classes, as {' and '.join(pair)}: left out where a class has "
-            f"others; keep each in one class"
+            f"{counted(len(twice), 'image')} in several classes, as {' and '.join(pair)}: left out unless the class "
+            f"has no others; keep each in one class"
         )
     if before.any():
-        notes.append(f"{counted(int(before.sum()), 'image')} learnt before: left out where a class has others")
+        notes.append(f"{counted(int(before.sum()), 'image')} learnt before: left out unless the class has no others")
     return stay, notes

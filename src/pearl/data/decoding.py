@@ -1,4 +1,4 @@
-"""From an opened image to the pixels that training sees: upright, RGB, a square."""
+"""Conversion of an opened image to the pixels for training: upright, RGB, square."""
 
 import ctypes
 import threading
@@ -16,16 +16,16 @@ from pearl.errors import counted
 from pearl.settings.sections import ImagesConfig
 
 MAX_PIXELS = 100_000_000
-BYTES = 8  # of memory per pixel while an image is decoded, at most: itself, and itself turned or in RGB
+BYTES = 8  # peak memory per pixel of a decoded image: itself, and a turned or RGB copy
 _BUDGET = Budget(budget())
-_STRIP = 2**20  # pixels that are converted at a time, where that takes several copies
+_STRIP = 2**20  # pixels converted at a time if that takes several copies
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How images are decoded, see `ImagesConfig`; and what was met of images with 16 bits.
+    """Settings for decoding images, see `ImagesConfig`, and counts of 16-bit images.
 
-    Threads may share one.
+    It is thread-safe.
     """
 
     bits: int = 16
@@ -35,22 +35,22 @@ class Decoding:
 
     @classmethod
     def of(cls, images: ImagesConfig) -> "Decoding":
-        """As a configuration has it."""
+        """Return the decoding that a configuration defines."""
         return cls(images.bits, images.reduced)
 
     @property
     def met(self) -> tuple[int, int]:
-        """How many images of 16 bits were decoded, and the largest value in them."""
+        """Return the number of decoded 16-bit images and the largest value in them."""
         count, largest = self._met
         return count, largest
 
     def meet(self, count: int, largest: int) -> None:
-        """Count images of 16 bits, whose values go up to `largest`."""
+        """Count 16-bit images whose largest value is `largest`."""
         with self._lock:
             self._met[:] = [self._met[0] + count, max(self._met[1], largest)]
 
     def notes(self) -> list[str]:
-        """Return a note for the user if most of the range of 16 bits was not used."""
+        """Return a note for the user if 16-bit images used a small part of their range."""
         count, largest = self.met
         used = max(largest.bit_length(), 8)
         if not count or used > self.bits - 2:
@@ -66,15 +66,16 @@ PLAIN = Decoding()
 
 
 def upright_square(image: Image.Image, size: int, decoding: Decoding = PLAIN, *, own: bool = False) -> Image.Image:
-    """Return an opened image as `pictures.read_image` gives it. One of our `own` is changed, and needs less memory.
+    """Convert an opened image as `pictures.read_image` does. With `own`, the image itself is changed, which saves
+    memory.
 
     Raises:
-        ValueError: pixels of a kind or number that cannot be used.
+        ValueError: unusable number or type of pixels.
         OSError: damaged.
     """
     if not own:
         return _square(_rgb(ImageOps.exif_transpose(image), decoding), size)
-    if decoding.reduced:  # to no less than twice the size, from which it is resized as ever
+    if decoding.reduced:  # to no less than twice the final size, then resized as usual
         image.draft(None, (2 * size * image.width // min(image.size), 2 * size * image.height // min(image.size)))
     with _BUDGET.taken(BYTES * image.width * image.height):
         ImageOps.exif_transpose(image, in_place=True)
@@ -82,17 +83,17 @@ def upright_square(image: Image.Image, size: int, decoding: Decoding = PLAIN, *,
 
 
 def ignore_oddities() -> None:
-    """Have Python ignore what Pillow warns of: oddities of files that do no harm.
+    """Silence Pillow's warnings about harmless oddities of files, for the rest of the process.
 
-    From now on: `warnings.catch_warnings` for the time of a call is not for threads. Of two that overlap, the one that
-    ends last puts back what the other had set.
+    `warnings.catch_warnings` is not thread-safe: of two overlapping contexts, the one that ends last restores the
+    filters of the other.
     """
     warnings.filterwarnings("ignore", module=r"PIL\.|pearl\.data\.")
 
 
 def _hush_libtiff() -> None:
-    """Have libtiff print nothing: it writes what is wrong with a file to standard error, and Pillow raises it."""
-    with suppress(AttributeError, OSError):  # Pillow has no libtiff, or has it inside
+    """Stop libtiff from printing errors on standard error; Pillow raises them as well."""
+    with suppress(AttributeError, OSError):  # Pillow has no libtiff, or it is linked statically
         library = ctypes.CDLL(Image.core.__file__)
         for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
             setter: Callable[..., object] = getattr(library, name)
@@ -105,7 +106,7 @@ _hush_libtiff()
 def _rgb(image: Image.Image, decoding: Decoding) -> Image.Image:
     if image.mode == "F":
         raise ValueError("floating-point pixels have no fixed range; save it with 8 or 16 bits")
-    if image.mode.startswith("I"):  # Pillow's own conversion would cut off at 255
+    if image.mode.startswith("I"):  # Pillow's own conversion would clip at 255
         return _by_strips(image, _GreyStrips(decoding))
     if image.has_transparency_data:
         return _by_strips(image, _on_white)
@@ -113,7 +114,7 @@ def _rgb(image: Image.Image, decoding: Decoding) -> Image.Image:
 
 
 def _by_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """An image in RGB, converted some rows at a time."""
+    """Convert an image to RGB in strips of rows."""
     out, rows = Image.new("RGB", image.size), max(1, _STRIP // image.width)
     for top in range(0, image.height, rows):
         box = 0, top, image.width, min(top + rows, image.height)
@@ -129,7 +130,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 class _GreyStrips:
-    """Keep the upper 8 bits of an image with more, strip by strip."""
+    """Reduce grey images with more than 8 bits to their upper 8, strip by strip."""
 
     def __init__(self, decoding: Decoding) -> None:
         self.decoding, self.largest = decoding, 0

@@ -1,6 +1,6 @@
-"""The same classes in another look: fixed transforms of images, for streams whose tasks are domains.
+"""Fixed transforms of images into other styles, for streams whose tasks are domains.
 
-A drawing of an apple is an apple. What photographs lack are sets of other domains for any data; a transform makes one.
+They take the place of data sets in several domains, which most photographs lack.
 """
 
 import numpy as np
@@ -8,14 +8,14 @@ from scipy import ndimage
 
 from pearl.settings.sections import Domain
 
-NOISE = 40.0  # standard deviation, of values up to 255
+NOISE = 40.0  # standard deviation for values up to 255
 
 
 def seen_as(domain: Domain, images: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Images (N, H, W, 3) uint8 in the look of a domain, the same shape and type.
+    """Return images (N, H, W, 3) uint8 in the style of a domain, with the same shape and type.
 
-    `edges`: the size of each channel's gradient (Sobel), 4 to the unit. `inverted`: negatives. `noisy`: with normal
-    noise of standard deviation 40, drawn anew for each image by its row (N,), the same in every run.
+    `edges`: 4 times the magnitude of each channel's gradient (Sobel). `inverted`: negatives. `noisy`: normal noise of
+    standard deviation 40, seeded by each image's row (N,), so that it is the same in every run.
     """
     if domain == "inverted":
         return 255 - images
@@ -32,6 +32,6 @@ def seen_as(domain: Domain, images: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _slope(values: np.ndarray, along: int, across: int) -> np.ndarray:
-    # not `ndimage.sobel`, which smooths over every other axis: over channels and over images
+    # not `ndimage.sobel`, which also smooths over channels and images
     smooth = ndimage.correlate1d(values, [1.0, 2.0, 1.0], across, mode="nearest")
     return ndimage.correlate1d(smooth, [-1.0, 0.0, 1.0], along, mode="nearest")

@@ -1,4 +1,4 @@
-"""What people give to be learnt or evaluated, from wherever it is: as images with the names of their classes."""
+"""Inputs for learning and evaluation, from any source, as images with class names."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
@@ -26,14 +26,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Given:
-    """Images with their classes: files still to be read, pictures that a library reads, or pixels.
+    """Images with their classes: paths of files, pictures that a library reads, or pixels.
 
-    `labels` (N,) int64 are places in `classes`, which are as `in_order` puts them. `place` is where they can be found
-    again, None if that is nowhere. `notes` say what was left out.
+    `labels` (N,) int64 are indices into `classes`, which `in_order` has sorted. `place` is the path or name of the
+    source, None for data in memory. `notes` list the images left out.
     """
 
     place: str | None
-    name: str  # of a task of them, if nobody gives it another
+    name: str  # default name of a task made of them
     classes: tuple[str, ...]
     images: Any  # as Split.images; arrays are (N, size, size, 3) uint8
     labels: np.ndarray
@@ -44,7 +44,7 @@ class Given:
         return len(self.labels)
 
     def pixels(self, start: int, stop: int, size: int) -> tuple[np.ndarray, list[str]]:
-        """The images from `start` to `stop` that can be read, (n, size, size, 3) uint8, and a line for each other."""
+        """Return the readable ones of images `start` to `stop`, (n, size, size, 3) uint8, and a line for each other."""
         if isinstance(self.images, tuple):
             _, pixels, problems = read_all(self.images[start:stop], size, self.decoding)
             return pixels, problems
@@ -53,11 +53,11 @@ class Given:
         return pixels_of(self.images, np.arange(start, min(stop, len(self))), size, self.decoding), []
 
     def where(self, index: int) -> str:
-        """The name of an image: its file, or its number, counted from 0."""
+        """Return the name of an image: its file, or its number from 0."""
         return printable(str(self.images[index])) if isinstance(self.images, tuple) else f"image {index}"
 
     def renamed(self, names: Mapping[str, str]) -> "Given":
-        """With other names of some classes; those that get one name become one class."""
+        """Return the images with some classes renamed; classes that get the same name are merged."""
         names = by_class_name(names)
         named = [names.get(name, name) for name in self.classes]
         merged = in_order({*named})
@@ -75,16 +75,16 @@ def given(
     decoding: Decoding | None = None,
     on_progress: Progress | None = None,
 ) -> Given:
-    """What is to be learnt or evaluated.
+    """Read images with classes from any supported input.
 
-    A folder has a folder of images per class, or a folder `part` that has them; if `nested`, classes are the innermost
-    folders. A .csv file has a line PATH,LABEL for each image. `torchvision/NAME` and `hf/NAME`, if no file is called
-    so, are data sets of these libraries. In memory it is a `datasets.Dataset`, `(images, labels)` or `(images, labels,
-    names)`, or anything that gives pairs of an image and its label, such as a data set of torch; those images are read
-    here and now, once, to `size` pixels. A label is a name or a whole number that counts in the names there are.
+    A folder holds a folder of images per class, or a folder `part` of this layout; if `nested`, classes are the
+    innermost folders. A .csv file has a line PATH,LABEL for each image. `torchvision/NAME` and `hf/NAME` are data sets
+    of these libraries, unless a file has that name. In memory: a `datasets.Dataset`, `(images, labels)`, `(images,
+    labels, names)`, or any iterable of (image, label) pairs, such as a torch data set; these images are read once,
+    immediately, at `size` pixels. A label is a name, or an integer index into the names.
 
     Raises:
-        DataError: naming what cannot be used.
+        DataError: names the unusable item.
     """
     decoding = decoding or Decoding()
     if not isinstance(data, str | Path):
@@ -104,16 +104,16 @@ def given(
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names in the order of their classes: of the alphabet, or, if all are whole numbers, counted."""
+    """Sort names: alphabetically, or numerically if all are integers."""
     found = sorted(names)
     return sorted(found, key=int) if all(name.isascii() and name.isdigit() for name in found) else found
 
 
 def check_aliases(aliases: Mapping[str, str], parts: Sequence[Given]) -> None:
-    """Refuse an alias of a folder that none of them has: a name mistyped would leave its images under another class.
+    """Raise if an alias names a folder that none of the inputs has, since a typing error would create another class.
 
     Raises:
-        DataError: naming it, and the folder that was meant.
+        DataError: names the alias and the most similar folder.
     """
     names = sorted({name for part in parts for name in part.classes})
     if strange := sorted(by_class_name(aliases).keys() - {*names}):
@@ -122,14 +122,14 @@ def check_aliases(aliases: Mapping[str, str], parts: Sequence[Given]) -> None:
 
 
 def by_class_name(aliases: Mapping[str, str]) -> dict[str, str]:
-    """Aliases with both names in the form that classes have."""
+    """Return aliases with both names in normal form."""
     return {class_name(folder): class_name(name) for folder, name in aliases.items()}
 
 
 def name_of(data: Any) -> str:
-    """What a task of a folder or file is called; of images in memory that takes their classes.
+    """Return the name of a task: that of its folder or file, or of its classes for images in memory.
 
-    A folder `train` is a part of the one above it, see `given`, and called as that is.
+    A folder `train` is a part of its parent, see `given`, and gets the parent's name.
     """
     if not isinstance(data, str | Path):
         return ""
@@ -146,7 +146,7 @@ def _of_files(place: Path, files: Files, notes: Iterable[str], decoding: Decodin
 
 
 def _sorted(found: Given) -> Given:
-    """With the classes that have images, in their order."""
+    """Return the images with only the classes that have some, sorted."""
     present = {found.classes[label]: label for label in np.unique(found.labels)}
     names = in_order(present)
     place = np.zeros(len(found.classes), dtype=np.int64)
@@ -164,7 +164,7 @@ def _in_memory(data: Any, size: int, decoding: Decoding, on_progress: Progress |
         if on_progress and count:
             on_progress(index + 1, count)
     if not labels:
-        raise DataError("no image to be learnt from: the data set is empty; give one that has some")
+        raise DataError("the data set is empty; give one with images")
     if len({type(label) for label in labels}) > 1:
         raise DataError("some labels are whole numbers, others names; give all of them as one or the other")
     classes = tuple(in_order({str(label) for label in labels}))
@@ -175,7 +175,7 @@ def _in_memory(data: Any, size: int, decoding: Decoding, on_progress: Progress |
 
 
 def _pairs(data: Any) -> tuple[Iterable[tuple[Picture, Any]], tuple[str, ...]]:
-    """The images with their labels, and the names that labels count in, if there are any."""
+    """Return the images with their labels, and the names that labels index, if any."""
     what = type(data).__name__
     if isinstance(data, tuple) and len(data) in (2, 3):
         return _of_arrays(*data)
@@ -183,7 +183,7 @@ def _pairs(data: Any) -> tuple[Iterable[tuple[Picture, Any]], tuple[str, ...]]:
         if isinstance(data, Mapping):
             raise DataError(f"a {what} of several splits; give one of them, as data[{next(iter(data), 'train')!r}]")
         image, label, names = columns(data, f"this {what}")
-        plain = data.with_format(None)  # without transforms: pictures are augmented in training
+        plain = data.with_format(None)  # without transforms: pearl augments in training
         return ((row[image], row[label]) for row in plain), names
     if what == "DataLoader":
         raise DataError("a DataLoader gives batches; give its data set, as loader.dataset")
@@ -198,7 +198,7 @@ def _of_arrays(images: Any, labels: Any, names: Any = ()) -> tuple[Iterable[tupl
         raise DataError(f"(images, labels) are two arrays, tensors or lists of one length; {WHAT}")
     try:
         counts = len(images), len(labels)
-    except TypeError:  # of a generator, a number, a tensor without dimensions
+    except TypeError:  # a generator, number or zero-dimensional tensor
         raise DataError("(images, labels) need a length; give arrays, tensors or lists") from None
     if counts[0] != counts[1]:
         raise DataError(
@@ -206,17 +206,17 @@ def _of_arrays(images: Any, labels: Any, names: Any = ()) -> tuple[Iterable[tupl
         )
     names = tuple(class_name(name) if isinstance(name, str) else name for name in names)
     if not all(isinstance(name, str) for name in names) or len({*names}) != len(names):
-        raise DataError("the names in (images, labels, names) must be texts, each once; mend them")
+        raise DataError("the names in (images, labels, names) must be different strings; fix them")
     return zip(images, labels, strict=True), names
 
 
 def _items(data: Any, mapped: bool) -> Iterator[tuple[Picture, Any]]:
-    """The pairs that a data set gives, one after the other."""
+    """Yield the pairs of a data set."""
 
     def pair(index: int, item: Any) -> tuple[Picture, Any]:
         if not isinstance(item, tuple | list) or len(item) != 2:
             form = f"{type(item).__name__} of {len(item)}" if isinstance(item, Sized) else type(item).__name__
-            raise DataError(f"item {index} of the data set is no pair of an image and its label, but a {form}; {WHAT}")
+            raise DataError(f"item {index} of the data set: expected an (image, label) pair, got {form}; {WHAT}")
         return item[0], item[1]
 
     if not mapped:
@@ -226,12 +226,12 @@ def _items(data: Any, mapped: bool) -> Iterator[tuple[Picture, Any]]:
     for index in range(len(data)):
         try:
             item = data[index]
-        except Exception as error:  # of a damaged file a data set raises nearly anything
-            raise DataError(f"item {index} of the data set cannot be read ({error!r}); mend or remove it") from error
+        except Exception as error:  # a damaged file can raise nearly any exception
+            raise DataError(f"item {index} of the data set cannot be read ({error!r}); fix or remove it") from error
         if index == 0 and not np.array_equal(_numbers(pair(0, item)[0]), _numbers(pair(0, data[0])[0])):
             raise DataError(
-                "the data set gives another image each time it is asked for the first; take random transforms out of "
-                "it, as pearl augments by itself (images.augment)"
+                "the data set returns a different first image each time; remove its random transforms, since pearl "
+                "augments images itself (images.augment)"
             )
         yield pair(index, item)
 
@@ -241,7 +241,7 @@ def _numbers(picture: Any) -> Any:
 
 
 def _class_of(label: Any, names: tuple[str, ...], index: int) -> str | int:
-    """A label as the name of a class; a number if there are no names to count in."""
+    """Return a label as a class name; a number if there are no names to index."""
     value = label
     if getattr(value, "shape", None) in ((), (1,)) and hasattr(value, "item"):
         value = value.item()

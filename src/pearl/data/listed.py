@@ -1,4 +1,4 @@
-"""A list of images: a CSV file of paths and labels."""
+"""Lists of images: CSV files of paths and labels."""
 
 import csv
 import io
@@ -11,25 +11,25 @@ from pearl.storage.files import read_regular
 from pearl.storage.paths import as_path
 
 SUFFIXES = (".csv", ".tsv", ".txt")
-# What the two columns may be called, the likeliest first.
+# Accepted names of the two columns, the most likely first.
 _PATHS = ("path", "file_name", "filename", "file", "image")
 _LABELS = ("label", "class", "category")
-_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # of an encoding, at the start of a file; else it is UTF-8
+_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # by the byte order mark at the start of a file; else UTF-8
 
 
 def read_list(place: Path) -> Files:
-    """The images that a CSV file names, by class, in order of the alphabet; paths are relative to the file.
+    """Read the images that a CSV file lists, by class in alphabetical order; paths are relative to the file.
 
-    The header, if there is one, names the columns: path (or file_name, filename, file, image) and label (or class,
-    category). Without a header they are the first two. They are separated by commas, semicolons or tabs; texts may be
-    quoted. Paths may have the separators of Windows. The text is in UTF-8, or in UTF-16 with a byte order mark.
+    An optional header names the columns: path (or file_name, filename, file, image) and label (or class, category).
+    Without a header they are the first two. Columns are separated by commas, semicolons or tabs; texts may be quoted.
+    Paths may use Windows separators. The encoding is UTF-8, or UTF-16 with a byte order mark.
 
     Raises:
-        DataError: with the lines that cannot be used.
+        DataError: lists the unusable lines.
     """
     lines = _lines(place)
     if not lines:
-        raise DataError(f"{place}: names no image; write a line PATH,LABEL for each")
+        raise DataError(f"{place}: lists no image; write a line PATH,LABEL for each")
     files: Files = {}
     seen: dict[Path, int] = {}
     missing: list[str] = []
@@ -41,7 +41,7 @@ def read_list(place: Path) -> Files:
             file = place.parent / path.replace("\\", "/")
         if not _is_file(file):
             if number == 1 and len(lines) > 1 and not is_image(path):
-                raise DataError(f"{place}: line 1 is a header of other columns; call the two that count path and label")
+                raise DataError(f"{place}: line 1 is a header without the columns path and label; rename two columns")
             missing.append(f"line {number}: {printable(path)}")
         elif (first := seen.setdefault(file.resolve(), number)) != number:
             raise DataError(f"{place}: line {number} names the image of line {first} again; keep one of them")
@@ -57,17 +57,17 @@ def read_list(place: Path) -> Files:
 def _is_file(place: Path) -> bool:
     try:
         return place.is_file()
-    except OSError:  # a name that is too long
+    except OSError:  # the name is too long
         return False
 
 
 def _lines(place: Path) -> list[tuple[int, str, str]]:
-    """Number, path and label of each line that names an image."""
+    """Return number, path and label of each line that lists an image."""
     try:
         content = read_regular(place)
         text = content.decode(_MARKS.get(content[:2], "utf-8-sig"))
     except UnicodeDecodeError:
-        raise DataError(f"{place}: is not a text in UTF-8; save the list as CSV in UTF-8") from None
+        raise DataError(f"{place}: is not UTF-8 text; save the list as CSV in UTF-8") from None
     except OSError as error:
         raise DataError(f"{place}: cannot be read ({reason(error)}); give a CSV file of paths and labels") from None
     tables, problems = [], []
@@ -83,22 +83,22 @@ def _lines(place: Path) -> list[tuple[int, str, str]]:
             tables.append(rows)
     if not tables:
         why = f" ({problems[0]})" if problems else ""
-        raise DataError(f"{place}: not every line has two columns, PATH,LABEL{why}; mend it, or quote names")
+        raise DataError(f"{place}: not every line has two columns, PATH,LABEL{why}; fix it, or quote names")
     with_header = [rows for rows in tables if rows and _columns(rows[0][1])]
     if len(tables) > 1 and any(tables) and len(with_header) != 1:
-        raise DataError(f"{place}: several signs may separate its columns; begin it with the header path,label")
+        raise DataError(f"{place}: the column separator is ambiguous; add the header path,label")
     rows = (with_header or tables)[0]
     first, second = 0, 1
     if with_header:
         first, second = _columns(rows.pop(0)[1]) or (0, 1)
         short = [number for number, row in rows if len(row) <= max(first, second)]
         if short:
-            raise DataError(f"{place}: line {short[0]} has fewer columns than the first one; mend it")
+            raise DataError(f"{place}: line {short[0]} has fewer columns than the first one; fix it")
     return [(number, row[first], class_name(row[second])) for number, row in rows]
 
 
 def _columns(header: list[str]) -> tuple[int, int] | None:
-    """Where a first line names the columns of paths and of labels; None if it is no header."""
+    """Return the columns of paths and labels in a header; None if the line is not a header."""
     names = [cell.lower() for cell in header]
     found = [next((names.index(name) for name in choices if name in names), None) for choices in (_PATHS, _LABELS)]
     return None if found[0] is None or found[1] is None else (found[0], found[1])

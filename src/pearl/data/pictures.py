@@ -1,4 +1,4 @@
-"""Pictures as people have them - files, Pillow images, arrays, tensors - as the pixels that training sees."""
+"""Conversion of pictures (files, Pillow images, arrays, tensors) to the pixels for training."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +23,13 @@ Picture = str | Path | Image.Image | np.ndarray | Tensor
 
 
 def read_image(path: Path, size: int, decoding: Decoding = PLAIN) -> np.ndarray:
-    """One image file, upright, in RGB, its shorter side resized to `size`, its centre cropped: uint8 (size, size, 3).
+    """Read one image file: upright, RGB, shorter side resized to `size`, centre cropped; uint8 (size, size, 3).
 
-    What is transparent is laid on white; of grey with 16 bits the upper 8 of `decoding.bits` are kept. The resizing is
-    bicubic with antialiasing: torchvision's Resize and CenterCrop, as the protocols of vision transformers have them.
+    Transparent pixels are blended with white; 16-bit grey keeps the upper 8 of `decoding.bits` bits. Resizing is
+    bicubic with antialiasing, as by torchvision's Resize and CenterCrop in the protocols of vision transformers.
 
     Raises:
-        DataError: "PATH: reason", whatever the reason is that it cannot be read.
+        DataError: "PATH: reason", for any unreadable file.
     """
     try:
         with open_regular(path) as file, Image.open(file, formats=image_formats()) as image:
@@ -38,14 +38,14 @@ def read_image(path: Path, size: int, decoding: Decoding = PLAIN) -> np.ndarray:
             return np.asarray(upright_square(image, size, decoding, own=True))
     except UnidentifiedImageError:
         raise DataError(f"{path}: not an image, or of a kind that Pillow cannot read") from None
-    except Exception as error:  # of a damaged file a decoder raises nearly anything
+    except Exception as error:  # a damaged file can raise nearly any exception
         raise DataError(f"{path}: {reason(error)}") from error
 
 
 def read_all(files: Sequence[Path], size: int, decoding: Decoding = PLAIN) -> tuple[list[Path], np.ndarray, list[str]]:
-    """Decode files side by side, into memory alone.
+    """Decode files in parallel, in memory.
 
-    Those that can be read, their pixels uint8 (N, size, size, 3), and a line for each of the others.
+    The readable files, their pixels uint8 (N, size, size, 3), and a line for each other file.
     """
 
     def attempt(file: Path) -> np.ndarray | DataError:
@@ -63,17 +63,18 @@ def read_all(files: Sequence[Path], size: int, decoding: Decoding = PLAIN) -> tu
 
 
 def unreadable(problems: Sequence[str], total: int) -> DataError:
-    """What to raise where some of so many images cannot be read: all of them are named, to be mended at once."""
+    """Return the error that lists all unreadable images, so that they can be fixed at once."""
     return DataError(
         "\n".join([f"{len(problems)} of {total:,} images cannot be read: remove or replace them", *problems])
     )
 
 
 def to_pixels(picture: Picture, size: int, decoding: Decoding = PLAIN) -> np.ndarray:
-    """Any picture as training saw it: upright, RGB, shorter side `size`, centre crop; uint8 (size, size, 3).
+    """Convert any picture to the pixels for training: upright, RGB, shorter side `size`, centre crop; uint8 (size,
+    size, 3).
 
     Raises:
-        DataError: it cannot be read, or is no picture.
+        DataError: it is unreadable or not a picture.
     """
     if isinstance(picture, str | Path):
         return read_image(Path(picture), size, decoding)
@@ -81,23 +82,24 @@ def to_pixels(picture: Picture, size: int, decoding: Decoding = PLAIN) -> np.nda
         picture = Image.fromarray(_bytes(picture))
     elif not isinstance(picture, Image.Image):
         raise DataError(
-            f"a {type(picture).__name__} is no picture; give a file, a Pillow image, an array (height, width, 3) or a "
+            f"a {type(picture).__name__} is not a picture; give a file, a Pillow image, an array (height, width, 3) "
+            f"or a "
             f"tensor (3, height, width)"
         )
     try:
         return np.asarray(upright_square(picture, size, decoding))
-    except Exception as error:  # of a damaged image a decoder raises nearly anything
+    except Exception as error:  # a damaged image can raise nearly any exception
         raise DataError(f"an image cannot be used ({error}); give a file, a Pillow image or a uint8 array") from None
 
 
 def _bytes(given: np.ndarray | Tensor) -> np.ndarray:
-    """Numbers as bytes (H, W) or (H, W, 3 or 4).
+    """Convert numbers to bytes (H, W) or (H, W, 3 or 4).
 
-    Floats count from 0 to 1. Of other ranges nobody can say which number is white, so they are refused, and so are
-    whole numbers of other kinds.
+    Floats range from 0 to 1. Other ranges are refused, since white is undefined in them, and so are other integer
+    types.
 
     Raises:
-        DataError: another shape, kind or range.
+        DataError: unsupported shape, type or range.
     """
     if isinstance(given, Tensor):
         what, order, other = "a tensor", "(channels, height, width)", "permute(2, 0, 1)"
@@ -114,7 +116,7 @@ def _bytes(given: np.ndarray | Tensor) -> np.ndarray:
     if 0 in shape:
         raise DataError(f"an image has no pixels, its shape is {shape}; leave it out")
     if array.dtype.kind == "f":
-        low, high = array.min(), array.max()  # not a number if one of them is
+        low, high = array.min(), array.max()  # NaN if any value is
         if not (low >= 0 and high <= 1):
             raise DataError(
                 f"floating-point pixels must lie between 0 and 1, these go from {low:g} to {high:g}; divide by 255, "
@@ -130,17 +132,17 @@ def _bytes(given: np.ndarray | Tensor) -> np.ndarray:
 
 
 def is_one(pictures: object) -> bool:
-    """Whether this is a picture rather than several."""
+    """Return True for a single picture rather than several."""
     if isinstance(pictures, np.ndarray | Tensor):
         return pictures.ndim < 4
     return isinstance(pictures, str | Path | Image.Image)
 
 
 def in_batches(pictures: Iterable[Picture], size: int, batch: int, decoding: Decoding = PLAIN) -> Iterator[np.ndarray]:
-    """Pictures as `to_pixels`, (n, size, size, 3) uint8 with n up to `batch`.
+    """Yield pictures converted by `to_pixels` in batches (n, size, size, 3) uint8 with n up to `batch`.
 
     Raises:
-        DataError: one cannot be used; it is named, or counted from 0.
+        DataError: a picture is unusable; has its name, or its number from 0.
     """
     ignore_oddities()
     waiting = enumerate(pictures)
@@ -156,10 +158,10 @@ def pixels_of(
     *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """Some of many pictures, (len(rows), size, size, 3) uint8, one after the other: who reads them may use no threads.
+    """Return some of many pictures, (len(rows), size, size, 3) uint8, read one by one for libraries without threads.
 
     Raises:
-        DataError: one cannot be used; it is named, or counted from 0.
+        DataError: a picture is unusable; has its name, or its number from 0.
     """
     ignore_oddities()
     pixels = np.empty((len(rows), size, size, 3), np.uint8)
@@ -171,14 +173,14 @@ def pixels_of(
 
 
 def one_of(index: int, picture: Picture, size: int, decoding: Decoding = PLAIN) -> np.ndarray:
-    """One of many pictures, as `to_pixels`.
+    """Convert one of many pictures with `to_pixels`.
 
     Raises:
-        DataError: it cannot be used; it is named, or counted from 0.
+        DataError: it is unusable; has its name, or its number from 0.
     """
     try:
         return to_pixels(picture, size, decoding)
     except DataError as error:
         if isinstance(picture, str | Path):
-            raise  # it says which file
+            raise  # the error has the file's name
         raise DataError(f"image {index}: {error}") from None

@@ -12,14 +12,14 @@ from pearl.data.sources import Source, Split
 from pearl.errors import DataError, counted
 from pearl.settings.sections import Domain, StreamConfig
 
-KEPT = 1 << 30  # bytes of test images that are kept in another look
+KEPT = 1 << 30  # bytes of test images kept in another style
 
 
 @dataclass(frozen=True)
 class TaskSplit:
-    """Where one task's images are: rows of the decoded arrays, and their logit indices.
+    """The images of one task: rows of the decoded arrays, and their logit indices.
 
-    `classes` are those that no task before it has shown, from `first_class` on.
+    `classes` are the new ones, with logit indices from `first_class`.
     """
 
     name: str
@@ -33,40 +33,41 @@ class TaskSplit:
 
     @property
     def shown(self) -> np.ndarray:
-        """Logit indices of all its classes, rising."""
+        """Return the logit indices of all its classes, ascending."""
         return np.unique(self.train_labels)
 
     def train_images(self, images: Images) -> np.ndarray:
-        """(n, H, W, 3) uint8, in the look of its domain."""
+        """Return the training images (n, H, W, 3) uint8, in the style of the task's domain."""
         return seen_as(self.domain, images[self.train], self.train)
 
     def test_images(self, images: Images) -> np.ndarray:
-        """As `train_images`."""
+        """Return the test images, as `train_images` does."""
         return seen_as(self.domain, images[self.test], self.test)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The tasks of a run. Test rows belong to the validation images if those are evaluated on."""
+    """The tasks of a run. Test rows index the validation images if those are evaluated."""
 
     tasks: tuple[TaskSplit, ...]
-    test_from: str  # "train", "test" or "validation": which of the source's splits test rows point into
-    digest: str  # SHA-256 of all rows, labels and class names; the pixels have their own
+    test_from: str  # "train", "test" or "validation": the split of the source that test rows index
+    digest: str  # SHA-256 of all rows, labels and class names; the pixels have a separate one
     _kept: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """All class names in order of arrival."""
+        """Return all class names in order of arrival."""
         return tuple(name for task in self.tasks for name in task.classes)
 
     def shown(self, t: int) -> list[str]:
-        """Names of all classes of a task, new ones or not, by their logit indices."""
+        """Return the names of all classes of a task, new or known, by logit index."""
         return [self.classes[c] for c in self.tasks[t].shown]
 
     def test_images(self, t: int, images: Images) -> np.ndarray:
-        """A task's, (n, H, W, 3) uint8, in the look of its domain; that is kept, as they are asked for at each stage.
+        """Return a task's test images (n, H, W, 3) uint8 in the style of its domain; cached, since each stage reads
+        them.
 
-        `images` are the same in every call.
+        `images` must be the same in every call.
         """
         if t in self._kept:
             return self._kept[t]
@@ -77,17 +78,17 @@ class Stream:
 
     @property
     def train_rows(self) -> np.ndarray:
-        """All rows that are learnt from, rising."""
+        """Return all training rows, ascending."""
         return np.unique(np.concatenate([task.train for task in self.tasks]))
 
     @property
     def test_rows(self) -> np.ndarray:
-        """All rows that are evaluated on, rising."""
+        """Return all test rows, ascending."""
         return np.unique(np.concatenate([task.test for task in self.tasks]))
 
 
 def class_order(count: int, order: str | int | list[int]) -> np.ndarray:
-    """Source labels in order of arrival: natural, permuted by a numpy seed (as PyCIL's 1993), or listed.
+    """Return source labels in order of arrival: natural, permuted by a numpy seed (such as PyCIL's 1993), or listed.
 
     Raises:
         DataError: a listed label that the source does not have.
@@ -99,11 +100,11 @@ def class_order(count: int, order: str | int | list[int]) -> np.ndarray:
         return np.array(order)
     if order == "natural":
         return np.arange(count)
-    return np.random.RandomState(int(order)).permutation(count)  # the legacy generator is what published orders used
+    return np.random.RandomState(int(order)).permutation(count)  # published class orders used the legacy generator
 
 
 def task_sizes(classes: int, tasks: int | list[int]) -> list[int]:
-    """Number of classes of each task.
+    """Return the number of classes of each task.
 
     Raises:
         DataError: the tasks do not divide the classes.
@@ -129,11 +130,11 @@ def make_stream(source: Source, config: StreamConfig, seed: int) -> Stream:
     """Cut a source into tasks.
 
     Raises:
-        DataError: classes that the tasks do not divide, or classes without training or test images; all are named.
+        DataError: the tasks do not divide the classes, or classes lack training or test images; all are listed.
     """
     order = class_order(len(source.classes), config.order)[: config.classes]
     if config.classes is not None and config.classes > len(order):
-        raise DataError(f"stream.classes={config.classes}: the order has {len(order)}; ask for at most that many")
+        raise DataError(f"stream.classes={config.classes}: the order has {len(order)}; set at most that many")
     sizes = task_sizes(len(order), config.tasks)
     rng = np.random.default_rng([seed, 1])
     train_rows = {label: np.flatnonzero(source.train.labels == label) for label in order}
@@ -154,7 +155,7 @@ def make_stream(source: Source, config: StreamConfig, seed: int) -> Stream:
             name = f"{domain}{index + 1}" if len(sizes) > 1 else domain
             if not config.domains:
                 name = f"task{index + 1}"
-            again = len(tasks) >= len(sizes)  # another domain has shown these classes
+            again = len(tasks) >= len(sizes)  # known from another domain
             new = () if again else tuple(source.classes[label] for label in labels)
             images = (*_gather(labels, rows, first), *_gather(labels, test_rows, first))
             tasks.append(TaskSplit(name, new, len(order) if again else first, *images, domain))
@@ -165,15 +166,15 @@ def make_stream(source: Source, config: StreamConfig, seed: int) -> Stream:
 def _apart(
     source: Source, config: StreamConfig, rows: dict[int, np.ndarray], rng: np.random.Generator
 ) -> list[dict[int, np.ndarray]]:
-    """The training rows of each domain, each with images of its own."""
+    """Split the training rows among domains, so that no image is in two."""
     if not config.domains:
         return [rows]
     count = len(config.domains)
     few = [source.classes[label] for label, found in rows.items() if len(found) < count]
     if few:
         raise DataError(
-            f"stream.domains: {count} of them, and fewer training images of {', '.join(few)}; each learns from images "
-            f"of its own, so name fewer domains, or leave the class out of stream.order"
+            f"stream.domains: {count} domains, but fewer training images of {', '.join(few)}; domains share no "
+            f"image, so set fewer domains, or leave the class out of stream.order"
         )
     parts = {label: np.array_split(rng.permutation(found), count) for label, found in rows.items()}
     return [{label: np.sort(part[d]) for label, part in parts.items()} for d in range(count)]
@@ -186,7 +187,7 @@ def _evaluation_rows(
     train_rows: dict[int, np.ndarray],
     rng: np.random.Generator,
 ) -> tuple[str, dict[int, np.ndarray]]:
-    """Hold out the validation share (taking it from `train_rows`), and choose what is evaluated on."""
+    """Hold out the validation share (removed from `train_rows`), and choose the evaluation rows."""
     held_out: dict[int, np.ndarray] = {}
     if config.validation:
         for label in order:

@@ -1,4 +1,4 @@
-"""Strong augmentation, and several views of each image, for methods that learn by comparing images."""
+"""Strong augmentation, and several views of each image, for contrastive methods."""
 
 from collections.abc import Callable
 
@@ -8,22 +8,23 @@ from torch import Tensor
 
 from pearl.data.augment import Draws, View, draw_boxes, resized_crop
 
-JITTER = (0.4, 0.4, 0.4, 0.1)  # of brightness, contrast, saturation and hue
+JITTER = (0.4, 0.4, 0.4, 0.1)  # ranges of brightness, contrast, saturation and hue
 JITTERED, GREYED, BLURRED = 0.8, 0.2, 0.5  # shares of the images
-SIGMA = (0.1, 2.0)  # of the blur, in pixels
+SIGMA = (0.1, 2.0)  # standard deviation of the blur, in pixels
 
 
 class StrongView(View):
-    """Random resized crops with other colours, some of them grey; above 32 pixels half of them blurred.
+    """Random resized crops with colour jitter, some of them grey; above 32 pixels half of them blurred.
 
     Half are mirrored, unless `images.flip` is false: digits and letters have a direction.
 
-    What SupCon (Khosla et al., NeurIPS 2020) and Co2L train on; each image has its own draws, and its own order of the
-    four changes of colour. With `views` 2, a batch of B images is (2B, 3, size, size): a view of each, then another.
+    SupCon (Khosla et al., NeurIPS 2020) and Co2L train on these; each image has its own random numbers, and its own
+    order of the four colour changes. With `views` 2, a batch of B images is (2B, 3, size, size): a view of each, then
+    another.
     """
 
     def __init__(self, like: View, area: tuple[float, float], *, views: int = 1) -> None:
-        """Size, mean and std are those of `like`; `area` is the least and largest share of an image that is shown."""
+        """Take size, mean and std from `like`; `area` is the smallest and largest share of an image in a view."""
         super().__init__(like.images, channels_last=like.channels_last)
         self.area, self.views = area, views
 
@@ -60,15 +61,15 @@ class StrongView(View):
 
 
 def greyscale(x: Tensor) -> Tensor:
-    """Luma (B, 1, H, W) of images (B, 3, H, W), with the weights of ITU-R BT.601."""
+    """Return the luma (B, 1, H, W) of images (B, 3, H, W), with the weights of ITU-R BT.601."""
     return (x * torch.tensor([0.299, 0.587, 0.114], device=x.device)[:, None, None]).sum(1, keepdim=True)
 
 
 def jittered(x: Tensor, changes: Tensor, order: Tensor) -> Tensor:
-    """Images (B, 3, H, W) in [0, 1] with other colours.
+    """Return images (B, 3, H, W) in [0, 1] with other colours.
 
-    `changes` (B, 4) are factors of brightness, contrast and saturation and a part of the circle of hues to go on by;
-    `order` (B, 4) says which of them comes first, second, ... The formulas are torchvision's.
+    `changes` (B, 4) are factors of brightness, contrast and saturation, and a shift of hue as a part of the circle;
+    `order` (B, 4) is their order of application. The formulas are torchvision's.
     """
     for place in order.T:
         kinds = (brighter, contrasted, saturated, turned)
@@ -78,24 +79,24 @@ def jittered(x: Tensor, changes: Tensor, order: Tensor) -> Tensor:
 
 
 def brighter(x: Tensor, factor: Tensor) -> Tensor:
-    """All values times a factor."""
+    """Multiply all values by a factor."""
     return (factor * x).clamp(0, 1)
 
 
 def contrasted(x: Tensor, factor: Tensor) -> Tensor:
-    """Away from the image's mean grey, or towards it."""
+    """Interpolate between an image and its mean grey, or extrapolate."""
     mean = greyscale(x).mean((2, 3), keepdim=True)
     return (mean + factor * (x - mean)).clamp(0, 1)
 
 
 def saturated(x: Tensor, factor: Tensor) -> Tensor:
-    """Away from each pixel's grey, or towards it."""
+    """Interpolate between pixels and their grey, or extrapolate."""
     grey = greyscale(x)
     return (grey + factor * (x - grey)).clamp(0, 1)
 
 
 def turned(x: Tensor, part: Tensor) -> Tensor:
-    """Hues, as parts of a circle, go on by `part`; value and saturation (HSV) stay."""
+    """Shift hues by `part` of the circle; value and saturation (HSV) are unchanged."""
     top, low = x.amax(1), x.amin(1)
     span = (top - low).clamp(min=1e-12)
     red, green, blue = x.unbind(1)
@@ -103,13 +104,13 @@ def turned(x: Tensor, part: Tensor) -> Tensor:
         top == red, (green - blue) / span, torch.where(top == green, 2 + (blue - red) / span, 4 + (red - green) / span)
     )
     hue = (sixth / 6 + part[:, 0]) % 1.0
-    # of red, green and blue: 0 where a hue is at most a sixth from it, 1 where it is a third or more
+    # weights of red, green and blue: 0 if a hue is at most a sixth away, 1 if it is a third or more
     apart = ((hue[:, None] - torch.tensor([0.0, 1 / 3, 2 / 3], device=x.device)[:, None, None] + 0.5) % 1 - 0.5).abs()
     return top[:, None] - (top - low)[:, None] * (6 * apart - 1).clamp(0, 1)
 
 
 def blurred(x: Tensor, sigma: Tensor, kernel: int) -> Tensor:
-    """Images (B, C, H, W) blurred by a Gaussian of `kernel` pixels, each with its own `sigma` (B,); 0 is none."""
+    """Blur images (B, C, H, W) with a Gaussian of `kernel` pixels and their own `sigma` (B,); 0 disables blur."""
     at = torch.arange(kernel, device=x.device) - kernel // 2
     weights = torch.exp(-((at / sigma[:, None].clamp(min=1e-3)) ** 2) / 2)
     weights = (weights / weights.sum(1, keepdim=True))[..., None, None, None]

@@ -1,1 +1,1 @@
-"""Logits of test images -> counts per class -> every number."""
+"""From logits of test images to counts per class, and from counts to metrics."""

@@ -1,4 +1,4 @@
-"""Logits of all sub-networks: of test sets, counted per class for class-IL and task-IL, and of single images."""
+"""Logits of all sub-networks: for test sets, counted per class for class-IL and task-IL, and for single images."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,7 +12,7 @@ from pearl.data.augment import View
 from pearl.evaluation.metrics import Stage
 from pearl.methods.base import Expert, Method
 
-KEPT = 2**30  # bytes of merged sub-networks that are kept between two questions, or two stages
+KEPT = 2**30  # bytes of merged sub-networks to cache between two predictions or two stages
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class TestSet:
 
 
 class Evaluator:
-    """Evaluates a method stage by stage and keeps what cannot change any more: the logits of frozen sub-networks.
+    """Evaluates a method stage by stage and caches the logits of frozen sub-networks, which cannot change.
 
-    Sub-networks are outermost, so that each is made once a stage, or once a run if all of them fit into memory; its
-    logits on a test set are computed once a run.
+    The outer loop is over sub-networks, so that each is merged once per stage, or once per run if all fit into memory;
+    its logits on a test set are computed once per run.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class Evaluator:
     ) -> None:
         self.view, self.device, self.batch_size, self.autocast = view, device, batch_size, autocast
         self._kept: dict[tuple[str, int], Tensor] = {}
-        self._experts: dict[str, Expert] = {}  # frozen ones
+        self._experts: dict[str, Expert] = {}  # of frozen sub-networks
 
     @torch.no_grad()
     def stage(self, method: Method, tests: Sequence[TestSet], shown: Sequence[np.ndarray]) -> Stage:
-        """Counts on `tests`, one test set per task seen; `shown` are the logit indices of each task's classes."""
+        """Count correct predictions on `tests`, one test set per task seen; `shown` are each task's logit indices."""
         method.eval()
         logits = self.logits(method, tests)
         return count(logits, [test.labels for test in tests], shown, domains=method.domains)
 
     def logits(self, method: Method, tests: Sequence[TestSet]) -> list[Tensor]:
-        """Logits (n, classes seen) float32 on the CPU, per test set."""
+        """Return logits (n, classes seen) float32 on the CPU, per test set."""
         keep = merged_size(method) <= KEPT
         columns = []
         for expert in method.experts():
@@ -73,12 +73,11 @@ class Evaluator:
 
 
 class Ensemble:
-    """All sub-networks of a method that has stopped learning, ready for images that come a few at a time.
+    """All sub-networks of a method after training, for a few images at a time.
 
-    To merge a sub-network takes longer than to ask it about one image; it is kept if all of them fit into memory.
-
-    What a frozen sub-network says of a batch stays the same bit by bit as tasks are added; but where the method has a
-    form for all tasks at once and the images are few, they differ by rounding (see `Method.at_once`).
+    Merging a sub-network takes longer than one forward pass of an image, so merged ones are cached if all fit into
+    memory. The logits of a frozen sub-network are bit-identical as tasks are added, except that for few images a
+    method's single pass for all tasks differs by rounding (see `Method.at_once`).
     """
 
     def __init__(self, method: Method) -> None:
@@ -89,10 +88,10 @@ class Ensemble:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, task: int | None = None) -> Tensor:
-        """Logits (B, classes seen) of images (B, 3, H, W); with `task`, those of that task's classes alone."""
+        """Return logits (B, classes seen) of images (B, 3, H, W); with `task`, only those of that task's classes."""
         if task is not None:
             own = next((expert for expert in self._kept or self.method.experts() if expert.task == task), None)
-            if own is None and self._kept and len(self._kept) == 1:  # one for the classes of all tasks
+            if own is None and self._kept and len(self._kept) == 1:  # a single expert for the classes of all tasks
                 return self._kept[0].forward(x)[:, self.method.columns(task)]
             return own.forward(x) if own else self.method(x, task)
         if self._at_once is not None and len(x) <= self._at_once[1]:
@@ -101,22 +100,22 @@ class Ensemble:
 
 
 def merged_size(method: Method) -> int:
-    """Bytes of all sub-networks of a method, merged."""
+    """Return the bytes of all sub-networks of a method, merged."""
     return sum(tensor.nbytes for tensor in method.backbone.parameters()) * method.asked()
 
 
 def count(
     logits: Sequence[Tensor], labels: Sequence[Tensor], shown: Sequence[np.ndarray], *, domains: bool = False
 ) -> Stage:
-    """Counts from logits (n, classes seen) and labels (n,) of each task's test images.
+    """Count correct predictions from logits (n, classes seen) and labels (n,) of each task's test images.
 
-    `shown` are the logit indices of each task's classes, rising; each class is counted once in every task that shows
-    it. Class-IL: the arg-max over all classes. Task-IL: the arg-max over the classes of the image's own task.
-    Domain-IL, of methods for `domains`: the place of the class-IL arg-max within its task.
+    `shown` are the logit indices of each task's classes, ascending; a class is counted once in every task that has it.
+    Class-IL: the arg-max over all classes. Task-IL: the arg-max over the classes of the image's own task. Domain-IL,
+    for methods with `domains`: the position of the class-IL arg-max within its task.
     """
     first, place = (np.zeros(1 + max(own[-1] for own in shown), dtype=np.int64) for _ in range(2))
     for t, own in reversed([*enumerate(shown)]):
-        first[own], place[own] = t, np.arange(len(own))  # of a class, in the task that showed it first
+        first[own], place[own] = t, np.arange(len(own))  # of a class: the task that had it first
     counts: list[np.ndarray] = []
     confusion = np.zeros((len(labels),) * 2, dtype=np.int64)
     for t, (scores, target, own) in enumerate(zip(logits, labels, shown, strict=True)):
@@ -125,7 +124,7 @@ def count(
         among = values[:, own].argmax(1)
         right = (np.full(len(truth), True), best == own[truth], among == truth, place[best] == truth)
         counts.append(np.stack([np.bincount(truth[rows], minlength=len(own)) for rows in right]))
-        # a class of several tasks is the image's own task's, if that is one of them
+        # a class of several tasks belongs to the image's own task if that is one of them
         confusion[t] = np.bincount(np.where(np.isin(best, own), t, first[best]), minlength=len(labels))
     total, class_il, task_il, domain_il = np.concatenate(counts, axis=1).astype(np.int64)
     return Stage(total, class_il, task_il, confusion, domain_il if domains else None)

@@ -1,12 +1,12 @@
-"""From counts of right answers to every number of a continual-learning table.
+"""From counts of correct predictions to the metrics of continual learning.
 
 Evaluation only counts (`Counts`); `accuracy_matrix` turns the counts into A, and everything else is a few lines on A.
 
 A is the matrix of the literature: A[i, t] is the accuracy, in percent, on the test images of task i after task t was
-learnt. It is upper triangular, with NaN where a task had not been seen yet (i > t). Formulas below count tasks and
-stages from 1 to T, as papers do; arrays, and the messages of errors, count from 0.
+learnt. It is upper triangular, with NaN where a task had not been seen yet (i > t). Formulas below number tasks and
+stages from 1 to T, as papers do; arrays and error messages number them from 0.
 
-With a single task there is no past to forget: `forgetting`, `stability` (and with it `trade_off`), `bwt`, `ffm`, `cfm`
+With a single task nothing can be forgotten: `forgetting`, `stability` (and with it `trade_off`), `bwt`, `ffm`, `cfm`
 and `cfm_pearl` are NaN.
 """
 
@@ -28,21 +28,21 @@ SCENARIOS: tuple[Scenario, ...] = ("class_il", "task_il")
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """What one evaluation counted after one task was learnt: c classes seen, t tasks seen.
+    """The counts of one evaluation after one task: c classes seen, t tasks seen.
 
-    `class_il` lets all seen classes compete; `task_il` takes the same logits and lets only the classes of the image's
-    own task compete (both as in Mammoth). `domain_il` is counted for methods that are made for domains: they take class
-    i of every task for the same thing, so that an answer is right in whatever task (as in S-Prompts).
+    `class_il` is the arg-max over all seen classes; `task_il` uses the same logits among the classes of the image's own
+    task (both as in Mammoth). `domain_il` is counted for methods designed for domains, where class i of every task is
+    the same, so that a prediction is correct in any task (as in S-Prompts).
     """
 
     total: Ints  # (c,) test images of each class
-    class_il: Ints  # (c,) of these, right among all seen classes
-    task_il: Ints  # (c,) of these, right within their own task
+    class_il: Ints  # (c,) of these, correct among all seen classes
+    task_il: Ints  # (c,) of these, correct within their own task
     confusion: Ints  # (t, t) test images by true task (row) and task of the arg-max class (column)
-    domain_il: Ints | None = None  # (c,) of the images those whose arg-max has their class's place, in whatever task
+    domain_il: Ints | None = None  # (c,) of these, those whose arg-max has the position of their class, in any task
 
     def to_json(self) -> dict[str, list]:
-        """Return the counts as plain lists: one entry of "stages" in results.json, less what others add to it."""
+        """Return the counts as plain lists: one entry of "stages" in results.json, without other modules' keys."""
         counts = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value.tolist() for name, value in counts.items() if value is not None}
 
@@ -55,9 +55,9 @@ class Counts:
         RunError: the stages cannot have come from evaluations of one run on one set of test images.
     """
 
-    task_of_class: Ints  # (C,) 0 .. T-1, non-decreasing; a class of several tasks is there in each
+    task_of_class: Ints  # (C,) 0 .. T-1, non-decreasing; a class of several tasks is repeated in each
     stages: tuple[Stage, ...]  # T of them
-    domains: tuple[str, ...] = ()  # of each task, where the stream has some
+    domains: tuple[str, ...] = ()  # of each task, if the stream has domains
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -106,20 +106,26 @@ class Counts:
                     f"{counts.shape}; evaluate the run again"
                 )
             _refuse(counts < 0, f"{here}.{name}", "a negative count")
-        _refuse(stage.task_il > stage.total, f"{here}.task_il", "more right answers than test images")
-        # An arg-max over all classes that is right is also the arg-max within its task.
-        _refuse(stage.class_il > stage.task_il, f"{here}.class_il", "more right answers than within the task alone")
+        _refuse(stage.task_il > stage.total, f"{here}.task_il", "more correct predictions than test images")
+        # A correct arg-max over all classes is also the arg-max within its task.
+        _refuse(
+            stage.class_il > stage.task_il, f"{here}.class_il", "more correct predictions than within the task alone"
+        )
         if stage.domain_il is not None:
-            _refuse(stage.domain_il > stage.total, f"{here}.domain_il", "more right answers than test images")
-            _refuse(stage.class_il > stage.domain_il, f"{here}.class_il", "more right answers than in any task")
+            _refuse(stage.domain_il > stage.total, f"{here}.domain_il", "more correct predictions than test images")
+            _refuse(stage.class_il > stage.domain_il, f"{here}.class_il", "more correct predictions than in any task")
         images = self.by_task(stage.total)
         _refuse(images == 0, f"{here}.total, task", "no test images")
-        _refuse(stage.confusion.sum(axis=1) != images, f"{here}.confusion", "the row does not sum to the test images")
+        _refuse(
+            stage.confusion.sum(axis=1) != images,
+            f"{here}.confusion",
+            "the row does not sum to the number of test images",
+        )
         too_few = stage.confusion.diagonal() < self.by_task(stage.class_il)
         _refuse(too_few, f"{here}.confusion", "fewer images in the right task than in the right class")
         if index:
             before = self.stages[index - 1].total
-            _refuse(stage.total[: len(before)] != before, f"{here}.total", "not the test images of the stage before")
+            _refuse(stage.total[: len(before)] != before, f"{here}.total", "other test images than in the stage before")
 
 
 def _starts(task_of_class: Ints) -> NDArray[np.intp]:
@@ -134,7 +140,7 @@ def _refuse(bad: NDArray[np.bool_], where: str, what: str) -> None:
 
 
 def _counted(stage: Any) -> list[str]:
-    """The counts that an entry of "stages" has or has to have."""
+    """Return the counts that an entry of "stages" has or must have."""
     optional = {"domain_il"} - (stage.keys() if isinstance(stage, dict) else set())
     return [field.name for field in fields(Stage) if field.name not in optional]
 
@@ -154,7 +160,7 @@ def _array(holder: Any, key: str, where: str) -> NDArray:
 
 
 def accuracy_matrix(counts: Counts, scenario: Scenario) -> Floats:
-    """Return A, (T, T) in percent: A[i, t] = 100 * right answers / test images of task i after task t, NaN for i > t.
+    """Return A, (T, T) in percent: A[i, t] = 100 * correct / test images of task i after task t, NaN for i > t.
 
     Source: the matrix R of GEM (Lopez-Paz and Ranzato 2017), transposed; A_{i,t} of PEARL (TMLR 2026), eq. A58.
     """
@@ -164,11 +170,11 @@ def accuracy_matrix(counts: Counts, scenario: Scenario) -> Floats:
     return A
 
 
-# ------------------------------------------------------------------------------------------------ how much it knows
+# ------------------------------------------------------------------------------------------------ accuracy
 
 
 def stage_accuracy(A: Floats) -> Floats:
-    """Return A_t = (1/t) sum_{i<=t} A[i, t], (T,) in percent: every task weighs the same.
+    """Return A_t = (1/t) sum_{i<=t} A[i, t], (T,) in percent: all tasks have equal weight.
 
     Source: PEARL's A_tau on tasks of equal size; Mammoth, L2P, DualPrompt, HiDe-Prompt.
     """
@@ -176,7 +182,7 @@ def stage_accuracy(A: Floats) -> Floats:
 
 
 def pooled_accuracy(counts: Counts, scenario: Scenario) -> Floats:
-    """Return 100 * right answers / test images over all seen classes, (T,) in percent: every image weighs the same.
+    """Return 100 * correct / test images over all seen classes, (T,) in percent: all images have equal weight.
 
     The same as `stage_accuracy` when tasks have equally many test images, as on CIFAR-100 and TinyImageNet.
     Source: PyCIL, PILOT, InfLoRA; likely PEARL's A_T on ImageNet-R, which is not the task mean its other columns imply.
@@ -195,7 +201,7 @@ def average_accuracy(A: Floats) -> float:
 
 
 def plasticity(A: Floats) -> float:
-    """Return P = (1/T) sum_i A[i, i], in percent: every task just after it was learnt.
+    """Return P = (1/T) sum_i A[i, i], in percent: every task right after its training.
 
     Source: PEARL, forgetting table.
     """
@@ -221,16 +227,16 @@ def trade_off(S: float, P: float) -> float:
 def task_identification(counts: Counts) -> Floats:
     """Return 100 * images whose arg-max class lies in their own task / all images, (T,) in percent.
 
-    It is what Class-IL asks beyond Task-IL, and bounds Class-IL accuracy (pooled) from above.
+    It is what Class-IL requires in addition to Task-IL, and an upper bound of Class-IL accuracy (pooled).
     """
     return np.array([100 * stage.confusion.trace() / stage.confusion.sum() for stage in counts.stages])
 
 
 def domain_accuracy(counts: Counts) -> Floats:
-    """Return 100 * right answers / test images of each domain, in order of arrival, after the last task.
+    """Return 100 * correct / test images of each domain, in order of arrival, after the last task.
 
     All classes compete, and a domain's tasks are pooled. Its mean is the accuracy of domain-incremental learning (three
-    scenarios of van de Ven et al. 2022), its least that of the domain that fares worst.
+    scenarios of van de Ven et al. 2022), its minimum that of the worst domain.
     """
     stage, of_task = counts.stages[-1], np.array(counts.domains)
     right, total = counts.by_task(stage.class_il), counts.by_task(stage.total)
@@ -239,7 +245,7 @@ def domain_accuracy(counts: Counts) -> Floats:
     )
 
 
-# ---------------------------------------------------------------------------------------------- how much it forgets
+# ---------------------------------------------------------------------------------------------- forgetting
 
 
 def forgetting(A: Floats) -> float:
@@ -286,7 +292,7 @@ def cfm_pearl(A: Floats) -> float:
 
 
 def _drops(A: Floats, j: int) -> Floats:
-    """How far each of the j tasks before stage j (from 0) lies below its best earlier accuracy, (j,)."""
+    """Return how far each of the j tasks before stage j (from 0) is below its best earlier accuracy, (j,)."""
     best = np.nanmax(A[:j, :j], axis=1, initial=0)  # initial: before the first task there is no best
     return best - A[:j, j]
 
@@ -295,7 +301,7 @@ def _mean(values: Sequence[float] | Floats) -> float:
     return float(np.mean(values)) if len(values) else math.nan
 
 
-# ------------------------------------------------------------------------------------------------- what it costs
+# ------------------------------------------------------------------------------------------------- cost
 
 
 def efficiency(final_accuracy_percent: float, parameters: int) -> float:
@@ -326,14 +332,15 @@ def summary(
     """Return every metric of a run by a stable name; units as in the function of the same name.
 
     Args:
-        counts: of the run.
-        parameters: of the whole model after each stage; adds "parameters_million" and "efficiency" (of class_il.final).
-        isolation_parameters: of one network per task, after each stage; with `parameters`, adds "growth".
+        counts: counts of the run.
+        parameters: parameters of the whole model after each stage; adds "parameters_million" and "efficiency" (of
+            class_il.final).
+        isolation_parameters: parameters of one network per task, after each stage; with `parameters`, adds "growth".
     """
     values: dict[str, float] = {}
     scenarios: dict[Scenario, str] = {scenario: scenario for scenario in SCENARIOS}
     if all(stage.domain_il is not None for stage in counts.stages):
-        scenarios["domain_il"] = "place"  # of classes in tasks: domain-IL where tasks are domains, which nobody knows
+        scenarios["domain_il"] = "place"  # of classes in tasks: domain-IL if tasks are domains, which is unknown here
     for scenario, title in scenarios.items():
         A = accuracy_matrix(counts, scenario)
         pooled = pooled_accuracy(counts, scenario)

@@ -1,4 +1,4 @@
-"""How sure a model is beside how often it is right, and how well it tells what it does not know."""
+"""Calibration and confidence of predictions, and detection of out-of-distribution images."""
 
 import math
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ import numpy as np
 
 from pearl.evaluation.metrics import Floats
 
-BINS = 15  # of equal width, as is usual
+BINS = 15  # of equal width, the usual choice
 
 
 def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> np.ndarray:
-    """A reliability diagram as sums (bins, 3): images, their confidence, how many are right.
+    """Return a reliability diagram as sums (bins, 3): images, their confidence, correct predictions.
 
-    `confidence` (N,) is the probability of the best class, from 0 to 1; `right` (N,) whether it is the image's.
+    `confidence` (N,) is the probability of the best class, from 0 to 1; `right` (N,) is True for correct predictions.
     """
     place = np.minimum((confidence * bins).astype(int), bins - 1)
     columns = (np.ones_like(confidence), confidence, right)
@@ -21,7 +21,9 @@ def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> 
 
 
 def calibration_error(diagram: np.ndarray) -> float:
-    """Expected calibration error in percent (Naeini et al., 2015): |accuracy - confidence|, averaged over images."""
+    """Return the expected calibration error in percent (Naeini et al., 2015):  |accuracy - confidence|, averaged over
+    images.
+    """
     return float(100 * np.abs(diagram[:, 2] - diagram[:, 1]).sum() / max(diagram[:, 0].sum(), 1))
 
 
@@ -29,10 +31,11 @@ COVERAGES = (100, 90, 80, 70, 60, 50)
 
 
 def auroc(known: np.ndarray, strange: np.ndarray) -> float:
-    """How well a score tells known images (N,) from strange ones (M,), in percent: 50 by chance, NaN without either.
+    """Return the AUROC of a score for in-distribution (N,) against out-of-distribution images (M,), in percent: 50 by
+    chance.
 
-    The share of pairs of a known and a strange image of which the known one has the higher score; a tie is half a pair
-    (Mann and Whitney, 1947).
+    It is the share of pairs in which the in-distribution image has the higher score, with ties counted half (Mann and
+    Whitney, 1947); NaN if either is empty.
     """
     ordered = np.sort(strange)
     pairs = np.searchsorted(ordered, known, "left") + np.searchsorted(ordered, known, "right")
@@ -40,9 +43,9 @@ def auroc(known: np.ndarray, strange: np.ndarray) -> float:
 
 
 def coverage_accuracy(familiar: np.ndarray, right: np.ndarray, coverages: Sequence[float] = COVERAGES) -> Floats:
-    """Accuracy, in percent, where only the most familiar images are answered: for each share of them, in percent.
+    """Return accuracy in percent on the shares, in percent, of images with the highest in-distribution scores.
 
-    `familiar` (N,) is the higher, the sooner an image is answered; `right` (N,) whether the answer is. NaN if N = 0.
+    `familiar` (N,) are the scores; `right` (N,) is True for correct predictions. NaN if N = 0.
     """
     ordered = np.asarray(right, dtype=float)[np.argsort(-familiar, kind="stable")]
     counts = [math.ceil(share * len(ordered) / 100) for share in coverages]

@@ -1,4 +1,4 @@
-"""A model as PEFT adapters: one LoRA per task beside the reference network."""
+"""Export as PEFT adapters: one LoRA per task on the reference network."""
 
 import inspect
 import json
@@ -24,11 +24,12 @@ from pearl.settings.parts import BACKBONES
 from pearl.storage.checkpoint import snapshot
 from pearl.storage.stored_task import folder_name
 
-HEAD = "pearl_head"  # of a PEFT base model; PEFT finds modules by the end of their name, and no backbone ends so
+# name of a PEFT base model's module; PEFT matches the end of module names, and no backbone's ends so
+HEAD = "pearl_head"
 
 
 def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
-    """Write a folder of PEFT adapters; see `export`. OUT/README.md says how to load them.
+    """Write a folder of PEFT adapters; see `export`. OUT/README.md documents how to load them.
 
     OUT/base/ holds the reference network, OUT/TASK/ a LoRA with the task's own norm layers, dense copies and head.
     """
@@ -38,7 +39,9 @@ def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
             f"--to peft: {type(method).__name__.lower()} has no low-rank updates; export it --to torch or --to onnx"
         )
     if method.chain is not None:
-        raise ExportError("--to peft: holds heads, and here class statistics answer; export it --to torch or --to onnx")
+        raise ExportError(
+            "--to peft: stores heads, but this model uses class statistics; export it --to torch or --to onnx"
+        )
     peft_model = _peft_model()
     _check_layers(method, model.images.size)
     folders = [folder_name(t, task["name"]) for t, task in enumerate(model.tasks)]
@@ -68,7 +71,7 @@ def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
 
 
 def _peft_model() -> Any:
-    """The class that loads adapters; None where PEFT is not installed."""
+    """Return the class that loads adapters; None if PEFT is not installed."""
     if find_spec("peft") is None:
         return None
     with importing("peft"):
@@ -81,7 +84,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _check_layers(method: Pearl, size: int) -> None:
-    """PEFT's LoRA stands in for a layer that is called, and of a convolution knows neither groups nor dilation."""
+    """Check layers: PEFT's LoRA replaces called layers, and supports no groups or dilation of convolutions."""
     called = _called(method.backbone, torch.zeros(1, 3, size, size, device=method.device))
     for target in method.targets:
         name = target.parameter.removesuffix(".weight")
@@ -96,13 +99,13 @@ def _check_layers(method: Pearl, size: int) -> None:
             raise ExportError(f"--to peft: PEFT has no exact LoRA for {name}, {layer}; export it --to torch or onnx")
         if layer not in called:
             raise ExportError(
-                f"--to peft: the network uses the weight of {name} without calling the layer, which PEFT does not see; "
-                f"export it --to torch or onnx"
+                f"--to peft: the network uses the weight of {name} without calling the layer, which PEFT cannot "
+                f"replace; export it --to torch or onnx"
             )
 
 
 def _called(network: nn.Module, x: Tensor) -> set[nn.Module]:
-    """The layers that a network calls. The query, key and value of EVA-02 are none of them: it takes their weight."""
+    """Return the layers that a network calls. EVA-02 uses the weights of query, key and value without calling them."""
     called: set[nn.Module] = set()
     hooks = [layer.register_forward_hook(lambda layer, *_: called.add(layer)) for layer in network.modules()]
     try:
@@ -114,13 +117,13 @@ def _called(network: nn.Module, x: Tensor) -> set[nn.Module]:
 
 
 def adapter(method: Pearl, t: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Task t as a PEFT LoRA: the tensors and the configuration of an adapter on `backbone` + HEAD."""
+    """Return task t as a PEFT LoRA: the tensors and configuration of an adapter for `backbone` + HEAD."""
     low_rank: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
     own: dict[str, dict[str, Tensor]] = {HEAD: dict(method.heads[t].state_dict())}
     if t >= method.first_adapted:
         weights = method.weights(t)
         for target in method.targets:
-            # query and key of one fused layer are two updates of it; one of rank 0 is none
+            # query and key of a fused layer are two updates; one of rank 0 is omitted
             if not target.dense and len(method.tensors[f"{t}.A.{target.label}"]):
                 low_rank[target.parameter.removesuffix(".weight")].append(_lora(method, t, target))
         dense = [target.parameter for target in method.targets if target.dense]
@@ -137,21 +140,21 @@ def adapter(method: Pearl, t: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors[f"backbone.{name}.lora_B.weight"] = torch.cat(b, dim=1)
         if method.lora_bias:
             tensors[f"backbone.{name}.lora_B.bias"] = torch.stack(bias).sum(0)
-        # PEFT takes a key for a regular expression that the end of a layer's name matches: "conv1" would be many
+        # PEFT matches keys as regular expressions with the end of layer names: "conv1" would match many
         ranks[f"^{re.escape(f'backbone.{name}')}$"] = len(torch.cat(a))
     settings = {
         "peft_type": "LORA",
         "task_type": None,
         "base_model_name_or_path": None,
         "inference_mode": True,
-        "r": 1,  # of no layer: each has its own, and alpha = r, as the scale is in B already
+        "r": 1,  # of no layer: each has its own pattern, and alpha = r, as B includes the scale
         "lora_alpha": 1,
         "rank_pattern": ranks,
         "alpha_pattern": ranks,
         "lora_dropout": 0.0,
         "lora_bias": method.lora_bias and bool(ranks),
         "bias": "none",
-        # the second is PEFT's own name for no layer at all, as the task that trained the reference has it
+        # the second is PEFT's name for no layer, as for the task that trained the reference
         "target_modules": [f"backbone.{name}" for name in low_rank] or "dummy-target-modules",
         "modules_to_save": list(own),
     }
@@ -159,7 +162,7 @@ def adapter(method: Pearl, t: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _lora(method: Pearl, t: int, target: lowrank.Target) -> tuple[Tensor, Tensor, Tensor]:
-    """A, B and the bias of B that PEFT needs for one update, of the whole layer: other rows of a fused one are zero."""
+    """Return A, B and the bias of B for one update of the whole layer: other rows of a fused one are zero."""
     a, b = method.tensors[f"{t}.A.{target.label}"], method.tensors[f"{t}.B.{target.label}"]
     whole = method.backbone.get_parameter(target.parameter)
     scale = method.scale(len(a))
@@ -177,10 +180,11 @@ def _lora(method: Pearl, t: int, target: lowrank.Target) -> tuple[Tensor, Tensor
 
 
 def unfolded(a: Tensor, b: Tensor, shape: Sequence[int], fold: Fold) -> tuple[Tensor, Tensor]:
-    """An update B A of a weight in any fold as R filters (R, in, kh, kw) and their mix (out, R): PEFT's LoRA, exactly.
+    """Return an update B A, with any 2-D view, as R filters (R, in, kh, kw) and their mix (out, R): PEFT's LoRA,
+    exactly.
 
-    Where an output has k rows in the folded matrix, each of the r rows of A becomes k filters, one for each of the
-    places where it can stand: R = k r. More than `out` filters are never needed.
+    If an output has k rows in the 2-D view, each of the r rows of A becomes k filters, one per position: R = k r. At
+    most `out` filters are needed.
     """
     out, (r, columns) = shape[0], a.shape
     k = lowrank.matrix_shape(shape, fold)[0] // out
@@ -193,17 +197,17 @@ def unfolded(a: Tensor, b: Tensor, shape: Sequence[int], fold: Fold) -> tuple[Te
 
 
 def _base(model: Trained) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
-    """What builds the reference network, and the same in words: a call of a library, and the width of its features."""
+    """Return code and a description that build the reference network: a library call, and the feature dimension."""
     size, name = model.images.size, model.backbone["name"]
     facts: dict[str, Any] = {"format": FORMAT, "dim": model.method.heads.dim}
-    # a state overwrites the weights that it began with
+    # the initial weights are overwritten by a state
     options = {key: value for key, value in model.backbone.items() if key not in ("name", "weights")}
-    if name in BACKBONES.own:  # their file goes along
+    if name in BACKBONES.own:  # their file is part of the export
         network = type(model.method.backbone)
         if "image_size" in inspect.signature(network).parameters:
             options["image_size"] = size
         return network, facts | {"library": "networks", "call": network.__name__, "arguments": [], "options": options}
-    if not name.startswith("timm/"):  # of an installed package
+    if not name.startswith("timm/"):  # from an installed package
         make: Any = BACKBONES.load(name)
         options |= {"weights": None} if "weights" in model.backbone else {}
         facts |= {"library": make.__module__, "call": make.__qualname__}
@@ -212,14 +216,14 @@ def _base(model: Trained) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
     try:
         timm.create_model(name, **options, img_size=size)
         options["img_size"] = size
-    except TypeError:  # a CNN: takes any image size, and no such argument
+    except TypeError:  # a CNN: accepts any image size, and has no such argument
         pass
     facts |= {"library": "timm", "version": timm.__version__, "call": "create_model"}
     return timm.create_model, facts | {"arguments": [name], "options": options}
 
 
 def _load_adapter(peft_model: Any, model: Trained, place: Path, t: int) -> nn.Module:
-    """Task t's sub-network as the README has it loaded."""
+    """Load task t's sub-network as the README does."""
     make, base = _base(model)
     backbone = make(*base["arguments"], **base["options"])
     backbone.load_state_dict(load_file(place / "base" / "backbone.safetensors"))

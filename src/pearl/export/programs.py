@@ -1,4 +1,4 @@
-"""A model as one program: a torch.export file, or an ONNX file. Images in, the logits of all classes seen out."""
+"""Export as one program, a torch.export or an ONNX file: images in, logits of all classes seen out."""
 
 import copy
 import io
@@ -21,13 +21,13 @@ from pearl.methods.common.subnetworks import SubNetworks
 from pearl.nn.inner import WithInner
 from pearl.settings.sections import ImagesConfig
 
-_ONNX_LIMIT = 2**31 - 2**26  # bytes of weights: a protocol buffer ends at 2 GiB, and the graph needs room
+_ONNX_LIMIT = 2**31 - 2**26  # bytes of weights: a protocol buffer is limited to 2 GiB, including the graph
 
 
 class Network(nn.Module):
-    """RGB images (B, 3, S, S) float32 in [0, 1] -> logits (B, classes seen)."""
+    """Maps RGB images (B, 3, S, S) float32 in [0, 1] to logits (B, classes seen)."""
 
-    pixel_mean: Tensor  # as "mean", its name would meet that of the operation in an ONNX file
+    pixel_mean: Tensor  # the name "mean" would collide with the operation in an ONNX file
     pixel_std: Tensor
 
     def __init__(self, parts: Sequence[nn.Module], images: ImagesConfig) -> None:
@@ -37,13 +37,13 @@ class Network(nn.Module):
         self.register_buffer("pixel_std", torch.tensor(images.std)[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalise, then the logits of every part side by side."""
+        """Normalise, then concatenate the logits of every part."""
         x = (images - self.pixel_mean) / self.pixel_std
         return torch.cat([part(x) for part in self.parts], dim=1)
 
 
 class Chained(nn.Module):
-    """Images (B, 3, S, S) as a backbone sees them -> log P (B, classes seen), by the spaces of a chain."""
+    """Maps images (B, 3, S, S), normalised for the backbone, to log P (B, classes seen) by class statistics."""
 
     def __init__(self, spaces: Sequence[nn.Module], head: nn.Module) -> None:
         super().__init__()
@@ -55,15 +55,15 @@ class Chained(nn.Module):
 
 
 def network(method: Method, images: ImagesConfig) -> Network:
-    """A method as a plain network on the CPU, frozen, low-rank updates merged; weights are shared wherever they can be.
+    """Return a method as a plain network on the CPU, frozen, with updates merged; weights are shared where possible.
 
-    The method stays as it is.
+    The method is not changed.
     """
-    # What deepcopy finds in its memo it does not copy: the tensors of all copies are these, or those that replace them.
+    # deepcopy does not copy the objects in its memo: the tensors of all copies are these, or their replacements
     tensors = [*method.parameters(), *method.buffers()]
     shared: dict[int, Any] = {id(tensor): _frozen(tensor, tensor) for tensor in tensors}
     if isinstance(method, SubNetworks) and method.chain is not None:
-        method.chain.head()  # made here, it is no part of the program
+        method.chain.head()  # created here; not part of the program
     if not isinstance(method, SubNetworks) or not method.separable:
         return Network([copy.deepcopy(method, shared)], images).eval()
 
@@ -85,17 +85,17 @@ def _frozen(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _trace(net: Network, size: int) -> torch.export.ExportedProgram:
-    """The network as a program for batches of any size, without what it does not use and where it came from."""
+    """Trace the network for batches of any size, without unused nodes and source paths."""
     with refusing("torch cannot trace this network"):
         batch = {0: torch.export.Dim("batch")}
         program = torch.export.export(net, (torch.zeros(2, 3, size, size),), dynamic_shapes=(batch,), strict=False)
     inputs = program.graph_signature.input_specs
     nodes = list(program.graph.nodes)
-    for node, spec in zip(nodes, list(inputs), strict=False):  # the inputs are the first nodes
+    for node, spec in zip(nodes, list(inputs), strict=False):  # inputs are the first nodes
         if not node.users and spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             program.graph.erase_node(node)
             inputs.remove(spec)
-            # a buffer that no state_dict has, such as timm's tables of relative positions, counts as a constant
+            # buffers outside the state_dict, such as timm's relative-position tables, count as constants
             (program.constants if spec.persistent is False else program.state_dict).pop(spec.target)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine
@@ -105,7 +105,7 @@ def _trace(net: Network, size: int) -> torch.export.ExportedProgram:
 
 
 def write_torch(model: Trained, place: Path, raw: Tensor) -> float:
-    """Write one torch.export program; see `export`. `torch.export.load(FILE).module()(images)` gives the logits."""
+    """Write a torch.export program; see `export`. `torch.export.load(FILE).module()(images)` returns the logits."""
     program = _trace(network(model.method, model.images), model.images.size)
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={FACTS: json.dumps(model.facts)})
@@ -118,7 +118,7 @@ def write_torch(model: Trained, place: Path, raw: Tensor) -> float:
 
 
 def pickles(archive: Path | io.BytesIO) -> list[str]:
-    """The members of a .pt2 archive that are pickles; an empty member is none."""
+    """Return the members of a .pt2 archive that are pickles; empty members are not."""
     found = []
     with zipfile.ZipFile(archive) as members:
         for member in members.infolist():
@@ -131,7 +131,7 @@ def pickles(archive: Path | io.BytesIO) -> list[str]:
 
 
 def write_onnx(model: Trained, place: Path, raw: Tensor) -> float:
-    """Write one ONNX file; see `export`. Its input is `images`, its output `logits`."""
+    """Write an ONNX file; see `export`. Its input is `images`, its output `logits`."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
         raise ExportError(f'--to onnx needs {", ".join(missing)}, not installed: pip install "pearl[onnx]"')
@@ -145,7 +145,7 @@ def write_onnx(model: Trained, place: Path, raw: Tensor) -> float:
     if sum(stored.values()) > _ONNX_LIMIT:
         raise ExportError(f"{sum(stored.values()) / 1e9:.1f} GB of weights: an ONNX file ends at 2 GB; use --to torch")
     program = _trace(net, model.images.size)
-    with refusing("this network cannot be made an ONNX file"):
+    with refusing("this network cannot be converted to ONNX"):
         made: Any = torch.onnx.export(
             program,
             dynamo=True,
@@ -153,18 +153,18 @@ def write_onnx(model: Trained, place: Path, raw: Tensor) -> float:
             output_names=["logits"],
             dynamic_shapes=({0: "batch"},),
             verbose=False,
-            optimize=False,  # six times faster on ten ViTs; what runs the file optimises it anyway
+            optimize=False,  # six times as fast for ten ViTs; the runtime optimises the file anyway
         )
         made.model.metadata_props.update({key: json.dumps(value) for key, value in model.facts.items()})
         for node in made.model.graph:
-            node.metadata_props.clear()  # how torch came by it: half of a small file
+            node.metadata_props.clear()  # torch's source locations: half of a small file
         made.save(place, external_data=False)
         session = onnxruntime.InferenceSession(place, providers=["CPUExecutionProvider"])
         return _check(model, lambda x: torch.from_numpy(session.run(["logits"], {"images": x.numpy()})[0]), raw)
 
 
 def _check(model: Trained, written: Callable[[Tensor], Tensor], raw: Tensor) -> float:
-    """Compare a program with the model it was made from."""
+    """Compare a program with the model."""
     plain = model.images.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
     unnormalised = View(plain, channels_last=False).test(raw)
     return compare(on_cpu(model.method), written, seen(model, raw), unnormalised)

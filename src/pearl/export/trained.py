@@ -1,4 +1,4 @@
-"""What an export starts from, and how what was written is held against it."""
+"""The input of an export, and the comparison of its output with the model."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ from pearl.settings.registry import Spec
 from pearl.settings.sections import ImagesConfig
 from pearl.version import __version__
 
-FORMAT = 1  # of the metadata in what is written
+FORMAT = 1  # version of the metadata in exported files
 FACTS = "pearl.json"  # name of the metadata in a program, and of the file that marks a folder as an export
-TOLERANCE = 1e-4  # of logits, times the largest logit where that is above 1
+TOLERANCE = 1e-4  # tolerance of logits, times the largest logit if that is above 1
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A method and what its images, classes and backbone are: all that an export needs.
+    """A method with its images, classes and backbone: all that an export needs.
 
-    `tasks` are those that the method has learnt, each {"name": ..., "classes": [...]}; `backbone` is what the registry
-    builds it from.
+    `tasks` are those that the method has learnt, each {"name": ..., "classes": [...]}; `backbone` is its spec for the
+    registry.
     """
 
     method: Method
@@ -36,7 +36,7 @@ class Trained:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The metadata that goes with what is written: JSON."""
+        """Return the metadata of the export, as JSON values."""
         size = self.images.size
         return {
             "format": FORMAT,
@@ -47,7 +47,7 @@ class Trained:
                 "shape": ["batch", 3, size, size],
                 "dtype": "float32",
                 "values": "RGB in [0, 1]",
-                "resize": self.images.stored,  # of the shorter side, before the centre crop of `size`
+                "resize": self.images.stored,  # the shorter side, before the centre crop of `size`
                 "interpolation": "bicubic",
                 "crop": "center",
             },
@@ -57,7 +57,7 @@ class Trained:
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn an error of a library into one line: on networks that it cannot follow, it raises nearly anything."""
+    """Turn a library's error into one line: on untraceable networks, it raises many types of errors."""
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
@@ -69,7 +69,7 @@ def refusing(what: str) -> Iterator[None]:
 
 @contextmanager
 def importing(to: str) -> Iterator[None]:
-    """Turn what a broken install of a format's packages raises on import into one line: again, nearly anything."""
+    """Turn an import error of a format's packages into one line: a broken installation raises many types of errors."""
     try:
         with warnings.catch_warnings(action="ignore"):
             yield
@@ -85,23 +85,24 @@ def _reason(error: Exception) -> str:
 
 
 def on_cpu(method: Method, task: int | None = None) -> Callable[[Tensor], Tensor]:
-    """What a method says of images (B, 3, S, S), logits on the CPU."""
+    """Return a method's logits for images (B, 3, S, S), on the CPU."""
     return lambda x: method(x.to(method.device), task=task).cpu()
 
 
 def seen(model: Trained, raw: Tensor) -> Tensor:
-    """Raw images (n, H, W, 3) uint8 as the network sees them (n, 3, S, S)."""
+    """Return raw images (n, H, W, 3) uint8 as network input (n, 3, S, S)."""
     return View(model.images, channels_last=False).test(raw)
 
 
 def compare(
     model: Callable[[Tensor], Tensor], written: Callable[[Tensor], Tensor], x: Tensor, given: Tensor | None = None
 ) -> float:
-    """The largest difference of logits on images `x`, the first alone and all together; `written` takes `given`.
+    """Return the largest difference of logits on images `x`, both for the first alone and for all; `written` takes
+    `given`.
 
     Raises:
-        ExportError: it is above TOLERANCE, times the largest logit where that is above 1. So where another class wins,
-            the two are a tie within rounding.
+        ExportError: the difference exceeds TOLERANCE, times the largest logit if that is above 1. Different predictions
+            are thus ties up to rounding.
     """
     given = x if given is None else given
     times = -(-5 // len(x))  # a batch of five or more
@@ -112,10 +113,10 @@ def compare(
         found = written(given[:count].contiguous())
         difference = float((found - expected[:count]).abs().max()) if found.shape == expected[:count].shape else np.inf
         allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
-        if not difference <= allowed:  # also where something is not a number
+        if not difference <= allowed:  # also if a value is not a number
             raise ExportError(
                 f"the written model disagrees with the trained one: logits differ by {difference:.1e}, allowed are "
-                f"{allowed:.1e}; nothing was kept, choose another format"
+                f"{allowed:.1e}; nothing was written; choose another format"
             )
         worst = max(worst, difference)
     return worst

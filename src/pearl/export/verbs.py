@@ -1,4 +1,4 @@
-"""`pearl export`: a model written aside, loaded as its user will load it, compared, and only then given its name."""
+"""`pearl export`: a model is written to a temporary path, loaded as users would load it, compared, then renamed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from pearl.storage.files import check_writable
 from pearl.storage.inside import sync_folder, sync_tree
 from pearl.storage.paths import runs_root
 
-_CHECKED = 16  # images that a result is checked with
+_CHECKED = 16  # number of images for the check
 
 
 def export_directory(
@@ -38,14 +38,14 @@ def export_directory(
     method: str | None = None,
     force: bool = False,
 ) -> str:
-    """Export a model or run, by its directory or a run's name; returns what to tell the user.
+    """Export a model or run, by its directory or a run's name; return a message for the user.
 
-    `out` is named as the directory, in the current folder, if not given. `images` are files or folders to check the
-    result with; if not given, a run's own test images are used where they are, else random ones. `upto`: only the
-    first so many tasks. `method`: the file of a method of the user's own (see `Model.open`).
+    `out` is by default the directory's name, in the current folder. `images` are files or folders for the check; by
+    default a run's test images if available, else random ones. `upto`: number of tasks, from the first. `method`: the
+    file of the user's own method (see `Model.open`).
 
     Raises:
-        PearlError: no such run, nothing learnt yet, a format that cannot hold it, a place that cannot be written.
+        PearlError: unknown run, no finished task, unsupported format, or unwritable path.
     """
     if to not in _WRITERS:
         raise ExportError(f"--to: unknown format {to!r}; {nearest(to, _WRITERS)}")
@@ -62,16 +62,16 @@ def export_directory(
 def export(
     model: Trained, to: str, out: Path, raw: Tensor, *, origin: str = "the given images", force: bool = False
 ) -> str:
-    """Write a model to `out` in a format, checked on images `raw` (n, H, W, 3) uint8; returns a line that says so.
+    """Write a model to `out` in a format, checked on images `raw` (n, H, W, 3) uint8; return a message.
 
     Raises:
-        ExportError: the format cannot hold the model, the result disagrees with it, or `out` cannot be written or is
-            there already. Nothing is left behind.
+        ExportError: the format cannot represent the model, the result disagrees with it, or `out` cannot be written or
+            exists. Nothing is left behind.
     """
     model.method.eval()
-    heads = model.method.heads.sizes()  # none, or the first alone, of methods that classify by statistics
+    heads = model.method.heads.sizes()  # none, or only the first, of methods that classify by statistics
     if [len(task["classes"]) for task in model.tasks][: len(heads)] != heads:
-        raise ExportError("the classes of the tasks are not those that the heads were made for; restore classes.json")
+        raise ExportError("the classes of the tasks differ from those of the heads; restore classes.json")
     with _aside(out, force=force, folder=to == "peft") as place, torch.no_grad():
         difference = _WRITERS[to](model, place, raw)
         size = sum(file.stat().st_size for file in ([place] if place.is_file() else place.rglob("*")) if file.is_file())
@@ -83,10 +83,12 @@ def export(
 
 
 def check_images(config: ModelConfig, given: Sequence[Path] | None = None) -> tuple[Tensor, str]:
-    """Images to check with, (n, H, W, 3) uint8 of one size, and where they are from. Downloads nothing.
+    """Return images for the check, (n, H, W, 3) uint8 of one size, and a description of their source.
+
+    Downloads nothing.
 
     Raises:
-        DataError: none of the given ones is an image, or one cannot be read.
+        DataError: no given file is an image, or one cannot be read.
     """
     if given:
         files = [file for path in given for file in (image_files(path) if path.is_dir() else [path])]
@@ -95,7 +97,7 @@ def check_images(config: ModelConfig, given: Sequence[Path] | None = None) -> tu
         return _read(files, config), f"{min(len(files), _CHECKED)} of the given images"
     try:
         if not isinstance(config, RunConfig):
-            raise DataError("a model keeps no images")
+            raise DataError("a model stores no images")
         spec = config.data | ({"download": False} if "download" in config.data else {})
         images = SOURCES.build(spec).test.images
         raw = _read(images, config)
@@ -103,7 +105,7 @@ def check_images(config: ModelConfig, given: Sequence[Path] | None = None) -> tu
     except PearlError:
         side = config.images.stored
         raw = torch.randint(256, (_CHECKED, side, side, 3), generator=torch.Generator().manual_seed(0))
-        return raw.to(torch.uint8), f"{_CHECKED} random images, as no others are here (--images gives some)"
+        return raw.to(torch.uint8), f"{_CHECKED} random images, as no others are available (use --images)"
 
 
 def _read(images: np.ndarray | Sequence[Picture], config: ModelConfig) -> Tensor:
@@ -115,10 +117,10 @@ def _read(images: np.ndarray | Sequence[Picture], config: ModelConfig) -> Tensor
 
 @contextmanager
 def _aside(out: Path, *, force: bool, folder: bool) -> Iterator[Path]:
-    """A new place beside `out`; what is there when the block ends without an error becomes `out`."""
+    """Yield a temporary path beside `out`, which is renamed to `out` if the block ends without an error."""
     if not out.parent.is_dir():
-        raise ExportError(f"{out}: cannot be written (no such folder); choose another place with -o")
-    check_writable(out.parent, mend="choose another place with -o")
+        raise ExportError(f"{out}: cannot be written (no such folder); choose another path with -o")
+    check_writable(out.parent, mend="choose another path with -o")
     try:
         with beside(out, rescue=partial(_put_back, out)) as made:
             if out.exists() or out.is_symlink():
@@ -130,25 +132,25 @@ def _aside(out: Path, *, force: bool, folder: bool) -> Iterator[Path]:
             (made / out.name).replace(out)
             sync_folder(out.parent)
     except OSError as error:
-        raise ExportError(f"{out}: cannot be written ({reason(error)}); choose another -o") from None
+        raise ExportError(f"{out}: cannot be written ({reason(error)}); choose another path with -o") from None
 
 
 def _check_replaced(out: Path, *, force: bool, folder: bool) -> None:
-    """Refuse to replace what is there, unless asked to, and it is an export: --force takes nothing else away."""
+    """Refuse to replace an existing path, unless it is an export and --force is given."""
     if not force:
-        raise ExportError(f"{out}: is there already; choose another -o, or replace it with --force")
+        raise ExportError(f"{out}: exists; choose another path with -o, or replace it with --force")
     if out.is_symlink() or out.is_dir() != folder or (folder and not (out / FACTS).is_file()):
-        raise ExportError(f"{out}: is not an earlier export of this kind; choose another -o, or move it away")
+        raise ExportError(f"{out}: is not an earlier export of this kind; choose another path with -o, or move it away")
 
 
 def _put_back(out: Path, made: Path) -> None:
-    """Bring back what an export was about to replace, if it was killed before it had."""
+    """Restore the export that was about to be replaced, if the process was killed before."""
     if _old(out, made).exists() and not out.exists():
         _old(out, made).rename(out)
 
 
 def _old(out: Path, made: Path) -> Path:
-    """Where what --force replaces is, for the moment between two renames."""
+    """Return the path of the replaced export between the two renames."""
     return made / f"replaced-{out.name}"
 
 

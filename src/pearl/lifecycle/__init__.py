@@ -1,1 +1,1 @@
-"""A directory that learns, and is asked: runs, models, and the contract of a method."""
+"""Runs and models as directories that learn and predict, and the contract of a method."""

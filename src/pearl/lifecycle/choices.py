@@ -1,4 +1,4 @@
-"""What a task of a model is learnt with: the settings that the model was made with, or those of a new one."""
+"""Settings for a task of a model: those of the model, or those of a new one."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +16,11 @@ Backbone = str | dict[str, Any] | None  # a name, or a name with options
 def config_for(
     path: Path, source: Path | None, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]
 ) -> ModelConfig:
-    """The settings of a task: the model's own with other settings of training, or those of a new model.
+    """Return the settings of a task: the model's own with other training settings, or those of a new model.
 
     Raises:
-        ConfigError: settings that cannot be, or that are fixed.
-        RunError: a directory that is no model, or damaged.
+        ConfigError: invalid settings, or fixed ones.
+        RunError: the directory is not a model, or damaged.
     """
     before = source or path
     directory = RunDirectory(before)
@@ -28,19 +28,19 @@ def config_for(
     if source or directory.config_file.exists() or directory.finished:
         config = read_config(before)
         if source and not directory.finished:
-            raise RunError(f"{source}: no task is finished; choose a directory that has learnt something")
+            raise RunError(f"{source}: no task is finished; choose a directory with a finished task")
         if not source and isinstance(config, RunConfig):
             raise RunError(
-                f"{path}: a run of `pearl run`, whose tasks its recipe says; begin a model with what it has learnt: "
+                f"{path}: a run of `pearl run`, whose recipe defines its tasks; start a model from it with: "
                 f"pearl learn NEW --from {path} --data FOLDER"
             )
         if directory.finished:
-            if (named := overrides.get("method", {})).keys() <= {"name"}:  # which one it is, not another one
+            if (named := overrides.get("method", {})).keys() <= {"name"}:  # the name of the setting, not its value
                 check_method(before, config, named.get("name"))
                 overrides = {key: value for key, value in overrides.items() if key != "method"}
             if fixed := _changed(config, recipe, backbone, overrides):
                 raise ConfigError(
-                    f"{', '.join(fixed)}: fixed since {before} was made; only train.* may change from task to task"
+                    f"{', '.join(fixed)}: fixed since {before} was created; only train.* may change between tasks"
                 )
             overrides = {key: value for key, value in overrides.items() if key == "train"}
             return check_config(
@@ -50,7 +50,7 @@ def config_for(
 
 
 def _changed(config: ModelConfig, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> list[str]:
-    """Which of these words would make another model: to repeat those that it was made with is no mistake."""
+    """Return the settings that would make another model; repeating the model's own is allowed."""
     own = set(ModelConfig.model_fields) - {"train"}
     before = config.model_dump(mode="json", include=own)
     raw = {key: value for key, value in raw_config(recipe).items() if key in own} if recipe else {}
@@ -64,7 +64,7 @@ def _changed(config: ModelConfig, recipe: str | None, backbone: Backbone, overri
 
 
 def _new_config(recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> ModelConfig:
-    """The settings of a new model."""
+    """Return the settings of a new model."""
     own = ModelConfig.model_fields
     spec = merge({"backbone": backbone}, {"backbone": overrides.get("backbone", {})})["backbone"]
     raw = raw_config(recipe) if recipe else {"backbone": "timm/"}
@@ -78,9 +78,9 @@ def _new_config(recipe: str | None, backbone: Backbone, overrides: dict[str, Any
 
 
 def _with_statistics(raw: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a new model, which tells tasks apart by class statistics unless it says otherwise."""
+    """Return the configuration of a new model, with class statistics unless another classifier is set."""
     method = merge({}, {"method": raw["method"]})["method"]
-    with suppress(ConfigError):  # of a name that there is not, `check_config` says so
+    with suppress(ConfigError):  # `check_config` reports an unknown name
         name = str(method["name"])
         if not METHODS.closed(name) and "classifier" in METHODS.options(name).model_fields:
             return {**raw, "method": {"classifier": "chain", **method}}
@@ -88,5 +88,5 @@ def _with_statistics(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_statistics(config: ModelConfig) -> bool:
-    """Whether tasks are told apart by class statistics."""
+    """Return True if the classifier is class statistics."""
     return bool(config.method.get("classifier", {}).get("name") == "chain")

@@ -1,4 +1,4 @@
-"""A model that begins with what another directory has learnt."""
+"""New models that start with the tasks of another directory."""
 
 import errno
 from collections.abc import Iterator
@@ -19,11 +19,11 @@ from pearl.storage.stored_task import MANIFEST
 
 @contextmanager
 def made_aside(path: Path) -> Iterator[Path]:
-    """A folder in which a model is made that gets its name, `path`, when it is whole.
+    """Yield a folder for creating a model, renamed to `path` when it is complete.
 
     Raises:
-        RunError: there is something of that name, or the place cannot be written to.
-        Busy: another process is at it.
+        RunError: the path exists, or is not writable.
+        Busy: another process is creating it.
     """
     try:
         make_folder(path.parent)
@@ -38,27 +38,27 @@ def made_aside(path: Path) -> Iterator[Path]:
             sync_folder(path.parent)
     except OSError as error:
         if error.errno in (None, errno.EEXIST, errno.ENOTEMPTY):
-            raise RunError(f"{path}: another process has made it meanwhile; run the same command again") from None
+            raise RunError(f"{path}: another process has created it meanwhile; run the same command again") from None
         fix = remedy(error, "choose another place")
-        raise RunError(f"{path}: cannot be made ({reason(error)}); {fix}") from None
+        raise RunError(f"{path}: cannot be created ({reason(error)}); {fix}") from None
 
 
 def check_whole(path: Path) -> None:
-    """See that all checksums of a model hold.
+    """Check all checksums of a model.
 
     Raises:
-        RunError: naming every file that is damaged.
+        RunError: lists every damaged file.
     """
     if damaged := verify(path):
         raise RunError("\n".join(damaged))
 
 
 def copy_model(start: Path, path: Path) -> None:
-    """Make a model with what another directory has learnt; its files are copied, whole or not at all.
+    """Create a model with the tasks of another directory; its files are copied atomically.
 
     Raises:
-        RunError: a file of `start` is damaged, or `path` cannot be written to.
-        Busy: another process is at it.
+        RunError: a file of `start` is damaged, or `path` is not writable.
+        Busy: another process is creating it.
     """
     check_whole(start)
     raw = read_config(start).model_dump(mode="json", include=set(ModelConfig.model_fields))
@@ -69,14 +69,14 @@ def copy_model(start: Path, path: Path) -> None:
 
 
 def copy_part(source: Path, target: Path) -> None:
-    """Copy the files that `write_part` wrote into a folder, and nothing else that may lie there."""
+    """Copy the files that `write_part` wrote into a folder, and no others."""
     for name in (MANIFEST, *FILES):
         if (source / name).is_file():
             replace_file(target / name, read_regular(source / name))
 
 
 def copy_beside(start: Path, path: Path, config: ModelConfig) -> None:
-    """What a model has beside the folders of its tensors, with this configuration."""
+    """Copy the files of a model outside the folders of its tensors, with this configuration."""
     source, made = RunDirectory(start), RunDirectory(path)
     for file in (source.classes_file, source.environment_file, source.code_file):
         if file.is_file():
@@ -85,9 +85,7 @@ def copy_beside(start: Path, path: Path, config: ModelConfig) -> None:
 
 
 def is_copy(path: Path, start: Path, name: str) -> bool:
-    """Whether `path` holds what `start` has learnt and no more, or no more than task `name`: a copy that was cut off
-    when it learnt its first task, or after that.
-    """
+    """Return True if `path` holds only the tasks of `start`, and at most task `name` more: an interrupted copy."""
 
     def there(place: RunDirectory) -> list[bytes]:
         return [(folder / MANIFEST).read_bytes() for folder in (place.reference, *place.finished)]
@@ -100,20 +98,20 @@ def is_copy(path: Path, start: Path, name: str) -> bool:
 
 
 def check_place(path: Path, source: Path | None, instead: str = "choose another name") -> None:
-    """Refuse a directory that holds other things, and one that is there already to be made by copying."""
+    """Refuse a directory with other contents, and an existing one that a copy would create."""
     directory = RunDirectory(path)
     if directory.config_file.exists() or directory.tasks_folder.exists():
         if source:
-            raise RunError(f"{path}: is there already; {instead}")
+            raise RunError(f"{path}: exists; {instead}")
     elif path.exists() and not path.is_dir():
         raise RunError(f"{path}: is a file; choose another name for the model")
     elif path.is_dir() and (source or not all(_is_early(directory, place) for place in path.iterdir())):
-        raise RunError(f"{path}: a folder of other things, not a model; choose a name that is not there yet")
+        raise RunError(f"{path}: a folder with other contents, not a model; choose a new name")
 
 
 def _is_early(directory: RunDirectory, place: Path) -> bool:
-    """Whether something may lie in a directory before its configuration does."""
-    # somebody may have a folder of that name, and all in it is removed
+    """Return True if a file can exist in a directory before its configuration does."""
+    # a user may have a folder of that name, and everything in it is removed
     if place == directory.resume_folder and place.is_dir():
         return directory.pending_file.is_file() or all(is_temporary(each.name) for each in place.iterdir())
     return place == directory.events_file or place.name in LOCK or is_temporary(place.name)

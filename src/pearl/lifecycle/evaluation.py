@@ -1,4 +1,4 @@
-"""What a model says of images whose classes are known: counted, and for people and notebooks."""
+"""Predictions of a model for images of known classes: counts, and output for users and notebooks."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ from pearl.storage.sheets import aligned, rows_as_html
 from pearl.storage.stored_task import StoredTask
 
 UNKNOWN_RATE = 0.05
-BATCH = 64  # images decoded and classified at a time
-Data = Any  # what `given` takes, or a list of folders
+BATCH = 64  # images decoded and predicted at a time
+Data = Any  # the inputs of `given`, or a list of folders
 
 
 class Predictor(Protocol):
@@ -55,12 +55,12 @@ class Predictor(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Evaluation:
-    """What a model said of some images, N in all; what is counted, is counted from this.
+    """Predictions for N images, with all counts computed from them.
 
-    `files` are the images: paths or, of what lies in no file, pixels (size, size, 3) uint8. They are of the model's
-    classes or, with `true` from their number on, of `strangers`: classes that it does not know. `familiarity` (N,) is
-    None where the model cannot judge; then there are no strangers. Those whose familiarity is below `threshold` are
-    unknown to it. `notes`: what was not looked at. Accuracies are in percent.
+    `files` are the images: paths, or pixels (size, size, 3) uint8 for images in memory. They belong to the model's
+    classes or, with `true` from their number on, to `strangers`: classes that the model has not learnt. `familiarity`
+    (N,) are in-distribution scores, None if the model has none; then there are no strangers. Images with scores below
+    `threshold` are called unknown. `notes` list ignored images. Accuracies are in percent.
     """
 
     tasks: tuple[StoredTask, ...]
@@ -74,77 +74,79 @@ class Evaluation:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the rows."""
+        """Return the names of the rows."""
         return tuple(name for task in self.tasks for name in task.classes)
 
     @cached_property
     def is_known(self) -> np.ndarray:
-        """Which images (N,) are of the model's classes."""
+        """Return a mask (N,) of images of the model's classes."""
         return self.answers.true < len(self.classes)
 
     @cached_property
     def known(self) -> Answers:
-        """What was said of these."""
+        """Return the predictions for these."""
         return self.answers[self.is_known]
 
     # ---------------------------------------------------------------------------------------------------- accuracy
 
     @cached_property
     def confusion(self) -> np.ndarray:
-        """Images of known classes (C, C), true class by predicted class, among all classes."""
+        """Return counts of images of known classes (C, C), true class by predicted class, among all classes."""
         counts = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
         np.add.at(counts, (self.known.true, self.known.best), 1)
         return counts
 
     @property
     def total(self) -> np.ndarray:
-        """Images per class (C,)."""
+        """Return images per class (C,)."""
         return self.confusion.sum(1)
 
     @property
     def class_il(self) -> np.ndarray:
-        """Images per class (C,) that are right among all classes."""
+        """Return images per class (C,) that are correct among all classes."""
         return self.confusion.diagonal()
 
     @cached_property
     def task_il(self) -> np.ndarray:
-        """Images per class (C,) that are right among the classes of their own task."""
+        """Return images per class (C,) that are correct among the classes of their own task."""
         right = self.known.true[self.known.best_own == self.known.true]
         return np.bincount(right, minlength=len(self.classes))
 
     @property
     def accuracy(self) -> float:
-        """Percent of images that are right among all classes (class-IL); every image weighs the same."""
+        """Return the percentage of images correct among all classes (class-IL); all images have equal weight."""
         return percent(self.class_il.sum(), self.total.sum())
 
     @property
     def task_accuracy(self) -> float:
-        """Percent of images that are right among the classes of their own task (task-IL)."""
+        """Return the percentage of images correct among the classes of their own task (task-IL)."""
         return percent(self.task_il.sum(), self.total.sum())
 
     def mistakes(self, most: int = 10) -> list[tuple[str, str, int]]:
-        """The most frequent ones: true class, predicted class, and how often."""
+        """Return the most frequent mistakes: true class, predicted class, and count."""
         wrong = self.confusion.copy()
         np.fill_diagonal(wrong, 0)
         order = wrong.ravel().argsort(kind="stable")[::-1][:most].tolist()
         pairs = [divmod(place, len(wrong)) for place in order]
         return [(self.classes[a], self.classes[b], int(wrong[a, b])) for a, b in pairs if wrong[a, b]]
 
-    # ------------------------------------------------------------------------------------------------- how sure it is
+    # --------------------------------------------------------------------------------------------------- calibration
 
     @cached_property
     def reliability(self) -> np.ndarray:
-        """See `sureness.reliability`, of images of known classes."""
+        """Return `sureness.reliability` of images of known classes."""
         return sureness.reliability(self.known.sure, self.known.best == self.known.true)
 
     @property
     def calibration_error(self) -> float:
-        """How far the probability of the best class is from how often it is right, in percent."""
+        """Return the expected calibration error in percent."""
         return sureness.calibration_error(self.reliability)
 
     @property
     def coverage(self) -> dict[int, float]:
-        """Accuracy among the most familiar images alone, by the percentage that is answered; {} if it cannot judge."""
+        """Return accuracy on the images with the highest in-distribution scores, by percentage of images; {} without
+        scores.
+        """
         if self.familiarity is None:
             return {}
         right = self.known.best == self.known.true
@@ -153,22 +155,22 @@ class Evaluation:
 
     @property
     def auroc(self) -> float:
-        """How well familiarity tells known images from strangers, in percent; NaN where there are none."""
+        """Return the AUROC of in-distribution scores, known against unknown classes, in percent; NaN without either."""
         if self.familiarity is None:
             return math.nan
         return sureness.auroc(self.familiarity[self.is_known], self.familiarity[~self.is_known])
 
     @property
     def refused(self) -> np.ndarray:
-        """Which images (N,) are unknown to it, at its threshold for `unknown_rate`."""
+        """Return a mask (N,) of images called unknown, at the threshold for `unknown_rate`."""
         if self.familiarity is None:
             return np.zeros(len(self.files), dtype=bool)
         return self.familiarity < self.threshold
 
-    # ----------------------------------------------------------------------------------------------------- for people
+    # ------------------------------------------------------------------------------------------------------ for users
 
     def rows(self) -> list[list[str]]:
-        """Accuracy of each task and its classes, and of all, as texts; the first row is the head."""
+        """Return the accuracy of each task and its classes, and of all, as texts; the first row is the header."""
         total, found = self.total, [["", "images", "class-IL", "task-IL"]]
 
         def row(name: str, part: slice) -> list[str]:
@@ -177,7 +179,7 @@ class Evaluation:
             return [printable(name), f"{count}", *(f"{value:.2f}%" if count else "-" for value in right)]
 
         for task in self.tasks:
-            if not task.classes:  # its images count with those of the task that showed their classes first
+            if not task.classes:  # its images count for the task that had their classes first
                 continue
             part = slice(task.first_class, task.first_class + len(task.classes))
             found.append(row(f"task {task.name}", part))
@@ -194,7 +196,7 @@ class Evaluation:
 
 
 def percent(part: float, whole: float) -> float:
-    """A share; NaN of nothing."""
+    """Return a percentage; NaN for 0 of 0."""
     return 100 * float(part) / float(whole) if whole else math.nan
 
 
@@ -207,7 +209,7 @@ def evaluate(
     nested: bool = False,
     some_aliases: bool = False,
 ) -> Evaluation:
-    """See `Model.evaluate`. With `some_aliases` not each has to be of a folder here: others are of what was learnt."""
+    """See `Model.evaluate`. With `some_aliases`, aliases may refer to folders of the learnt data instead of this."""
     size = model.config.images.stored
     several = isinstance(data, list | tuple) and bool(data) and all(isinstance(one, str | Path) for one in data)
     decoding = Decoding.of(model.config.images)
@@ -232,9 +234,9 @@ def evaluate(
         pixels, wrong = part.pixels(start, start + BATCH, size)
         problems += wrong
         if problems:
-            continue  # all of them are named, no more is computed
+            continue  # all problems are listed, and nothing more is computed
         true = np.array([place.get(part.classes[label], -1) for label in part.labels[start : start + len(pixels)]])
-        asked = np.flatnonzero(true >= 0)  # the others are left out
+        asked = np.flatnonzero(true >= 0)  # the others are skipped
         if not len(asked):
             continue
         pixels, here = pixels[asked], torch.from_numpy(true[asked])
@@ -268,9 +270,9 @@ def _counted(
     known: int,
     files: Sequence[Path | np.ndarray],
 ) -> tuple[np.ndarray, list[str]]:
-    """Which images (N,) count, and notes on the others: copies of each other, and images that the model has learnt.
+    """Return a mask (N,) of images to count, and notes on the others: duplicates, and images that the model has learnt.
 
-    If no image of its `known` classes would be left, those that it has learnt count, and the note says what for.
+    If no image of its `known` classes would be left, learnt images count, with a note.
     """
 
     def where(index: int) -> str:
@@ -283,15 +285,18 @@ def _counted(
     if not seen.any():
         return stay, notes
     if not (stay & ~seen)[true < known].any():
-        return stay, [*notes, f"{count} that the model has learnt: this says how well, and nothing of new images"]
-    return stay & ~seen, [*notes, f"{count} that the model has learnt, as {where(int(seen.argmax()))}: left out"]
+        return stay, [*notes, f"{count} that the model was trained on: the accuracy on new images may be lower"]
+    return stay & ~seen, [
+        *notes,
+        f"{count} that the model was trained on, such as {where(int(seen.argmax()))}: left out",
+    ]
 
 
 def _strange(model: Predictor, parts: Sequence[Given]) -> tuple[list[str], list[str]]:
-    """The classes that the model does not know, as far as it can say so, and notes on them.
+    """Return the unknown classes of the images, if the model can detect them, and notes on them.
 
     Raises:
-        DataError: it knows none of them.
+        DataError: all classes are unknown.
     """
     named = {name for part in parts for name in part.classes}
     strange = sorted(named - {*model.classes})
@@ -299,16 +304,20 @@ def _strange(model: Predictor, parts: Sequence[Given]) -> tuple[list[str], list[
         return [], []
     if len(strange) == len(named):
         raise DataError(
-            f"{', '.join(part.place or part.name for part in parts)}: only classes that the model does not know: "
-            f"{_some(strange, model.classes)}; give images of known ones, which `pearl inspect` lists"
+            f"{', '.join(part.place or part.name for part in parts)}: only unknown classes: "
+            f"{_some(strange, model.classes)}; give images of known classes, which `pearl inspect` lists"
         )
-    what = "scored as unknown" if model.can_judge else "left out, as without class statistics nothing is unknown"
-    note = f"classes that the model does not know, {what}: {_some(strange, model.classes)}"
+    what = (
+        "scored as unknown"
+        if model.can_judge
+        else "left out, since without class statistics no image can be called unknown"
+    )
+    note = f"unknown classes, {what}: {_some(strange, model.classes)}"
     return strange if model.can_judge else [], [note]
 
 
 def _some(names: Sequence[str], choices: Sequence[str]) -> str:
-    """Names in words, the first of them with a hint at what each may have meant."""
+    """Return names in words, the first ones with a hint at similar known names."""
     hints = [(name, near(name, choices, 0.65)) for name in names[:5]]
     told = [f"{name!r} ({hint})" if hint else repr(name) for name, hint in hints]
     return ", ".join([*told, *([f"{len(names) - 5} more"] if len(names) > 5 else [])])

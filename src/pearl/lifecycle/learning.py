@@ -1,8 +1,8 @@
-"""A new task for a model, out of images with classes; on its first task the model is made.
+"""New tasks for a model from images with classes; the first task creates the model.
 
-MODEL has the files of a run (see `runs`) without its stream and results. Decoded images stay in memory: nothing of
-them is left on disk, since who learns so may not keep them. MODEL/resume/task.json says of the task that is being
-learnt what it is made of, so that `resume` needs nothing else.
+MODEL has the files of a run (see `runs`) without its stream and results. Decoded images stay in memory and are not
+stored, since the user may not be allowed to keep them. MODEL/resume/task.json describes the current task, so that
+`resume` needs nothing else.
 """
 
 import hashlib
@@ -56,37 +56,37 @@ def learn(
     allow_new_style: bool = False,
     discard: bool = False,
 ) -> None:
-    """Let the model at `path` learn the classes of `data` as task `task`.
+    """Train the model at `path` on the classes of `data` as task `task`.
 
     `data` are folders of images, DATA/CLASS/* or DATA/train/CLASS/*, at any depth if `nested`, or anything else that
-    `given` takes. A task without a name is called as the folder or file, or after the classes of images in memory.
+    `given` takes. The default name of a task is that of the folder or file, or of the classes for images in memory.
 
-    A model that is not there yet is made: by a recipe, by the name of a backbone, or with what the run or model
-    `start` has learnt. An attempt that was cut off is gone on with if data and settings are the same; if they are those
-    of the last task that was learnt, there is nothing left to do.
+    A missing model is created: from a recipe, the name of a backbone, or the tasks of the run or model `start`. An
+    interrupted attempt is resumed if data and settings are equal; if they are those of the last finished task, nothing
+    is left to do.
 
-    New models tell tasks apart by class statistics (`method.classifier: chain`). These may be shown a class again, more
-    images or another kind of them; `aliases` maps folders to the classes they show, {"beetles": "beetle"}. If `fast`,
-    classes are added by their statistics alone, in seconds.
+    New models use class statistics (`method.classifier: chain`). With these, a known class may get more images,
+    possibly in a new style; `aliases` maps folders to the classes of their images, {"beetles": "beetle"}. If `fast`,
+    classes are added in seconds by class statistics, without training.
 
-    `holdout` is a share of each class's images that is kept out of training, to measure the model on; one at least of
-    two. See `outcome` for what is known of it without that.
+    `holdout` is a share of each class's images to evaluate on instead of training; at least one of two images. See
+    `outcome` for the estimate without it.
 
-    Images of a known class of which the model recognises nearly none are refused, as they may show something else; with
-    `allow_new_style` they are learnt. Copies of an image are learnt once; see `copies.without_copies`.
+    If the model recognises almost no image of a known class, they are refused, since they may show something else; with
+    `allow_new_style` they are learnt. Duplicate images are learnt once; see `copies.without_copies`.
 
     Raises:
-        PearlError: anything a user can mend. The model is then as it was.
+        PearlError: any user error. The model is then unchanged.
     """
     if not 0 <= holdout < 1:
-        raise ConfigError(f"holdout={holdout}: a share of each class's images, from 0 to below 1, as 0.1")
+        raise ConfigError(f"holdout={holdout}: must be a share of each class's images, from 0 to below 1, such as 0.1")
     path, overrides = Path(path), admit(overrides or {})
     task = task and class_name(task)
     name = name_of(data) if task is None else task
     source = None if start is None or is_copy(path, Path(start), name) else Path(start)
-    if start is not None and source is None:  # the copy was made, but its maker was perhaps killed just then
+    if start is not None and source is None:  # the copy is complete, but its process was possibly killed right then
         remove_leftovers(path)
-    check_place(path, source, "leave out --from to go on with it, or choose another name")
+    check_place(path, source, "leave out --from to continue it, or choose another name")
     config = config_for(path, source, recipe, backbone, overrides)
     how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
     how |= {"aliases": dict(aliases or {}), "fast": fast, "nested": nested, "holdout": holdout}
@@ -95,30 +95,28 @@ def learn(
 
 
 def resume(path: Path, *, device: str = "auto", show: Observer | None = None, minutes: float = 10.0) -> None:
-    """Go on with the task that an interrupted `learn` left.
+    """Resume the task that an interrupted `learn` left.
 
     Raises:
-        RunError: there is none, or its images are not the same any more.
+        RunError: there is none, or its images have changed.
     """
     known, directory = _half_learnt(path), RunDirectory(path)
-    if not known and directory.pending_file.is_file():  # its process died when it was learnt
+    if not known and directory.pending_file.is_file():  # its process died when the task was finished
         with session(path, read_config(path), again="", device=device):
             return
     if not known:
-        raise RunError(f"{path}: no task is half learnt; add one with: pearl learn {path} --data FOLDER")
+        raise RunError(f"{path}: no interrupted task; add one with: pearl learn {path} --data FOLDER")
     try:
         data, name, config = known["data"], known["name"], check_config(known["config"], ModelConfig)
     except ConfigError as error:
         raise RunError(
-            f"{directory.pending_file}: damaged ({error}); begin the task anew with `pearl learn --discard`"
+            f"{directory.pending_file}: damaged ({error}); start the task again with `pearl learn --discard`"
         ) from None
     if not data:
-        raise RunError(
-            f"{path}: task {name!r} was of images in memory; give them again: pearl.learn({str(path)!r}, ...)"
-        )
+        raise RunError(f"{path}: task {name!r} used images in memory; give them again: pearl.learn({str(path)!r}, ...)")
     how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
     how |= {key: known[key] for key in ("aliases", "fast", "nested", "holdout")}
-    how["allow_new_style"] = True  # or the task would not have begun
+    how["allow_new_style"] = True  # the task would not have started otherwise
     _learn(path, data, name, config, resumed=True, **how)
 
 
@@ -160,7 +158,7 @@ def _learn(
                 f"{path}: without training, classes can only be added to a model with class statistics "
                 f"(method.classifier=chain), after its first task"
             )
-        # before the images are decoded: mistakes in it are cheaper to find
+        # before decoding images: errors here are cheaper to find
         written = done > 0 or (known.get("config") == settings and directory.reference_manifest.is_file())
         method = build_method(config, structure_only=written)
         if method.oracle:
@@ -168,7 +166,7 @@ def _learn(
         engine = Engine(config, device=device)
         facts: dict[str, Any] = {"index": done, "name": name, "classes": list(names), "config": settings}
         facts |= {"fast": fast, "aliases": aliases, "holdout": holdout}
-        if not resumed and not facts.items() <= known.items():  # before the images are decoded
+        if not resumed and not facts.items() <= known.items():  # before decoding images
             _check_nothing_half_learnt(path, known, config)
         pixels = decode(found, size, show)
         images = facts_of(pixels, found.labels)
@@ -176,8 +174,8 @@ def _learn(
         same = all(known.get(key) == value for key, value in facts.items())
         if resumed and not same:
             raise RunError(
-                f"{found.place}: not the images that the half-learnt task {name!r} began with; bring those back, "
-                f"or begin it anew with `pearl learn --discard`"
+                f"{found.place}: the images of the interrupted task {name!r} have changed; restore them, "
+                f"or start it again with `pearl learn --discard`"
             )
         if not same:
             _check_nothing_half_learnt(path, known, config)
@@ -196,16 +194,17 @@ def _learn(
         if (known_ones := labels < len(every)).any():
             of_known = pixels[known_ones], labels[known_ones], every
             notes += check_known(before.path, config, engine, done, *of_known, allow_new_style=allow_new_style)
-        # what a first task that was cut off began with is there already, whatever became of a file of weights
+        # the first task's start is stored, even if a weight file is gone now
         begun = written and (done > 0 or same)
-        precision = known.get("precision") if same else None  # another machine may prefer another one, not in mid-task
+        # another machine may prefer another precision, but not within a task
+        precision = known.get("precision") if same else None
         if source:
             copy_model(source, path)
 
         again = resume_command(path, config) if found.place else "the same pearl.learn, with the same images"
         with session(path, config, again=again, device=device, precision=precision, show=show, minutes=minutes) as work:
             if len(directory.finished) != done:
-                raise RunError(f"{path}: another process has learnt a task meanwhile; run the same command again")
+                raise RunError(f"{path}: another process has added a task meanwhile; run the same command again")
             if not same:
                 remove_tree(directory.resume_folder, path)
                 origin = {"data": found.place or "", "nested": nested, "precision": work.engine.precision}
@@ -233,7 +232,7 @@ def _learn(
             except TrainingError as error:
                 if not directory.checkpoints:
                     raise
-                raise TrainingError(f"{error}; with other settings the task begins anew, by --discard") from None
+                raise TrainingError(f"{error}; to start the task again with other settings, use --discard") from None
     finally:
         show.close()
 
@@ -253,7 +252,7 @@ def _is_learnt(
     holdout: float,
     show: Observer,
 ) -> bool:
-    """Whether the model's last task is this one, of these images and settings: a process was killed after it."""
+    """Return True if the last task is this one, with these images and settings: a process was killed after it."""
     last = RunDirectory(path).tasks[-1:]
     if not last or last[0].name != name or sorted(last[0].names) != sorted(found.classes):
         return False
@@ -266,7 +265,7 @@ def _is_learnt(
 
 
 def facts_of(pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """What a task's manifest says of its images (N, S, S, 3) uint8 with labels (N,) that count from 0."""
+    """Return a manifest's facts about a task's images (N, S, S, 3) uint8 with labels (N,) from 0."""
     return {
         "images_per_class": np.bincount(labels).tolist(),
         "images_sha256": hashlib.sha256(pixels.data).hexdigest(),
@@ -274,40 +273,40 @@ def facts_of(pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
 
 
 def _half_learnt(path: Path) -> dict[str, Any]:
-    """What is noted of the task that is being learnt; nothing if none is."""
+    """Return the record of the interrupted task; empty if there is none."""
     known = RunDirectory(path).half_learnt
     if known:
         known = {"fast": False, "aliases": {}, "nested": False, "holdout": 0.0, **known}
-        with suppress(ConfigError):  # a damaged one equals no other, so that the task begins anew
+        with suppress(ConfigError):  # a damaged one equals no other, so that the task starts again
             known["config"] = as_stored(known["config"], ModelConfig)
     return known
 
 
 def _check_nothing_half_learnt(path: Path, known: Mapping[str, Any], config: ModelConfig) -> None:
-    """Refuse to throw away what is stored of another task, if anything is.
+    """Refuse to discard another interrupted task.
 
     Raises:
-        RunError: naming the task, and both ways to go on.
+        RunError: names the task, and both ways to continue.
     """
     if known and RunDirectory(path).checkpoints:
         again = resume_command(path, config) if known["data"] else "the same pearl.learn, with the same images"
         raise RunError(
-            f"{path}: task {known['name']!r} is half learnt; go on with: {again}; or throw it away with --discard "
+            f"{path}: task {known['name']!r} was interrupted; resume it with: {again}; or discard it with --discard "
             f"(in Python discard=True)"
         )
 
 
 def _heads_alone(path: Path, done: int, config: ModelConfig) -> Iterator[str]:
-    """A line for a model whose heads cannot be compared, though they could be."""
+    """Return a line for a model whose heads are not comparable although class statistics are possible."""
     if done and config.method.get("classifier", {}).get("name") == "heads":
         yield (
-            f"its heads never met; with images of all its classes, pearl refit {path} --data FOLDER makes a model that "
-            f"compares them"
+            f"its heads were trained separately; with images of all its classes, pearl refit {path} --data FOLDER "
+            f"makes a model that compares them"
         )
 
 
 def _much_alike(new: Sequence[str], known: Sequence[str]) -> Iterator[str]:
-    """A line for each new class that is called as a known one but for capitals, spaces and marks."""
+    """Return a line for each new class whose name equals a known one up to capitals, spaces and diacritics."""
 
     def plain(name: str) -> str:
         return "".join(c for c in without_marks(name).casefold() if c.isalnum())
@@ -316,40 +315,40 @@ def _much_alike(new: Sequence[str], known: Sequence[str]) -> Iterator[str]:
     for name in new:
         if plain(name) and (other := place.get(plain(name))):
             yield (
-                f"{printable(name)!r} is a new class beside the known {printable(other)!r}; if they are the same, "
-                f"learn it with --alias {shlex.quote(f'{name}={other}')}"
+                f"{printable(name)!r} is a new class with a name like the known {printable(other)!r}; if they "
+                f"are the same, use --alias {shlex.quote(f'{name}={other}')}"
             )
 
 
 def _new_and_known(
     infos: Sequence[StoredTask], name: str, names: tuple[str, ...], config: ModelConfig
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The classes that the model does not know yet, and those that it does, in the order of their logit indices.
+    """Return the new classes, and the known ones in the order of their logit indices.
 
     Raises:
-        ConfigError: the model knows the task.
-        DataError: it knows a class that it cannot be shown again.
+        ConfigError: the task's name exists.
+        DataError: a known class is repeated, which the method does not support.
     """
     if not name.strip():
         raise ConfigError("a task needs a name; give it one with --task")
     for info in infos:
         if info.name == name:
-            raise ConfigError(f"task {name!r} is there already ({info.folder}); give another one with --task")
+            raise ConfigError(f"task {name!r} exists ({info.folder}); give another one with --task")
     where = {known: info for info in infos for known in info.classes}
     twice = [f"{known!r} (task {where[known].name!r}, {where[known].folder})" for known in names if known in where]
     if twice and not has_statistics(config):
         raise DataError(
-            f"classes that the model knows already: {', '.join(twice)}; without class statistics a class is learnt "
-            f"once, so rename or remove their folders"
+            f"known classes: {', '.join(twice)}; without class statistics a class can be learnt only once, so "
+            f"rename or remove their folders"
         )
     return tuple(known for known in names if known not in where), tuple(known for known in where if known in names)
 
 
 def decode(found: Given, size: int, show: Observer) -> np.ndarray:
-    """Pixels (N, size, size, 3) uint8 of all of them.
+    """Decode all images to pixels (N, size, size, 3) uint8.
 
     Raises:
-        DataError: naming every one that cannot be read.
+        DataError: lists every unreadable image.
     """
     if isinstance(found.images, np.ndarray):
         return found.pixels(0, len(found), size)[0]
@@ -358,7 +357,7 @@ def decode(found: Given, size: int, show: Observer) -> np.ndarray:
     problems: list[str] = []
     for begin in range(0, len(found), 256):
         part, wrong = found.pixels(begin, begin + 256, size)
-        pixels[begin : begin + len(part)] = part  # of no use if one is missing, and then not used
+        pixels[begin : begin + len(part)] = part  # incomplete results are not used
         problems += wrong
         tell(min(begin + 256, len(found)), len(found))
     if problems:
@@ -367,7 +366,7 @@ def decode(found: Given, size: int, show: Observer) -> np.ndarray:
 
 
 def _progress(show: Observer) -> Callable[[int, int], None]:
-    """Tells how many images are read, and first that they are."""
+    """Report the number of read images, and first that reading has started."""
     begun = False
 
     def tell(done: int, total: int) -> None:

@@ -1,6 +1,6 @@
-"""A model on disk: the tasks it has learnt, and what it says about images.
+"""A model on disk: its tasks, and its predictions for images.
 
-A run directory is one too: `pearl run` and `pearl learn` write the same files.
+A run directory is a model too: `pearl run` and `pearl learn` write the same files.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -35,16 +35,15 @@ from pearl.storage.stored_task import StoredTask
 
 T = TypeVar("T")
 
-_LOADING = RLock()  # of all models: one that has a lock of its own cannot be sent to another process
+_LOADING = RLock()  # shared by all models: a model with its own lock could not be pickled
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one image: its best classes, best first, with probabilities among all it was asked of.
+    """A prediction for one image: its best classes, best first, with probabilities among the compared classes.
 
-    `in_distribution` is the share of images of known classes that fit the model no better than this one, and `known`
-    whether it is at least the rate at which such images may be refused; both are None if that was not asked, or if the
-    model has no class statistics.
+    `in_distribution` is the share of images of known classes with a score at most as high as this image's, and `known`
+    is True if it reaches the false-rejection rate; both are None without a rate or without class statistics.
     """
 
     classes: tuple[str, ...]
@@ -55,12 +54,12 @@ class Prediction:
 
     @property
     def name(self) -> str:
-        """The best class."""
+        """Return the best class."""
         return self.classes[0]
 
 
 class Model:
-    """A model that goes on learning. Made by `pearl learn` or `pearl run`, opened by `pearl.load`."""
+    """A model that can learn more tasks. `pearl learn` or `pearl run` creates it, `pearl.load` opens it."""
 
     def __init__(self, path: Path, config: ModelConfig, tasks: list[StoredTask], device: torch.device) -> None:
         self.path, self.config, self.tasks, self.device = path, config, tasks, device
@@ -71,13 +70,13 @@ class Model:
     def open(
         cls, path: str | Path, *, tasks: int | None = None, device: str = "auto", method: str | None = None
     ) -> Self:
-        """A model as it was after its first `tasks` tasks; after all of them if not given.
+        """Open a model after its first `tasks` tasks (default: all).
 
-        `method` ("path/to/file.py:Class") names the file that its method is in, if it is in one.
+        `method` ("path/to/file.py:Class") names the file of its method, if it has one.
 
         Raises:
             RunError: not a model, no task finished, or files missing or damaged.
-            ConfigError: the method's file is not named, or another one is.
+            ConfigError: the method's file is not given, or another one is.
         """
         path = Path(path)
         named = METHODS.admit(method) if method else None
@@ -85,12 +84,12 @@ class Model:
         check_method(path, config, named)
         directory = RunDirectory(path)
         there = len(directory.finished)
-        if tasks is None or not 1 <= tasks <= there:  # up to a gap a directory can be used, if one says so
+        if tasks is None or not 1 <= tasks <= there:  # a directory is usable up to a gap if `tasks` is given
             directory.check_no_gap()
         if not there:
-            raise RunError(f"{path}: no task is finished; go on with: {resume_command(path, config)}")
+            raise RunError(f"{path}: no task is finished; resume it with: {resume_command(path, config)}")
         if tasks is not None and not 1 <= tasks <= there:
-            raise RunError(f"{path}: it has {counted(there, 'finished task')}, not {tasks}; ask for 1 to {there}")
+            raise RunError(f"{path}: it has {counted(there, 'finished task')}, not {tasks}; give 1 to {there}")
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
         if chosen.partition(":")[0] not in ("cpu", "cuda"):
             raise ConfigError(f"device {device!r} cannot be used here; use auto, cpu or cuda")
@@ -112,12 +111,12 @@ class Model:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of all classes; a class's place is its logit index."""
+        """Return the names of all classes, by logit index."""
         return tuple(name for task in self.tasks for name in task.classes)
 
     @property
     def method(self) -> Method:
-        """The method with all it has learnt, on the device, in evaluation mode."""
+        """Return the method with its weights, on the device, in evaluation mode."""
         place = partial(placed, device=self.device, channels_last=self.config.engine.channels_last)
         load = partial(load_method, self.path, self.config, len(self.tasks), place=place, to_ask=True)
         return self._once("method", load)
@@ -127,7 +126,7 @@ class Model:
         return self._once("ensemble", lambda: Ensemble(self.method))
 
     def _once(self, name: str, load: Callable[[], T]) -> T:
-        """Load by the first thread that asks; the others wait for it."""
+        """Load in the first thread that needs it; the others wait."""
         with _LOADING:
             if name not in self._loaded:
                 self._loaded[name] = load()
@@ -136,7 +135,7 @@ class Model:
 
     @property
     def outcome(self) -> Outcome | None:
-        """How good it is after its newest task, as far as was found out when it learnt; None if nothing was.
+        """Return the accuracy estimate after its newest task, from the time of learning; None if there is none.
 
         Raises:
             RunError: a manifest is damaged.
@@ -144,10 +143,10 @@ class Model:
         return estimated(self.tasks, self.method)
 
     def task_index(self, name: str) -> int:
-        """The place of a task by its name.
+        """Return the index of a task by name.
 
         Raises:
-            ConfigError: no such task; the message gives the nearest one.
+            ConfigError: unknown task; the message has the nearest one.
         """
         names = [class_name(task.name) for task in self.tasks]
         if class_name(name) not in names:
@@ -165,20 +164,21 @@ class Model:
         top: int = 1,
         unknown_rate: float | Literal["auto"] | None = "auto",
     ) -> list[Prediction]:
-        """The best `top` classes of each image, among all classes (class-IL), or among those of `task` (task-IL).
+        """Return the best `top` classes of each image, among all classes (class-IL), or among those of `task`
+        (task-IL).
 
-        Images go through the transforms of training's test images; of any size: files, Pillow images, arrays (H, W, 3)
-        and tensors (3, H, W), uint8 or floats from 0 to 1. One image, or any number of them, of any kinds. Each
-        prediction has whether its image is `known`, so strictly that about a share `unknown_rate` of images of known
-        classes is not; "auto" is 0.05 for a model with class statistics, and None, which leaves it out, for others.
+        Images are one image or any iterable of files, Pillow images, arrays (H, W, 3) and tensors (3, H, W), uint8 or
+        floats from 0 to 1, of any size; they get the test transform of training. `unknown_rate` is the false-rejection
+        rate of `Prediction.known`: about this share of images of known classes is called unknown. "auto" is 0.05 for a
+        model with class statistics, and None, which disables it, for others.
 
         Raises:
-            DataError: naming an image that cannot be read or used.
-            ConfigError: no such task, `top` is below 1, or the model cannot say what is unknown.
+            DataError: names the unreadable or unusable image.
+            ConfigError: unknown task, `top` below 1, or a rate for a model without class statistics.
         """
         pictures: Any = [images] if is_one(images) else images
         if not isinstance(pictures, Iterable):
-            raise DataError(f"a {type(images).__name__} is no image; give files, Pillow images, arrays or tensors")
+            raise DataError(f"a {type(images).__name__} is not an image; give files, Pillow images, arrays or tensors")
         found = []
         for pixels in in_batches(pictures, self.config.images.stored, BATCH, Decoding.of(self.config.images)):
             found += self.predict_pixels(pixels, task=task, top=top, unknown_rate=unknown_rate)
@@ -192,9 +192,9 @@ class Model:
         top: int = 1,
         unknown_rate: float | Literal["auto"] | None = "auto",
     ) -> list[Prediction]:
-        """As `predict`, of raw pixels (N, S, S, 3) uint8 of the model's stored size."""
+        """As `predict`, for raw pixels (N, S, S, 3) uint8 of the model's stored size."""
         if top < 1:
-            raise ConfigError(f"top={top}: ask for 1 class or more")
+            raise ConfigError(f"top={top}: give 1 or more")
         index = None if task is None else self.task_index(task)
         names = [(name, info.name) for info in self.tasks for name in info.classes]
         known: list[bool] | list[None] = [None] * len(pixels)
@@ -225,41 +225,44 @@ class Model:
 
     @property
     def can_judge(self) -> bool:
-        """Whether it has in-distribution scores, and so can find images unknown: with class statistics."""
+        """Return True if it has in-distribution scores, and so can call images unknown: with class statistics."""
         return self.method.judging() is not None
 
     def threshold(self, rate: float) -> float:
-        """The in-distribution score below which an image is unknown, so that about this share of known ones is, too.
+        """Return the in-distribution score below which images are unknown, at a false-rejection rate for known ones.
 
         Raises:
             ConfigError: not a share, or the model has no class statistics.
         """
         self._check_can_judge()
         if not 0 <= rate < 1:
-            raise ConfigError(f"unknown_rate={rate}: a share of images of known classes, from 0 to below 1, as 0.05")
+            raise ConfigError(
+                f"unknown_rate={rate}: must be a share of images of known classes, from 0 to below 1, such as 0.05"
+            )
         return self.method.threshold(rate)
 
     def logits(self, pixels: np.ndarray, task: int | None = None) -> Tensor:
-        """Logits (N, classes) float32 on the CPU of raw pixels (N, S, S, 3) uint8; of one task's classes if given.
+        """Return logits (N, classes) float32 on the CPU for raw pixels (N, S, S, 3) uint8; of one task's classes if
+        given.
 
-        In float32 whatever the precision of training, so that an image's answer does not depend on the machine.
+        They are computed in float32 whatever the precision of training, so that they do not depend on the machine.
 
         Raises:
-            RunError: the method has other classes than the manifests name.
+            RunError: the method's classes differ from the manifests'.
         """
         width = len(self.classes if task is None else self.tasks[task].names)
         return self._asked(pixels, lambda x: self._ensemble(x, task), width)
 
     def judge(self, pixels: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Logits as `logits`, and in-distribution scores (N,), float32 on the CPU.
+        """Return logits as `logits`, and in-distribution scores (N,), float32 on the CPU.
 
         Raises:
-            ConfigError: the model has no class statistics, without which there are none.
+            ConfigError: the model has no class statistics, and so no scores.
         """
         self._check_can_judge()
 
         def judged(x: Tensor) -> tuple[Tensor, Tensor]:
-            judge = cast(Callable[[Tensor], tuple[Tensor, Tensor]], self._ensemble.judge)  # there is one, see above
+            judge = cast(Callable[[Tensor], tuple[Tensor, Tensor]], self._ensemble.judge)  # not None, see above
             return judge(x)
 
         width = len(self.classes) + 1
@@ -269,7 +272,7 @@ class Model:
     def _check_can_judge(self) -> None:
         if not self.can_judge:
             raise ConfigError(
-                f"{self.path}: its classifier cannot say what is unknown; a model with class statistics can "
+                f"{self.path}: its classifier cannot detect unknown images; a model with class statistics can "
                 f"(method.classifier=chain, which new models have)"
             )
 
@@ -289,11 +292,13 @@ class Model:
         logits = torch.cat(parts)
         if logits.shape[1] != width:
             raise RunError(
-                f"{self.path}: its manifests name {counted(width, 'class')}, its weights answer with "
-                f"{logits.shape[1]}; restore them from a copy"
+                f"{self.path}: its manifests list {counted(width, 'class')}, its weights give "
+                f"{logits.shape[1]} logits; restore them from a copy"
             )
         if logits.isnan().any():
-            raise RunError(f"{self.path}: its tensors give no numbers for {counted(width, 'class')}; restore a copy")
+            raise RunError(
+                f"{self.path}: its tensors give no finite logits for {counted(width, 'class')}; restore a copy"
+            )
         return logits
 
     @typed
@@ -305,14 +310,14 @@ class Model:
         aliases: Mapping[str, str] | None = None,
         nested: bool = False,
     ) -> Evaluation:
-        """Accuracy on images: DATA/CLASS/*, or DATA/test/CLASS/*, or see `given`; several folders come as a list.
+        """Evaluate on images: DATA/CLASS/*, DATA/test/CLASS/*, or other inputs of `given`; a list for several folders.
 
-        Classes that the model does not know are scored as unknown, at its threshold for `unknown_rate`; one without
-        class statistics leaves them out, and says so. `aliases` maps folders to the classes that they show.
+        Images of classes that the model has not learnt should be called unknown, at its threshold for `unknown_rate`;
+        without class statistics they are left out, with a note. `aliases` maps folders to the classes of their images.
 
         Raises:
-            DataError: no class that the model knows, an alias of no folder, or images that cannot be read, all named.
-            ConfigError: `unknown_rate` is no share.
+            DataError: no known class, an alias of a missing folder, or unreadable images, all listed.
+            ConfigError: `unknown_rate` is not a share.
         """
         return evaluate(self, data, unknown_rate=unknown_rate, aliases=aliases, nested=nested)
 
@@ -327,12 +332,12 @@ class Model:
         *,
         aliases: Mapping[str, str] | None = None,
     ) -> Self:
-        """A new model, at `to`, that is this one with class statistics of images in one folder or several.
+        """Create a new model at `to`: this one with class statistics from images in one or several folders.
 
-        Nothing is trained, and this model stays as it is. Images are needed of all its classes.
+        Nothing is trained, and this model is unchanged. Images of all its classes are needed.
 
         Raises:
-            PearlError: anything a user can mend; nothing is made then.
+            PearlError: any user error; nothing is created then.
         """
         from pearl.lifecycle.remodel import refit_model
 

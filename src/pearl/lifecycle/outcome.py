@@ -1,8 +1,7 @@
-"""How good a model is once it has learnt a task: estimated from what its manifests say, or measured on images.
+"""Accuracy of a model after a task: estimated from its manifests, or measured on images.
 
-Of a task's images that were left out of the statistics they met, or of training, the manifest keeps what was said. Of
-old classes, whose images are gone, that is what was known when they were learnt; what is left of it, `Method.remaining`
-estimates.
+The manifest of a task stores predictions for its images, cross-validated or held out of training. For old classes,
+whose images are gone, they date from the time of learning; `Method.remaining` estimates the retained accuracy.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,27 +20,27 @@ from pearl.lifecycle.evaluation import Evaluation, percent
 from pearl.methods.base import Answers, Method
 from pearl.storage.stored_task import StoredTask
 
-OLD = 10  # tasks, at most, whose state is estimated
-Entry = dict[str, Any]  # what a manifest says under "estimate"; see `shapes.Estimate`
+OLD = 10  # maximum number of old tasks to estimate
+Entry = dict[str, Any]  # key of manifests; see `shapes.Estimate`
 
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """How good a model is on the classes of its newest task and on older ones, in percent; None where nobody knows.
+    """Accuracy on the classes of the newest task and on older ones, in percent; None if unknown.
 
-    `how`: the task's images were "left out" of the statistics that they met, or "held out" of training, or others were
-    "measured". `first`: it is the first task, whose own network learnt from the images that were left out.
+    `how`: the task's images were "left out" of the statistics (cross-validation) or "held out" of training, or others
+    were "measured". `first`: it is the first task, whose network was trained on the left-out images.
     """
 
     how: str
     images: int
     new: float | None  # class-IL
     new_in_task: float | None  # task-IL
-    old_then: float | None  # class-IL, each class when it was learnt
+    old_then: float | None  # class-IL, each class at the time of learning
     old_now: float | None
-    mistakes: tuple[tuple[str, str, int], ...]  # the most frequent: true class, answer, how often
-    sure: float  # mean probability of the answers
-    right: float  # how many of them are right
+    mistakes: tuple[tuple[str, str, int], ...]  # the most frequent mistakes: true class, prediction, count
+    sure: float  # mean probability of the predictions
+    right: float  # percentage of them that are correct
     calibration_error: float
     first: bool = False
 
@@ -52,17 +51,17 @@ class Outcome:
         return f"Outcome({told}; {kind} on {counted(self.images, 'image')})"
 
 
-# ------------------------------------------------------------------------------------------- what a manifest keeps
+# ----------------------------------------------------------------------------------------- records in a manifest
 
 
 def left_out(method: Method) -> dict[str, Entry]:
-    """What to keep of the task that a method has just learnt; nothing of one that cannot leave images out."""
+    """Return the record of the last task, cross-validated; empty for a method without cross-validated predictions."""
     answers = method.left_out()
     return {} if answers is None else {"estimate": _entry(answers, "left out")}
 
 
 def held_out(images: Task) -> Callable[[Method], dict[str, Entry]]:
-    """The same, by images of the task that were kept out of training."""
+    """Return the same from images of the task that were held out of training."""
     return partial(_held_out, images)
 
 
@@ -93,13 +92,13 @@ def _entry(answers: Answers, how: str) -> Entry:
     }
 
 
-# ------------------------------------------------------------------------------------------------ what is told of it
+# --------------------------------------------------------------------------------------------------- the outcome
 
 
 def estimated(tasks: Sequence[StoredTask], method: Method) -> Outcome | None:
-    """After the newest of these tasks, which a method has learnt; None if its manifest keeps no answers.
+    """Return the outcome after the newest of these tasks; None if its manifest has no record.
 
-    Of very many old tasks, some are asked about.
+    With very many old tasks, a sample is estimated.
 
     Raises:
         RunError: a manifest is damaged.
@@ -130,7 +129,7 @@ def estimated(tasks: Sequence[StoredTask], method: Method) -> Outcome | None:
 
 
 def measured(evaluation: Evaluation) -> Outcome:
-    """On images whose classes are known."""
+    """Return the outcome on images of known classes."""
     classes, newest = evaluation.classes, evaluation.tasks[-1]
     new = np.isin(classes, newest.names)
     total, right, in_task = evaluation.total, evaluation.class_il, evaluation.task_il
@@ -150,7 +149,7 @@ def _how_sure(reliability: np.ndarray) -> tuple[float, float, float]:
 
 
 def _read(task: StoredTask, classes: int) -> Entry | None:
-    """What a manifest keeps, if it does."""
+    """Return a manifest's record, if any."""
     entry: Entry | None = task.manifest.get("estimate")
     if entry is None:
         return None
@@ -161,5 +160,5 @@ def _read(task: StoredTask, classes: int) -> Entry | None:
     )
     pairs = [pair for *pair, _ in entry["mistakes"]]
     if not whole or not known or max(known) >= classes or any(a not in known or b >= classes for a, b in pairs):
-        raise RunError(f"{task.file}: its estimate is not of the task's classes; restore it from a copy")
+        raise RunError(f"{task.file}: its estimate does not match the task's classes; restore it from a copy")
     return entry

@@ -1,4 +1,4 @@
-"""What `pearl predict` reads and writes around `Model.predict`."""
+"""Input and output of `pearl predict`."""
 
 import json
 import os
@@ -22,28 +22,28 @@ Write = Callable[[Path, "Prediction"], None]
 def named(
     paths: Iterable[str], stdin: TextIO = sys.stdin, *, say: Callable[[str], object] = lambda line: None
 ) -> list[Path]:
-    """The files that are named: themselves, all images below a folder, and for "-" a list, a path a line.
+    """Yield the given files: themselves, all images below a folder, and for "-" a list with a path per line.
 
-    What lies in a folder and is no image is said, counted.
+    Files in a folder that are not images are counted and reported.
 
     Raises:
-        DataError: a folder without images, or nothing at all.
+        DataError: a folder without images, or no input.
     """
     files: list[Path] = []
     for name in paths:
         if name == "-":
             files += [Path(line) for line in stdin.read().split("\n") if line.strip()]
-        elif os.path.isdir(name):  # noqa: PTH112 - a name that is too long is no folder, and no error here
+        elif os.path.isdir(name):  # noqa: PTH112 - a name that is too long is not a folder, and not an error here
             found = image_files(Path(name))
             for line in no_images(Path(name), files_below(Path(name))):
                 say(line)
             if not found:
-                raise DataError(f"{name}: no image in this folder; give a folder that has some, or a file")
+                raise DataError(f"{name}: no image in this folder; give a folder with images, or a file")
             files += found
         else:
             files.append(Path(name))
     if not files:
-        raise DataError("no image was named; give files, folders, or a list on standard input")
+        raise DataError("no image was given; give files, folders, or a list on standard input")
     return files
 
 
@@ -57,9 +57,9 @@ def predict_files(
     unknown_rate: float | Literal["auto"] | None = "auto",
     say: Callable[[str], object] = lambda line: None,
 ) -> list[str]:
-    """Write a prediction for every file that can be read; return a line for each of the others.
+    """Write a prediction for every readable file; return a line for each other file.
 
-    What should be known of how they were read is said.
+    Notes on decoding are printed.
     """
     from pearl.lifecycle.evaluation import BATCH
 
@@ -78,9 +78,9 @@ def predict_files(
 
 
 def writer(form: Literal["table", "json", "csv"], out: TextIO, *, judged: bool = False) -> Write:
-    """A function that writes predictions, one after the other.
+    """Return a function that writes predictions one by one.
 
-    CSV has two columns more if they are `judged`: whether an image is known, and its in-distribution score.
+    If they are `judged`, CSV has two more columns: whether an image is known, and its in-distribution score.
     """
     if form == "json":
         return lambda file, p: print(
@@ -125,7 +125,7 @@ def writer(form: Literal["table", "json", "csv"], out: TextIO, *, judged: bool =
 
 
 def _percent(best: Mapping[str, str | float]) -> str:
-    """A probability with one decimal; 100.0 only of a class that has no rival."""
+    """Return a probability with one decimal; 100.0 only if no other class has any."""
     probability = 100 * float(best["probability"])
     return f"{probability if probability == 100 else min(probability, 99.9):5.1f}"
 

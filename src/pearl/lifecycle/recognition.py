@@ -1,4 +1,4 @@
-"""How well a model recognises images that it is given with their classes: before it learns them, and after."""
+"""Recognition of labelled images by a model: before it learns them, and after."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
 from pearl.training.engine import Engine
 
-ENOUGH = 5  # images of a class that say whether it is recognised; fewer are only noted
-NEARLY_NONE = 0.1  # share of a class's images that the model recognises, up to which something else may be shown
-LOOKED_AT = 64  # images, at most, of a class that is checked, and of a task that was learnt
+ENOUGH = 5  # images per class needed for a decision; fewer only give a note
+NEARLY_NONE = 0.1  # share of a class's images recognised by the model, at or below which they are refused
+LOOKED_AT = 64  # maximum images of a checked class, and of a learnt task
 BATCH = 256
 
 
@@ -27,7 +27,9 @@ BATCH = 256
 def recognised(
     method: Method, view: View, images: Tensor, labels: Tensor, among: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return which images (N,) get their own class among all classes, or among some; labels (N,) are logit indices."""
+    """Return a mask (N,) of images classified correctly among all classes, or among some; labels (N,) are logit
+    indices.
+    """
     how: dict[str, Any] = {"device": method.device, "batch_size": BATCH, "autocast": torch.no_grad}
     (logits,) = Evaluator(view, **how).logits(method.eval(), [TestSet(images, labels)])
     found = logits.argmax(1).numpy() if among is None else among[logits[:, among].argmax(1).numpy()]
@@ -45,21 +47,21 @@ def check_known(
     *,
     allow_new_style: bool,
 ) -> list[str]:
-    """See that new images of known classes show these: the model as it is recognises some of them.
+    """Check that new images of known classes match them: the current model must recognise some.
 
     Args:
         path: the model, before it learns the images.
         engine: the device.
-        tasks: how many tasks it has learnt.
+        tasks: number of its tasks.
         pixels: images (N, S, S, 3) uint8 of known classes.
         labels: their logit indices (N,).
         names: all classes of the model.
 
     Returns:
-        A line for each class of which nearly no image is recognised.
+        A line for each class of which almost no image is recognised.
 
     Raises:
-        DataError: there are such classes, and `allow_new_style` is False.
+        DataError: such classes exist, and `allow_new_style` is False.
     """
     method = load_method(path, config, tasks, place=engine.place, to_ask=True)
     rows = np.concatenate([_spread(np.flatnonzero(labels == label)) for label in np.unique(labels)])
@@ -74,7 +76,7 @@ def check_known(
             continue
         name = printable(names[label])
         lines.append(
-            f"{of_class.sum()} of {counted(len(of_class), 'image')} of {name} are recognised as {name} so far: a new "
+            f"{of_class.sum()} of {counted(len(of_class), 'image')} of {name} are recognised as {name}: a new "
             f"style, or something else?"
         )
         if len(of_class) >= ENOUGH:
@@ -90,31 +92,32 @@ def check_known(
 
 
 def sample(task: Task) -> tuple[Tensor, Tensor]:
-    """Some of a task's images (n, H, W, 3) and their logit indices (n,), which stay when the task is over."""
+    """Return a sample of a task's images (n, H, W, 3) and logit indices (n,), which remain after the task."""
     rows = torch.from_numpy(_spread(np.arange(len(task))))
     return task.images[rows.to(task.images.device)].clone(), task.labels.cpu()[rows]
 
 
 def unlearnt(method: Method, view: View, images: Tensor, labels: Tensor, shown: np.ndarray) -> Iterator[str]:
-    """A line if a method tells training images of the task that it has learnt apart no better than by chance.
+    """Return a warning if a method classifies the training images of its last task no better than by chance.
 
     Args:
         method: the method after the task.
-        view: how it sees images.
+        view: the transform of its images.
         images: some of the task's (n, H, W, 3) uint8.
         labels: their logit indices (n,).
-        shown: logit indices of the task's classes, rising.
+        shown: logit indices of the task's classes, ascending.
     """
     if len(shown) < 2:
         return
     share, chance = recognised(method, view, images, labels, shown).mean(), 1 / len(shown)
     if share <= min(2 * chance, chance + 0.1 * (1 - chance)):
         yield (
-            f"{100 * share:.0f} % of its own training images are recognised among the task's {len(shown)} classes, "
+            f"{100 * share:.0f} % of the task's training images are classified correctly among its {len(shown)} "
+            f"classes, "
             f"near chance ({100 * chance:.0f} %): training has failed; lower train.lr, or choose another method"
         )
 
 
 def _spread(rows: np.ndarray) -> np.ndarray:
-    """The rows, or some from all over if there are very many."""
+    """Return the rows, or an evenly spread sample if there are very many."""
     return rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), LOOKED_AT)).round().astype(int))]

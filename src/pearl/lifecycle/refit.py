@@ -1,7 +1,7 @@
-"""Another classifier for what a run has learnt: statistics are gathered anew in its frozen sub-networks.
+"""Another classifier for a finished run: class statistics computed in its frozen sub-networks.
 
-Nothing is trained. The result is the run of the other configuration, bit by bit: sub-networks do not depend on how the
-tasks are told apart, and statistics not on when they were gathered.
+Nothing is trained. The result is the run of the other configuration, bit by bit: sub-networks do not depend on the
+classifier, and statistics do not depend on when they are computed.
 """
 
 from collections.abc import Mapping
@@ -33,24 +33,24 @@ def refit(
     device: str = "auto",
     show: Observer | None = None,
 ) -> Run:
-    """The run that `source` would have been with this classifier; `{"name": "chain", "spaces": 2}`, or a name.
+    """Create the run of `source`'s configuration with this classifier: `{"name": "chain", "spaces": 2}`, or a name.
 
     Raises:
-        RunError: `source` is no run, or has tasks left to learn.
-        ConfigError: its method keeps no sub-networks, or the classifier has options that are wrong.
+        RunError: `source` is not a run, or has unfinished tasks.
+        ConfigError: its method has no sub-networks, or the classifier's options are invalid.
     """
     if not isinstance(read_config(source), RunConfig):
-        raise RunError(f"{source}: a model, whose images nobody kept; give images of its classes with --data")
+        raise RunError(f"{source}: a model, which stores no images; give images of its classes with --data")
     run = Run.open(source)
     if not run.done:
-        raise RunError(f"{source}: has tasks left to learn; finish it with: pearl resume {source}")
+        raise RunError(f"{source}: has unfinished tasks; finish it with: pearl resume {source}")
     config = refitted(run.config, classifier)
     precision = run.directory.environment["precision"]
     return execute(config, device=device, show=show, engine=partial(Taken, run), precision=precision)
 
 
 def run_or_refit(config: RunConfig, *, show: Observer | None = None, minutes: float = 10.0) -> Run:
-    """`execute`, or where another run here has trained the same sub-networks, `refit` of that."""
+    """Run `execute`, or `refit` a run here with the same sub-networks."""
     source = source_of(config)
     if source and can_be_taken(source):
         return refit(source, config.method["classifier"], show=show)
@@ -58,11 +58,10 @@ def run_or_refit(config: RunConfig, *, show: Observer | None = None, minutes: fl
 
 
 def source_of(config: RunConfig) -> Path | None:
-    """Where the run is, or would be, that trains the same sub-networks with heads.
+    """Return the path of the run that trains the same sub-networks with heads, whether it exists or not.
 
-    By configuration alone, whatever version trained it: it stands beside this one, which is to differ by nothing else.
-    None if a run of this configuration trains sub-networks that heads would not have, or is to train its own
-    (`engine.reuse`).
+    It is found by configuration, whatever version trained it. None if this configuration trains sub-networks that
+    differ from those with heads, or must train its own (`engine.reuse`).
     """
     classifier = config.method.get("classifier")
     if not isinstance(classifier, Mapping) or classifier["name"] == "heads" or not config.engine.reuse:
@@ -73,7 +72,7 @@ def source_of(config: RunConfig) -> Path | None:
 
 
 def can_be_taken(run: Path) -> bool:
-    """Whether a run is finished and has its tensors; of some no more is kept than what they said."""
+    """Return True if a run is finished and has its tensors; some are stored without them."""
     with suppress(RunError):
         directory = RunDirectory(run)
         parts = (directory.reference, *directory.finished)
@@ -82,13 +81,13 @@ def can_be_taken(run: Path) -> bool:
 
 
 def refitted(config: RunConfig, classifier: Mapping[str, Any] | str) -> RunConfig:
-    """A run's configuration with another classifier, under which the same sub-networks are trained.
+    """Return a run's configuration with another classifier and the same sub-networks.
 
     Raises:
         ConfigError: see `refit`.
     """
     if "classifier" not in config.method:
-        raise ConfigError(f"method={config.method['name']} keeps no sub-networks that another classifier could ask")
+        raise ConfigError(f"method={config.method['name']} has no sub-networks for another classifier")
     before = config.method["classifier"]
     spec = {"name": classifier} if isinstance(classifier, str) else dict(classifier)
     if spec.get("name") == "chain":
@@ -98,8 +97,8 @@ def refitted(config: RunConfig, classifier: Mapping[str, Any] | str) -> RunConfi
     found = check_config({**raw, "method": {**raw["method"], "classifier": spec}}, RunConfig)
     if (head := _head(found.method["classifier"])) != _head(before):
         raise ConfigError(
-            f"classifier: with it sub-networks would have been trained with a {head} head, this run's were with a "
-            f"{_head(before)} one; run its recipe with this classifier instead"
+            f"classifier: needs sub-networks trained with a {head} head, this run has a {_head(before)} one; run "
+            f"its recipe with this classifier instead"
         )
     if (other := _trained(found.method["classifier"])) != _trained(before):
         raise ConfigError(
@@ -110,12 +109,12 @@ def refitted(config: RunConfig, classifier: Mapping[str, Any] | str) -> RunConfi
 
 
 def _trained(classifier: Mapping[str, Any]) -> int | Literal["all"]:
-    """How many tasks get a sub-network under a classifier."""
+    """Return how many tasks get a sub-network with a classifier."""
     return classifier["spaces"] if classifier.get("train") == "spaces" else "all"
 
 
 def _head(classifier: Mapping[str, Any]) -> str:
-    """What sub-networks are trained with under a classifier; configurations of before do not say."""
+    """Return the head that sub-networks are trained with under a classifier; old configurations have no entry."""
     return classifier.get("head", "linear")
 
 
@@ -124,7 +123,7 @@ def _tasks(trained: int | Literal["all"]) -> str:
 
 
 class Taken(Engine):
-    """Trains nothing: what a task learns is taken from a run that has learnt it, in so many seconds."""
+    """Trains nothing: a task's tensors come from a run that has learnt it, with its training time in seconds."""
 
     def __init__(self, source: Run, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -132,9 +131,9 @@ class Taken(Engine):
         self.seconds = [manifest["seconds"] for manifest in source.manifests]
 
     def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
-        """Put a task's tensors in their places; then what the classifier notes of its images."""
+        """Load a task's tensors; then compute the classifier's statistics of its images."""
         if not isinstance(method, SubNetworks):
-            raise ConfigError(f"{type(method).__name__} keeps no sub-networks that another classifier could ask")
+            raise ConfigError(f"{type(method).__name__} has no sub-networks for another classifier")
         replay = replay or Replay()
         replay.begin(method, task.id)
         state = dict(method.state_dict())

@@ -1,7 +1,7 @@
-"""Class statistics for a model that was made without: gathered in its frozen sub-networks, from images at hand.
+"""Class statistics for a model without them, computed in its frozen sub-networks from given images.
 
-The model stays as it is; the result is another directory, whole or not there. It is the model that would have been,
-had it had this classifier from the start, as far as the images are the same.
+The model is unchanged; the result is another directory, created atomically. With the same images, it equals a model
+with this classifier from the start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from pearl.storage.run_directory import RunDirectory
 from pearl.storage.stored_task import StoredTask
 from pearl.training.engine import Engine, Observer
 
-OWN = ("format", "sha256", "bytes", "tensors")  # what `write_part` says in a manifest
+OWN = ("format", "sha256", "bytes", "tensors")  # manifest keys that `write_part` writes
 
 
 def refit_model(
@@ -41,12 +41,12 @@ def refit_model(
     device: str = "auto",
     show: Observer | None = None,
 ) -> None:
-    """Make the model `to` of the one at `path` and images of all its classes, in folders as those of `learn`.
+    """Create the model `to` from the one at `path` and images of all its classes, in folders like those of `learn`.
 
     Raises:
-        RunError: `path` is no model, or damaged; or `to` is there already.
-        ConfigError: it has class statistics, or its method can have none.
-        DataError: a class has no images, or one that is not the model's has; or images that cannot be read.
+        RunError: `path` is not a model, or damaged; or `to` exists.
+        ConfigError: it has class statistics, or its method does not support them.
+        DataError: a class has no images, an unknown class has some, or images are unreadable.
     """
     show = show or Observer()
     before = read_config(path)
@@ -56,13 +56,13 @@ def refit_model(
     check_whole(path)
     infos = RunDirectory(path).tasks
     if not infos:
-        raise RunError(f"{path}: no task is finished; there is nothing to gather statistics of")
+        raise RunError(f"{path}: no task is finished; learn one first")
     files = _files(data, config.images.stored, dict(aliases or {}), infos)
     try:
         engine = Engine(config, device=device, observer=show)
         made = load_method(path, config, place=engine.place).requires_grad_(False)
         if not isinstance(made, SubNetworks) or (chain := made.chain) is None:
-            raise ConfigError(f"method={config.method['name']} keeps no sub-networks that statistics could be of")
+            raise ConfigError(f"method={config.method['name']} has no sub-networks for class statistics")
         with made_aside(to) as aside:
             copy_part(RunDirectory(path).reference, RunDirectory(aside).reference)
             for t, info in enumerate(infos):
@@ -91,18 +91,18 @@ def refit_model(
 
 
 def _with(path: Path, config: ModelConfig, classifier: Mapping[str, Any] | str) -> ModelConfig:
-    """The configuration of a model with another classifier."""
+    """Return the configuration of a model with another classifier."""
     if isinstance(config, RunConfig):
-        raise RunError(f"{path}: a run, whose images its recipe names; refit it without --data")
+        raise RunError(f"{path}: a run, whose recipe defines its images; refit it without --data")
     if "classifier" not in config.method:
-        raise ConfigError(f"method={config.method['name']} keeps no sub-networks that another classifier could ask")
+        raise ConfigError(f"method={config.method['name']} has no sub-networks for another classifier")
     if config.method["classifier"]["name"] == "chain":
-        raise ConfigError(f"{path}: has class statistics already")
+        raise ConfigError(f"{path}: already has class statistics")
     spec = {"name": classifier} if isinstance(classifier, str) else dict(classifier)
     if spec.get("name") != "chain":
         raise ConfigError("a model is refitted to class statistics; give classifier=chain, or {name: chain, spaces: 2}")
     if spec.get("head", "linear") != "linear":
-        raise ConfigError(f"{path}: was trained with linear heads; leave classifier.head out")
+        raise ConfigError(f"{path}: was trained with linear heads; remove classifier.head")
     raw = config.model_dump(mode="json")
     return check_config({**raw, "method": {**raw["method"], "classifier": spec}}, ModelConfig)
 
@@ -110,25 +110,25 @@ def _with(path: Path, config: ModelConfig, classifier: Mapping[str, Any] | str) 
 def _files(
     data: Sequence[Path], size: int, aliases: dict[str, str], infos: Sequence[StoredTask]
 ) -> dict[str, list[Path]]:
-    """The images of each class; aliases may be of folders in any of `data`."""
+    """Return the images of each class; aliases may be for folders in any of `data`."""
     known = [name for info in infos for name in info.classes]
     files: dict[str, list[Path]] = {name: [] for name in known}
     parts = [given(root, size, part="train") for root in data]
     check_aliases(aliases, parts)
     for root, part in zip(data, parts, strict=True):
         if not isinstance(part.images, tuple):
-            raise DataError(f"{root}: statistics are gathered from files; give folders, or a .csv of paths and labels")
+            raise DataError(f"{root}: class statistics need files; give folders, or a .csv of paths and labels")
         named = part.renamed(aliases)
         if strange := [name for name in named.classes if name not in files]:
             raise DataError(
-                f"{root}: {printable(strange[0])!r} is no class of the model ({nearest(strange[0], known)}); name "
-                f"the class that it shows with --alias, or leave its folder out"
+                f"{root}: {printable(strange[0])!r} is not a class of the model ({nearest(strange[0], known)}); "
+                f"give its class with --alias, or remove its folder"
             )
         for image, label in zip(part.images, named.labels.tolist(), strict=True):
             files[named.classes[label]].append(image)
     if missing := [name for name, images in files.items() if not images]:
         raise DataError(
             f"no images of {some((repr(printable(name)) for name in missing), 5)}: a class without statistics could "
-            f"never be named; give images of every class, a --data for each folder, or keep the model as it is"
+            f"never be predicted; give images of every class, with a --data for each folder, or keep the model"
         )
     return files

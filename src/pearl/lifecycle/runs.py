@@ -1,4 +1,4 @@
-"""A run is a directory named by its configuration: same configuration, same directory, resumed or already done.
+"""A run is a directory named by its configuration: an equal configuration resumes it, or finds it done.
 
 Its files are listed in `storage.run_directory`.
 """
@@ -60,7 +60,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> "Run":
-        """A run that exists.
+        """Open an existing run.
 
         Raises:
             RunError: not a run directory, or its configuration cannot be read.
@@ -77,22 +77,22 @@ class Run:
 
     @property
     def results(self) -> dict[str, Any]:
-        """Counts of every finished stage; see `metrics.Counts.from_results`."""
+        """Return the counts of every finished stage; see `metrics.Counts.from_results`."""
         return self.directory.results
 
     @property
     def done(self) -> bool:
-        """Whether every task has been learnt and evaluated."""
+        """Return True if every task has been learnt and evaluated."""
         return self.directory.is_done
 
     @cached_property
     def counts(self) -> metrics.Counts:
-        """The counts that every metric is derived from."""
+        """Return the counts from which every metric is computed."""
         return metrics.Counts.from_results(self.results)
 
     @property
     def summary(self) -> dict[str, float]:
-        """Every metric by name; accuracies in percent."""
+        """Return every metric by name; accuracies in percent."""
         stages = self.results["stages"]
         return metrics.summary(
             self.counts, [s["parameters"] for s in stages], [s["isolation_parameters"] for s in stages]
@@ -100,18 +100,20 @@ class Run:
 
     @property
     def mean_rank(self) -> float | None:
-        """Mean rank over low-rank targets and tasks, weighted by rows + columns as parameters are; None without any."""
+        """Return the mean rank over low-rank targets and tasks, weighted by rows + columns as parameters are; None
+        without any.
+        """
         return metrics.mean_rank([layer for manifest in self.manifests for layer in manifest.get("layers", [])])
 
     @property
     def manifests(self) -> list[dict[str, Any]]:
-        """What each finished task recorded about itself."""
+        """Return the records of each finished task."""
         return [manifest for _, manifest in self.directory.manifests()]
 
 
 @dataclass
 class Prepared:
-    """Data ready to learn from: decoded, cut into tasks."""
+    """Data ready for training: decoded, divided into tasks."""
 
     source: Source
     stream: Stream
@@ -120,7 +122,7 @@ class Prepared:
 
     @cached_property
     def images_sha256(self) -> dict[str, str]:
-        """Digests of the pixels that are learnt from and of those evaluated on."""
+        """Return digests of the pixels for training and of those for evaluation."""
         return {
             "train": self.train.sha256(self.stream.train_rows),
             "test": self.test.sha256(self.stream.test_rows),
@@ -128,17 +130,17 @@ class Prepared:
 
 
 def prepare(config: RunConfig, show: Observer | None = None) -> Prepared:
-    """Load the data, cut it into tasks and decode the images that these use.
+    """Load the data, divide it into tasks and decode the images in use.
 
     Raises:
-        DataError: data missing or unusable; those of its images that cannot be read are listed together.
+        DataError: data is missing or unusable; lists all unreadable images.
     """
     show = show or Observer()
     source: Source = SOURCES.build(config.data)
     stream = make_stream(source, config.stream, config.seed)
     splits = {"train": source.train, "test": source.test, "validation": source.validation or source.test}
     used = {"train": stream.train_rows}
-    # held-out images are of the training split too
+    # held-out images belong to the training split too
     used[stream.test_from] = np.union1d(used.get(stream.test_from, stream.test_rows), stream.test_rows)
     decoded: dict[str, Images] = {}
     problems, decoding = [], Decoding.of(config.images)
@@ -163,14 +165,14 @@ def prepare(config: RunConfig, show: Observer | None = None) -> Prepared:
 
 @dataclass
 class Ready:
-    """A run as it is before its next step: all that may be wrong with it has been looked for."""
+    """A run ready for its next step, after all checks."""
 
     run: Run
     begun: bool  # its start is stored
-    precision: Precision | None  # a run goes on in the one it began with, on whatever machine
+    precision: Precision | None  # a run keeps its initial precision, on any machine
     method: Method
     prepared: Prepared
-    kept: Kept | None  # phases that other runs have trained
+    kept: Kept | None  # phases of other runs
 
 
 def ready(
@@ -182,12 +184,12 @@ def ready(
     world: World | None = None,
     weights: bool = True,
 ) -> Ready | None:
-    """Read and build what a run needs, and write nothing; None if nothing is left to do.
+    """Read and build what a run needs, without writing; return None if the run is done.
 
-    Without `weights` the network keeps its random ones: for a look at shapes.
+    Without `weights` the network is random: for plans.
 
     Raises:
-        PearlError: anything a user can mend.
+        PearlError: any user error.
     """
     world, show, method_name = world or World(), show or Observer(), config.method["name"]
     if devices > 1 and (why := _alone(METHODS.load(method_name))):  # type: ignore[arg-type]
@@ -207,8 +209,8 @@ def ready(
     kept = Kept.of(config, world)
     show.event("prepare", run=str(run.path), recipe=config.recipe, method=method_name)
     precision = run.directory.environment.get("precision")
-    # before the images are decoded: mistakes in it are cheaper to find
-    begun = run.directory.reference_manifest.is_file()  # the last file of what a run starts with
+    # before decoding images: errors here are cheaper to find
+    begun = run.directory.reference_manifest.is_file()  # the last file written at a run's start
     with world.first_on_each_machine():
         method = build_method(config, structure_only=begun or not weights)
         if config.stream.domains and not method.shown_again:
@@ -223,14 +225,14 @@ def ready(
 
 
 def _alone(kind: type[Method]) -> str | None:
-    """Why several processes cannot learn by a method as one does."""
+    """Return the reason why several processes cannot train a method as one does; None if they can."""
     if kind.rehearsal:
-        return "keeps images, which each process would draw for itself"
-    return "learns from a batch as a whole, of which each process has a part" if kind.couples else None
+        return "stores images, which each process would draw separately"
+    return "needs whole batches, of which each process has a part" if kind.couples else None
 
 
 def _check_same_data(path: Path, prepared: Prepared) -> None:
-    """Refuse to go on with other data than a run was begun with."""
+    """Refuse to resume a run with other data."""
     before = RunDirectory(path).data
     other = [
         f"{name} images"
@@ -238,11 +240,11 @@ def _check_same_data(path: Path, prepared: Prepared) -> None:
         if before["images_sha256"].get(name) != digest
     ]
     if before["stream_sha256"] != prepared.stream.digest:
-        other = ["rows, labels or class names"]  # then there are other images too
+        other = ["rows, labels or class names"]  # the images differ then, too
     if other:
         raise RunError(
-            f"{path}: was begun with other data ({' and '.join(other)} differ from data.json); bring that data back, "
-            f"or move the directory away to begin anew"
+            f"{path}: was started with other data ({' and '.join(other)} differ from data.json); restore that data, "
+            f"or move the directory away to start again"
         )
 
 
@@ -258,16 +260,15 @@ def execute(
     precision: Precision | None = None,
     engine: Callable[..., Engine] | None = None,
 ) -> Run:
-    """Run a configuration to its end, from where its directory stands.
+    """Run a configuration to its end, starting from the state of its directory.
 
-    `path` is the directory (default: by the configuration's id, below the runs folder); `minutes` between two stored
-    moments of training. `stop_after` ends it early, after so many tasks in all; the next call goes on. With several
-    `devices` every process of them calls this, and the first one writes (see `world`). A new run has this `precision`
-    if one is given, and may be learnt by another `engine`; by the usual one, phases that another run has trained are
-    taken from where it kept them (see `training.kept`).
+    `path` is the directory (default: by the configuration's id, below the runs folder); `minutes` are between two
+    checkpoints. `stop_after` ends it early, after this many tasks in total; the next call resumes. With several
+    `devices` every process calls this, and the first one writes (see `world`). `precision` is for a new run; `engine`
+    replaces the usual one, which uses the phase cache (see `training.kept`).
 
     Raises:
-        PearlError: anything a user can mend.
+        PearlError: any user error.
     """
     world = World.join(device, devices)
     show = show if show and world.first else Observer()
@@ -287,7 +288,7 @@ def execute(
 
 
 class _Work:
-    """What a run adds to a session: tasks out of a stream, each evaluated once it is learnt."""
+    """The tasks of a stream for a session, each evaluated after training."""
 
     def __init__(self, made: Ready, work: Session) -> None:
         self.run, self.prepared, self.made, self.session = made.run, made.prepared, made, work
@@ -308,7 +309,7 @@ class _Work:
             "run", run=str(run.path), tasks=len(stream.tasks), done=start, classes=len(stream.classes)
         )
         evaluated = len(run.results["stages"]) if world.first else start
-        for stage in range(evaluated, start):  # learnt, but not evaluated before the end came
+        for stage in range(evaluated, start):  # learnt, but interrupted before its evaluation
             self._evaluate(self._restore(stage + 1), stage)
         for t in range(start, min(len(stream.tasks), stop_after or len(stream.tasks))):
             known = [name for name in stream.shown(t) if name not in stream.tasks[t].classes]
@@ -317,7 +318,7 @@ class _Work:
                 self._evaluate(method, t)
 
     def _begin(self, method: Method) -> Method:
-        """Write what a run starts with."""
+        """Write the files of a run's start."""
         if self.session.world.first:
             facts = self._data_facts()
             self.run.directory.write(self.run.directory.data_file, facts)
@@ -325,7 +326,7 @@ class _Work:
         return self.session.begin(method)
 
     def _restore(self, tasks: int) -> Method:
-        """The method after its first `tasks` tasks."""
+        """Return the method after its first `tasks` tasks."""
         return load_method(self.run.path, self.run.config, tasks, place=self.session.engine.place)
 
     def _data_facts(self) -> dict[str, Any]:
@@ -340,7 +341,7 @@ class _Work:
         }
 
     def _task(self, method: Method, t: int) -> Task:
-        """Task t's data, for an oracle with that of all tasks before."""
+        """Return task t's data, for an oracle with that of all tasks before."""
         splits = self.prepared.stream.tasks[: t + 1]
         task = splits[-1]
         if not method.oracle:

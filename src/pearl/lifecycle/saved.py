@@ -1,4 +1,4 @@
-"""From the files of a model or run to the method they hold."""
+"""Loading of the method in a model's or run's files."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +25,10 @@ from pearl.storage.stored_task import StoredTask, read_manifest
 
 
 def read_config(path: Path) -> ModelConfig:
-    """The configuration of a model or run directory.
+    """Read the configuration of a model or run directory.
 
     Raises:
-        RunError: not such a directory, or its configuration cannot be read.
+        RunError: the directory is neither, or its configuration is unreadable.
     """
     directory = RunDirectory(path)
     raw = directory.config
@@ -43,12 +43,12 @@ def read_config(path: Path) -> ModelConfig:
 
 
 def check_method(path: Path, config: ModelConfig, named: str | None) -> None:
-    """See that the method may run: `named` is what the user names it by (see `Registry.admit`), None if he does not.
+    """Check that the method may run: `named` is the user's name for it (see `Registry.admit`), or None.
 
-    Only a method that is a file's has to be named: whoever got a model from others has not seen its code.
+    Only methods from files must be named: the user of a received model may not have read its code.
 
     Raises:
-        ConfigError: it is not named, or is another one.
+        ConfigError: it is not named, or another one is.
     """
     name, copy = str(config.method["name"]), RunDirectory(path).code_file
     wanted = f"--method {shlex.quote(str(copy))}:{readable(name)}"
@@ -56,44 +56,44 @@ def check_method(path: Path, config: ModelConfig, named: str | None) -> None:
         if "@" not in name:
             raise ConfigError(f"{path}: its method is {name}, not {readable(str(named))}; leave out --method")
         if wrong := changed_code(path, config):
-            raise ConfigError(f"{path}: was made by another file than the one that is named, and {wrong}")
+            raise ConfigError(f"{path}: its method is from another file, and {wrong}")
         raise ConfigError(
-            f"{path}: was made by another class or version of the file than the one that is named; use the copy kept "
-            f"there, {wanted}, or begin anew with the file as it is now"
+            f"{path}: its method is another class or version of the file; use the stored copy, {wanted}, or start "
+            f"again with the current file"
         )
     if METHODS.closed(name):
         if wrong := changed_code(path, config):
-            raise ConfigError(f"{path}: its method {readable(name)} is a file's, and {wrong}")
+            raise ConfigError(f"{path}: its method {readable(name)} is from a file, and {wrong}")
         raise ConfigError(
-            f"{path}: its method {readable(name)} is code that came with it, which runs only if you name it; read "
+            f"{path}: its method {readable(name)} is code stored with it, which runs only if you name it; read "
             f"{copy}, and if you trust it add {wanted}"
         )
 
 
 def resume_command(path: Path, config: ModelConfig) -> str:
-    """What goes on where a run, or the learning of a task, was cut off."""
+    """Return the command that resumes an interrupted run or task."""
     name = str(config.method["name"])
     method = f" --method {shlex.quote(str(RunDirectory(path).code_file))}:{readable(name)}" if "@" in name else ""
     return f"pearl resume {shlex.quote(str(path))}{method}"
 
 
 def changed_code(path: Path, config: ModelConfig) -> str | None:
-    """What is wrong with the copy of a method's file; None if nothing is, or there is none to be."""
+    """Return the problem of the copy of a method's file; None if it is intact, or there is none."""
     _, _, digest = str(config.method["name"]).partition("@")
     file = RunDirectory(path).code_file
     if not digest or (file.is_file() and sha256(file.read_bytes()).startswith(digest)):
         return None
-    state = "is not what it was" if file.is_file() else "is missing"
-    return f"{file} {state}; bring back the file whose SHA-256 begins with {digest}"
+    state = "has changed" if file.is_file() else "is missing"
+    return f"{file} {state}; restore the file whose SHA-256 begins with {digest}"
 
 
 def config_bytes(config: ModelConfig) -> bytes:
-    """What `read_config` reads."""
+    """Return the bytes that `read_config` parses."""
     return f"format: {FORMAT}\n{config.to_yaml()}".encode()
 
 
 def learnt_images(tasks: Sequence[StoredTask]) -> dict[bytes, str]:
-    """The class of each image that was learnt, by the hash of its pixels; tasks of before have none.
+    """Return the class of each learnt image, by the hash of its pixels; older tasks have none.
 
     Raises:
         RunError: a manifest is damaged.
@@ -108,7 +108,7 @@ def learnt_images(tasks: Sequence[StoredTask]) -> dict[bytes, str]:
 
 
 def verify(path: Path) -> list[str]:
-    """What is wrong with the files of a model, a line each; every checksum is computed."""
+    """Return a line for each problem of a model's files; computes every checksum."""
     directory = RunDirectory(path)
     wrong: list[str] = []
     replaced: set[str] = set()
@@ -129,7 +129,7 @@ def verify(path: Path) -> list[str]:
 
 
 def build_backbone(config: ModelConfig, *, structure_only: bool = False) -> nn.Module:
-    """The backbone of a run; `structure_only` leaves out reference weights that a state will overwrite."""
+    """Return the backbone of a run; `structure_only` skips reference weights that a state will overwrite."""
     spec = dict(config.backbone)
     given = bool(spec.get("pretrained") or spec.get("weights"))
     if structure_only or config.smoke:
@@ -143,16 +143,16 @@ def build_backbone(config: ModelConfig, *, structure_only: bool = False) -> nn.M
 
 
 def build_method(config: ModelConfig, *, structure_only: bool = False) -> Method:
-    """The method of a run, before its first task.
+    """Return the method of a run, before its first task.
 
     Raises:
-        ConfigError: options that this backbone cannot fulfil.
+        ConfigError: options that this backbone does not support.
     """
     return METHODS.build(config.method, build_backbone(config, structure_only=structure_only))
 
 
 def isolation_size(method: Method, classes: list[int]) -> int:
-    """Parameters of complete isolation: a backbone and a head with bias for every task."""
+    """Return the parameters of complete isolation: a backbone and a head with bias per task."""
     backbone = sum(p.numel() for p in method.backbone.parameters())
     return sum(backbone + (method.heads.dim + 1) * count for count in classes)
 
@@ -165,9 +165,10 @@ def load_method(
     place: Callable[[Method], Method] = lambda method: method,
     to_ask: bool = False,
 ) -> Method:
-    """A method as it was after its first `tasks` tasks (all finished ones if not given).
+    """Return a method after its first `tasks` tasks (default: all finished ones).
 
-    `place` moves it to a device and layout. One that is only `to_ask`, not to learn on, may lack what no answer needs.
+    `place` moves it to a device and memory format. With `to_ask`, only for predictions, unneeded tensors may be
+    missing.
 
     Raises:
         RunError: files missing, damaged, or not of this configuration.
@@ -178,7 +179,7 @@ def load_method(
     needed = method.needed if to_ask else None
     try:
         state = load_state(path, tasks, file_of=method.file_of, needed=needed)
-        # a copy into what is there would take any kind of number
+        # copying into existing tensors would accept any dtype
         wrong = [
             f"{key} is {state[key].dtype}, not {value.dtype}"
             for key, value in method.state_dict().items()
@@ -186,20 +187,20 @@ def load_method(
         ]
         if wrong:
             raise RuntimeError("; ".join(wrong))
-        with _OwnDraws():  # what grows to the state's size begins with random numbers
+        with _OwnDraws():  # tensors that grow to the state's size are random at first
             method.load_state_dict(state, strict=True)
     except (RuntimeError, IndexError, TypeError, ValueError, KeyError) as error:
         if short_of_memory(error):
             raise
         raise RunError(f"{path}: state does not fit its configuration ({' '.join(str(error).split())})") from None
-    return place(method).eval()  # again, for the tensors that came with the state
+    return place(method).eval()  # again, for tensors created by the state
 
 
 class _OwnDraws(TorchDispatchMode):
-    """While active, random numbers on the CPU come from a generator of this thread's.
+    """Context in which random numbers on the CPU come from a generator of this thread.
 
-    PyTorch's global generator belongs to the whole process. A network that is made in order to be loaded would take
-    numbers from it that another thread trains with.
+    PyTorch's global generator belongs to the whole process. Creating a network for loading would consume numbers that
+    another thread trains with.
     """
 
     def __init__(self) -> None:
@@ -212,7 +213,7 @@ class _OwnDraws(TorchDispatchMode):
         given = dict(kwargs or {})
         device = next((arg.device for arg in args if isinstance(arg, Tensor)), given.get("device"))
         if device is None or device.type == "cpu":
-            if "generator" in func.overloadpacket.overloads():  # torch.randn and the like
+            if "generator" in func.overloadpacket.overloads():  # torch.randn and similar functions
                 func = func.overloadpacket.generator
             if any(argument.name == "generator" for argument in func._schema.arguments):
                 given["generator"] = self.generator

@@ -1,6 +1,6 @@
-"""One process at work on one directory: its lock, its log, its signals, and how a task is learnt and stored.
+"""One process that works on one directory: lock, log, signals, and the training and storing of tasks.
 
-Of several that train together all have a session, and the first one locks and writes.
+Processes that train together all have a session; the first one locks and writes.
 """
 
 import os
@@ -50,13 +50,13 @@ def session(
     world: World | None = None,
     engine: Callable[..., Engine] = Engine,
 ) -> Iterator["Session"]:
-    """A session that alone may write to `path`; `again` is the command that goes on after an interruption.
+    """Yield a session with exclusive write access to `path`; `again` is the command that resumes after an interruption.
 
     Raises:
-        Busy: another process is at work there.
-        RunError: the directory cannot be written to.
+        Busy: another process works on it.
+        RunError: the directory is not writable.
         Lost: another process of the `world` has ended.
-        Interrupted: the user asked to stop, with the words to go on.
+        Interrupted: the user stopped it; has the command to resume.
     """
     world = world or World()
     check_inside(path)
@@ -77,27 +77,27 @@ def session(
                 yield work
             world.wait()
         except Interrupted as error:
-            raise Interrupted(f"{error}; all of it is stored; go on with: {again}") from None
+            raise Interrupted(f"{error}; its state is stored; resume with: {again}") from None
         except Exception as error:
             if world.size == 1 or not lost(error):
                 raise
-            raise Lost("another process of this run has ended; what is stored is kept; run it again") from None
+            raise Lost("another process of this run has ended; stored steps are complete; run it again") from None
 
 
 def check_inside(path: Path) -> None:
-    """See that what is written below a directory stays there: one that came from others may have links in it.
+    """Check that writing below a directory cannot leave it: a received directory may contain links.
 
     Raises:
-        RunError: naming a link that leads outside.
+        RunError: names a link that leads outside.
     """
     here, directory = os.path.realpath(path), RunDirectory(path)
     below = [directory.tasks_folder, directory.resume_folder]
     for folder in (path, *below, *(each for one in below for each in one.glob("*"))):
         for place in folder.iterdir() if folder.is_dir() else ():
-            if is_temporary(place.name):  # is removed, and never written to
+            if is_temporary(place.name):  # removed, and never written to
                 continue
             if place.is_symlink() and not os.path.realpath(place).startswith(f"{here}{os.sep}"):
-                raise RunError(f"{place}: leads outside of the directory; put what it stands for in its place")
+                raise RunError(f"{place}: leads outside of the directory; replace the link by its target")
 
 
 class Session:
@@ -112,7 +112,7 @@ class Session:
         self.world = engine.world
 
     def begin(self, method: Method) -> Method:
-        """Write what a directory starts with: configuration, environment, and the state before the first task."""
+        """Write the initial files of a directory: configuration, environment, and the state before the first task."""
         method = self.engine.place(method)
         if not self.world.first:
             return method
@@ -120,7 +120,7 @@ class Session:
             write_file(self.directory.code_file, source, within=self.path)
         write_file(self.directory.config_file, config_bytes(self.config), within=self.path)
         self.directory.write(self.directory.environment_file, environment(self.engine))
-        self.directory.list_classes()  # none: from now on this file is there
+        self.directory.list_classes()  # may be empty: the file exists from now on
         facts = {"parameters": method.size()}
         write_part(self.directory.reference, snapshot(method.state_dict()), facts, within=self.path)
         return method
@@ -134,9 +134,9 @@ class Session:
         measure: Callable[[Method], Mapping[str, Any]] = lambda method: {},
         **facts: Any,
     ) -> None:
-        """Let a method learn a task and store what it added; until that is whole, the directory is as it was.
+        """Train a method on a task and store its tensors; until they are complete, the directory is unchanged.
 
-        `also` are known classes that it shows again; `measure` gives facts about the method that has learnt it.
+        `also` are its known classes; `measure` returns facts about the method after the task.
         """
         names = [*also, *task.classes]
         self.log.event("task", task=task.id, name=task.name, classes=names, images=len(task))
@@ -178,13 +178,13 @@ class Session:
             seconds_in_all = round(time.perf_counter() - started, 2)
             self.log.event("learnt", task=task.id, parameters=method.size(), seconds=seconds_in_all)
         except RunError as error:
-            raise RunError(f"{error}; task {task.name!r} is learnt and stored all the same") from None
+            raise RunError(f"{error}; task {task.name!r} is learnt and stored nevertheless") from None
 
     def complete(self) -> None:
-        """Do what is done after a task's manifest is written, if a process died before it had."""
+        """Complete the steps after a task's manifest, if a process died before them."""
         if not self.world.first:
             return
-        with suppress(RunError):  # a damaged note: `learn` removes it if it is asked to discard
+        with suppress(RunError):  # a damaged note: `learn` removes it with `discard`
             if self.directory.pending_file.is_file() and not self.directory.half_learnt:
                 remove_tree(self.directory.resume_folder, self.path)
         if len(self.directory.listed) < len(self.directory.finished):
@@ -192,16 +192,16 @@ class Session:
         self._thin_out()
 
     def _thin_out(self) -> None:
-        """Remove what only states of before the newest task need, unless they are to be kept."""
+        """Remove files that only earlier states need, unless they are to be kept."""
         if not self.directory.finished:
             return
-        settings = self.config, read_config(self.path)  # what is written there is of version 0.1, perhaps
+        settings = self.config, read_config(self.path)  # version 0.1 may have written there
         if not any(config.engine.earlier_states for config in settings):
             remove_replaced(self.path)
 
 
 class Log(Observer):
-    """Writes events.jsonl and passes everything on to a display."""
+    """Writes events.jsonl and forwards everything to a display."""
 
     def __init__(self, file: Path, show: Observer) -> None:
         self.file, self.show = file, show
@@ -212,12 +212,12 @@ class Log(Observer):
         self.show.event(kind, **facts)
 
     def step(self, done: int, total: int) -> None:
-        """Pass on."""
+        """Forward the step."""
         self.show.step(done, total)
 
 
 def environment(engine: Engine) -> dict[str, Any]:
-    """What a result depends on beside its configuration."""
+    """Return the environment that a result depends on in addition to its configuration."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **versions(),
@@ -231,7 +231,7 @@ def environment(engine: Engine) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of a source checkout; None for an installed package."""
+    """Return the commit of a source checkout; None for an installed package."""
     here = Path(__file__).parent
     with suppress(OSError, subprocess.SubprocessError):
         shown = subprocess.run(

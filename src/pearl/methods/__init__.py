@@ -1,6 +1,6 @@
-"""Continual-learning methods: one file each, in a wing per family; `base` says what a method is.
+"""Continual-learning methods: a folder per family, a file per method; `base` has the base class.
 
-This is the door for methods of your own (docs/adding.md); what it gives stays.
+This is the public interface for your own methods (docs/adding.md).
 """
 
 import sys
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class _Door(ModuleType):
-    """This package, which is in the place of the function `pearl.methods` once it is imported."""
+    """This package, callable as the function `pearl.methods`, which it replaces when imported."""
 
     def __call__(self) -> dict[str, str]:
         return METHODS.lines()

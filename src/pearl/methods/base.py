@@ -1,4 +1,4 @@
-"""What a method is: a generator that yields stretches of training, and a forward pass over all classes seen."""
+"""The base class of methods: a generator of training phases, and a forward pass over all classes seen."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,31 +18,31 @@ from pearl.nn.once import once
 from pearl.settings.declared import Phases, UpcomingTask
 from pearl.storage.checkpoint import in_weights
 
-Network = Callable[[Tensor], Tensor]  # images (B, 3, H, W) -> features (B, dim), or logits
+Network = Callable[[Tensor], Tensor]  # maps images (B, 3, H, W) to features (B, dim) or logits
 
 
 @dataclass
 class Phase:
-    """One stretch of training. The engine owns the loop; the method owns what is learnt.
+    """One phase of training. The engine runs the loop; the method defines the loss and parameters.
 
-    `name` finds the settings in the recipe (`train.phases.NAME`); it may come again, as often as what was learnt asks
-    for. `params` is what trains, or a mapping of it by the names of groups, whose settings may differ
-    (`train.phases.NAME.groups.GROUP`). `loss` maps a batch to a scalar, a mean over its images. `extra` is a network
-    that is trained beside the method, such as PEARL's probe: what a later phase reads of it must survive a restart.
-    `data` are other batches than those of the task's images. `steady`: for batches of one size, `loss` and
-    `after_backward` always do the same on the device and nothing on the host, so that a step can be recorded and
-    replayed (see `graphs`): no reading of tensors, no choices, no random numbers but the device's. `reads` are the
-    modules that the loss reads and changes; beside them it reads the task and plain values that it holds, and nothing
-    else. So runs that share the phase train it once (see `training.content`). Without `reads` every run does.
+    `name` finds the settings in the recipe (`train.phases.NAME`); a phase may be repeated as often as the training
+    needs. `params` are the trained parameters, or a mapping from names of groups to them; groups may have different
+    settings (`train.phases.NAME.groups.GROUP`). `loss` maps a batch to a scalar, a mean over its images. `extra` is a
+    network outside the method's state that is trained too, such as PEARL's probe; it is stored in checkpoints. `data`
+    replaces the batches of the task's images. `steady`: for batches of one size, `loss` and `after_backward` always do
+    the same on the device and nothing on the host, so that a step can be captured as a CUDA graph (see `graphs`): it
+    reads no tensor values, has no branches, and uses only the device's random numbers. `reads` are the modules that the
+    loss depends on; besides them it may use only the task and plain values that it holds. Runs that share the phase
+    then train it once (see `training.content`). Without `reads`, every run trains it.
 
-    While it is trained, `done` says how many steps have been made, of all that are `planned`, `per_epoch` of them in an
-    epoch; then `seconds` how long it took, and `reused` that another run has trained it.
+    During training, `done` is the number of completed steps of `planned` ones, `per_epoch` the steps per epoch;
+    afterwards `seconds` is the duration, and `reused` is True if another run trained it.
 
-    Several processes may learn together (see `training.world`); a method need not know. Each of them calls `loss` with
-    its share of a batch and its own random numbers; gradients and batch statistics are then those of the whole batch.
-    The other hooks, and what `learn` does between two phases, see the same in all of them: `after_step` the whole
-    batch, and random numbers equal until the phase begins. So what they keep stays equal. What `loss` keeps for itself
-    does not.
+    Several processes may train together (see `training.world`), without changes to the method. Each calls `loss` with
+    its share of a batch and its own random numbers; gradients and batch statistics are those of the whole batch. The
+    other hooks, and the code of `learn` between two phases, run with equal inputs in all processes: `after_step` gets
+    the whole batch, and random numbers are equal until the phase begins. State that they store is therefore equal;
+    state that `loss` stores is not.
     """
 
     name: str
@@ -52,9 +52,9 @@ class Phase:
     data: Batches | None = None
     steady: bool = False
     reads: Sequence[nn.Module] = ()
-    hands_on: bool = False  # the next phase goes on with what this one's optimizer knows of the parameters
+    hands_on: bool = False  # the next phase continues with this optimizer's state of the parameters
     after_backward: Callable[[], None] | None = None  # masks, gradient projections
-    project: Callable[[list[Tensor]], None] | None = None  # after the optimizer's step; with the values before it
+    project: Callable[[list[Tensor]], None] | None = None  # after the optimizer's step; gets the values before it
     after_step: Callable[[Batch], None] | None = None  # memories, moving averages
     groups: dict[str, list[nn.Parameter]] = field(init=False)
     done: int = field(default=0, init=False)
@@ -67,7 +67,7 @@ class Phase:
         named = self.params if isinstance(self.params, Mapping) else {"": self.params}
         self.groups = {name: list(params) for name, params in named.items()}
         if not isinstance(self.name, str):
-            raise TypeError(f"a phase's name is a text, not {type(self.name).__name__}")
+            raise TypeError(f"a phase's name must be a string, not {type(self.name).__name__}")
         if not self.trained or not all(isinstance(parameter, nn.Parameter) for parameter in self.trained):
             raise TypeError(f"phase {self.name}: its params must be parameters, one or more")
         if not callable(self.loss):
@@ -75,7 +75,7 @@ class Phase:
         self.params = self.trained
 
     def then(self, step: Callable[[Batch], None]) -> None:
-        """Do something more after each step, behind what `after_step` does so far."""
+        """Add a hook after each step, called after the existing `after_step`."""
         before = self.after_step
 
         def after_step(batch: Batch) -> None:
@@ -87,30 +87,30 @@ class Phase:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """All parameters, group by group; `project` gets their values in this order."""
+        """Return all parameters, group by group; `project` gets their values in this order."""
         return [parameter for params in self.groups.values() for parameter in params]
 
 
 @dataclass(frozen=True)
 class Expert:
-    """A sub-network for evaluation: images (B, 3, H, W) -> logits of its own columns.
+    """A sub-network for evaluation: maps images (B, 3, H, W) to logits (B, its classes).
 
-    The experts of a method in turn give the logits of all classes seen, in order of arrival. One that is `frozen`
-    will never change again, so its logits may be kept.
+    The outputs of a method's experts, concatenated, are the logits of all classes seen, in order of arrival. A `frozen`
+    expert never changes again, so its logits may be cached.
     """
 
     key: str
     forward: Network
     frozen: bool = False
-    task: int | None = None  # it gives this task's logits, and is all that `forward(x, task)` asks
+    task: int | None = None  # its logits are those of this task, and `forward(x, task)` needs no other expert
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What was said of N images, for who counts it: arrays (N,).
+    """Predictions for N images, ready to be counted: arrays (N,).
 
-    `true` are logit indices, `best` those of the answers among all classes, `best_own` among the classes of the image's
-    own task; `sure` is the probability of `best`, from 0 to 1.
+    `true` are logit indices, `best` the predictions among all classes, `best_own` those among the classes of the
+    image's task; `sure` is the probability of `best`, from 0 to 1.
     """
 
     true: np.ndarray
@@ -120,41 +120,43 @@ class Answers:
 
     @classmethod
     def of(cls, logits: Tensor, true: Tensor, own: Tensor) -> "Answers":
-        """From logits (N, classes), logit indices (N,), and which classes are of an image's own task (N, classes)."""
+        """Build from logits (N, classes), logit indices (N,), and a mask (N, classes) of the classes of each image's
+        task.
+        """
         sure, best = logits.double().softmax(1).max(1)
         best_own = logits.masked_fill(~own, -torch.inf).argmax(1)
         return cls(*(part.cpu().numpy() for part in (true, best, best_own, sure)))
 
     @classmethod
     def joined(cls, parts: Sequence["Answers"]) -> "Answers":
-        """The answers of several batches."""
+        """Concatenate the predictions of several batches."""
         return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
 
     def __getitem__(self, rows: np.ndarray) -> "Answers":
-        """Those of some images."""
+        """Return the predictions for some images."""
         return Answers(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 class Method(nn.Module):
-    """Base of all methods. What is learnt is in the state_dict, and nowhere else.
+    """Base of all methods. The state_dict holds everything that is learnt.
 
     A subclass takes the backbone, has its hyper-parameters as keyword-only arguments, and defines `learn`.
     """
 
-    oracle = False  # True: a task holds the data of all tasks so far
-    # what it can learn on; `convolutional`: pearl's own networks, `residual`: those of them with residual blocks
+    oracle = False  # True: each task gets the data of all tasks so far
+    # supported backbones; `convolutional`: pearl's own networks, `residual`: those of them with residual blocks
     backbones: Literal["any", "convolutional", "residual", "vit"] = "any"
-    shown_again = False  # True: a task may show classes that earlier ones have shown
-    rehearsal = False  # True: it keeps images of past tasks
-    couples = False  # True: a loss is no mean over images, but compares them or takes a norm over the whole batch
-    domains = False  # True: made for tasks in which the same classes come again, in the same order, with another look
-    own_classes = False  # True: a task's loss compares its own classes alone, so a single one is learnt from nothing
-    task_identity = False  # True: made for task-IL; its class-IL puts the heads' raw logits side by side
-    phases: Phases = ()  # the phases that `learn` may yield, see `declared`; names alone: each once in every task
+    shown_again = False  # True: a task may have classes of earlier tasks
+    rehearsal = False  # True: stores images of past tasks
+    couples = False  # True: the loss is not a mean over images: it compares them or takes a norm over the whole batch
+    domains = False  # True: designed for tasks with the same classes in the same order, in other styles
+    own_classes = False  # True: a task's loss compares only its own classes, so that a single class gives no gradient
+    task_identity = False  # True: designed for task-IL; class-IL concatenates the heads' raw logits
+    phases: Phases = ()  # the phases that `learn` may yield, see `declared`; a bare name occurs once in every task
     _given: dict[str, Any]
-    untrained: tuple[str, ...] = ()  # parts of names of parameters that are drawn and never trained
-    may_rest: tuple[str, ...] = ()  # phases in which a parameter that is trained may stay where it is
-    fast = True  # False: no faster form of the same function is used, in evaluation or in training
+    untrained: tuple[str, ...] = ()  # parts of names of parameters that are random and never trained
+    may_rest: tuple[str, ...] = ()  # phases in which a trained parameter may stay unchanged
+    fast = True  # False: disables the faster forms of the same functions, in evaluation and training
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
@@ -162,93 +164,100 @@ class Method(nn.Module):
         self.heads = TaskHeads(int(backbone.dim))  # type: ignore[arg-type]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Note the options that the method is made with."""
+        """Record the options that the method is created with."""
         made = super().__new__(cls)
         object.__setattr__(made, "_given", options)
         return made
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keyword options that it was made with, defaults included."""
+        """Return the keyword options of this object, with defaults."""
         parameters = inspect.signature(type(self).__init__).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | self._given
 
     @classmethod
     def has_phases(cls, task: UpcomingTask) -> bool:
-        """Whether anything is trained in a task; if so, its phases are those that are declared."""
+        """Return True if anything is trained in a task; its phases are then the declared ones."""
         return True
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return the device of the weights."""
         return next(self.parameters()).device
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Learn one task: yield its phases; each has been trained when the generator goes on."""
+        """Learn one task: yield its phases; each is trained when the generator continues."""
         raise NotImplementedError
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) of the one network that all heads share; by default the backbone's."""
+        """Return features (B, dim) of the network that all heads share; by default the backbone's."""
         return self.backbone(x)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """Logits (B, classes seen) in order of arrival; with `task`, those of that task's classes alone."""
+        """Return logits (B, classes seen) in order of arrival; with `task`, only those of that task's classes."""
         logits = self.heads(self.features(x))
         return logits if task is None else logits[:, self.columns(task)]
 
     def experts(self) -> Iterable[Expert]:
-        """Sub-networks to evaluate one after the other, each made when it is its turn; by default the whole, once."""
+        """Yield sub-networks for evaluation one by one, each created on demand; by default the whole method, once."""
         return [Expert("all", self.forward)]
 
     def judging(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
-        """Images -> logits (B, classes), and in-distribution scores (B,); None of a method that has none."""
+        """Return a function from images to logits (B, classes) and in-distribution scores (B,), or None without such
+        scores.
+        """
         return None
 
     def threshold(self, rate: float) -> float:
-        """The in-distribution score below which an image is unknown, so that a share `rate` of known ones is, too."""
+        """Return the in-distribution score below which images are unknown, at a false-rejection rate `rate`."""
         raise NotImplementedError
 
     def shares(self, scores: Tensor) -> Tensor:
-        """Of in-distribution scores (B,): the share of images of known classes that have no higher one (B,)."""
+        """Return, for in-distribution scores (B,), the share of images of known classes with a score at most as high
+        (B,).
+        """
         raise NotImplementedError
 
     def left_out(self) -> Answers | None:
-        """What it said of the images that it learnt last, each while it was left out of what it is compared with.
+        """Return cross-validated predictions for the images of the last task, each left out of the statistics.
 
-        None of a method that cannot leave images out, and of one that has only been loaded.
+        None if the method cannot leave images out, or has only been loaded.
         """
         return None
 
     def remaining(self, task: int, right: int, images: int) -> float | None:
-        """About which share (0 to 1) of a task's images that were right when it was learnt still is, among all classes.
+        """Return the retained accuracy: the share (0 to 1) of a task's once correct images still correct among all
+        classes.
 
-        `right` of so many `images` were. None of a method that cannot say.
+        `right` of `images` were correct when the task was learnt. None if the method has no estimate.
         """
         return None
 
     def at_once(self) -> tuple[Network, int] | None:
-        """The logits of all experts from a single pass, and for how many images at a time this is the faster way.
+        """Return a function for the logits of all experts in a single pass, and the most images for which it is faster.
 
-        The products of that pass are larger with every task, and sum in another order: a task's logits are those of its
-        expert within rounding, in float32 some 1e-6 of the largest. None if there is no such form.
+        The products of that pass grow with the tasks and sum in another order: a task's logits equal its expert's up to
+        rounding, in float32 about 1e-6 of the largest. None if there is no such form.
         """
         return None
 
     def asked(self) -> int:
-        """How many networks of the backbone's size an image passes through, at most."""
+        """Return the forward passes of a network of the backbone's size per image, at most."""
         return len(self.heads)
 
     def columns(self, task: int) -> slice | Tensor:
-        """Where a task's classes stand among all logits."""
+        """Return the columns of a task's classes among all logits."""
         return self.heads.columns(task)
 
     def expert(self, t: int, network: Callable[[], Network]) -> Expert:
-        """A frozen expert of task t: its head on a network that is made when it is first asked, and once."""
+        """Return a frozen expert of task t: its head on a network that is created once, on first use."""
         made = once(network)
         return Expert(f"task {t}", lambda x: self.heads[t](made()(x)), frozen=True, task=t)
 
     def evaluated(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        """A copy of a network of the backbone's structure with these weights, in its fastest form for evaluation."""
+        """Return a copy of a network of the backbone's structure with these weights, in its fastest form for
+        evaluation.
+        """
         return folded(network, weights, self._norms_to_fold if self.fast else {})
 
     @cached_property
@@ -256,28 +265,28 @@ class Method(nn.Module):
         return norms_after_convs(self.backbone)
 
     def notes(self, task: Task) -> list[str]:
-        """What a user should know of this method before it learns a task, in words."""
+        """Return warnings for the user before the method learns a task."""
         return []
 
     def file_of(self, name: str) -> str:
-        """Which of `storage.checkpoint.FILES` a tensor of the state_dict is stored in."""
+        """Return the file of `storage.checkpoint.FILES` that stores a tensor of the state_dict."""
         return in_weights(name)
 
     def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
-        """Of how many tasks, the first ones, the weights are enough to answer, by the statistics; None: of all."""
+        """Return how many tasks' weights, from the first, class statistics need for predictions; None: all."""
         return None
 
     def size(self) -> int:
-        """Parameters of the model as it would be deployed; statistics such as running means do not count."""
+        """Return the parameters of the deployed model; statistics such as running means do not count."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def facts(self, task: int) -> dict[str, Any]:
-        """What to record about a finished task beside its tensors; JSON."""
+        """Return records about a finished task in addition to its tensors, as JSON values."""
         return {}
 
 
 def own_loss(features: Callable[[Tensor], Tensor], head: nn.Module, task: Task) -> Callable[[Batch], Tensor]:
-    """The loss of a sub-network: cross-entropy among its task's own classes."""
+    """Return the loss of a sub-network: cross-entropy among its task's own classes."""
 
     def loss(batch: Batch) -> Tensor:
         return F.cross_entropy(head(features(batch.x)), batch.y - task.first_class)
@@ -286,6 +295,6 @@ def own_loss(features: Callable[[Tensor], Tensor], head: nn.Module, task: Task) 
 
 
 def whole(name: str, network: nn.Module, head: nn.Module, task: Task, extra: nn.Module | None = None) -> Phase:
-    """A phase in which all of a network and of its task's head train. It reads nothing else, so it may be kept."""
+    """Return a phase that trains a network and its task's head. It depends on nothing else, so it can be cached."""
     params = [*network.requires_grad_(True).parameters(), *head.requires_grad_(True).parameters()]
     return Phase(name, params, own_loss(network, head, task), extra=extra, steady=True, reads=(network, head))

@@ -1,7 +1,7 @@
 """PEARL: Parameter Efficient Continual Learning with Dynamic Low-Rank Adaptation (Bhat et al., TMLR 2026).
 
-For each task: fine-tune a copy of the reference network (probe), let each layer's distance from the reference decide
-the rank of its low-rank update, train that update with the norm layers and a head from scratch (adapt), freeze it.
+For each task: fine-tune a copy of the reference network (probe), choose the rank of each layer's low-rank update by its
+distance from the reference, train that update with the norm layers and a head from scratch (adapt), freeze it.
 """
 
 import copy
@@ -37,28 +37,28 @@ from pearl.settings.parts import CLASSIFIERS, RANK_RULES
 
 
 class Pearl(SubNetworks):
-    """A sub-network per task: reference weights + low-rank updates, own norm layers, own head.
+    """A sub-network per task: reference weights + low-rank updates, with its own norm layers and head.
 
     Options:
         targets: layers to adapt; words and regular expressions, see `lowrank.select_targets`.
-        rank: the rank rule. Of those that find ranks by training (`nn.dynamic`) one may take the place of the
-            probe, or with `then: continue` of both phases.
+        rank: the rank rule. A rule that finds ranks by training (`nn.dynamic`) may replace the probe, or, with `then:
+            continue`, both phases.
         fold: 2-D view of a convolution, see `lowrank.to_matrix`.
-        init: `kaiming` starts updates, norm layers and head afresh (the method); `svd` goes on from the probe's
+        init: `kaiming` initialises updates, norm layers and head anew (the method); `svd` continues from the probe's
             truncated task vectors, norm layers and head (the ablation); `svd_paper` does so with S in both factors.
         alpha: the update is alpha/r * B A; "2r" for alpha = 2r, the paper's choice.
-        lora_bias: biases in both factors of linear targets (of no others), as the paper counts the ViT's parameters.
+        lora_bias: biases in both factors of linear targets only, as the paper counts the ViT's parameters.
         reference: `given` - the backbone comes with weights (algorithm 1); `first_task` - task 1 trains it
             (algorithm 2); `auto` - the first if it was pretrained.
-        classifier: `heads` - the heads' logits side by side (the paper); `chain` - class statistics in the first
-            sub-networks, see `common.chain`.
-        probe: what is trained to see how far each layer moves (ours but for the first): `full` - the whole network (the
-            paper); `targets` - the targets and the head; `lora` - updates of rank `probe_rank`, norm layers and head;
-            `adam` - the head alone, and then all targets take one step, of `probe_distance`, where Adam would go;
-            `gradients` - down the plain gradient.
+        classifier: `heads` - the concatenated logits of the heads (the paper); `chain` - class statistics in the
+            feature spaces of the first sub-networks, see `common.chain`.
+        probe: what is trained to measure how far each layer moves (only the first is the paper's): `full` - the whole
+            network (the paper); `targets` - the targets and the head; `lora` - updates of rank `probe_rank`, norm
+            layers and head; `adam` - only the head, then one step of all targets, of `probe_distance`, in Adam's
+            direction; `gradients` - the same along the gradient.
         probe_images: the share of each class's images that the probe is trained on.
-        probe_rank: of the probe `lora`.
-        probe_distance: of the probes `adam` and `gradients`: the threshold that all targets taken together have.
+        probe_rank: rank of the updates of the probe `lora`.
+        probe_distance: length of the step of the probes `adam` and `gradients`: the threshold of all targets together.
     """
 
     own_classes = True
@@ -93,7 +93,9 @@ class Pearl(SubNetworks):
             self._check_biases()
         if isinstance(rank, DynamicRule) and (lora_bias or init != "kaiming"):
             what = "lora_bias" if lora_bias else f"init={init}"
-            raise ConfigError(f"method.{what}: not of a rank rule that trains updates itself; leave it at its default")
+            raise ConfigError(
+                f"method.{what}: has no effect with a rank rule that trains updates itself; leave it at its default"
+            )
         self.rank, self.fold, self.init, self.alpha, self.lora_bias = rank, fold, init, alpha, lora_bias
         self.probe, self.probe_images = probe, probe_images
         self.probe_rank, self.probe_distance = probe_rank, probe_distance
@@ -107,14 +109,14 @@ class Pearl(SubNetworks):
 
     @property
     def low_rank(self) -> list[Target]:
-        """The targets whose updates have a rank; the others' are whole (`dense`)."""
+        """The targets with low-rank updates; the others have full copies (`dense`)."""
         return [target for target in self.targets if not target.dense]
 
     # ------------------------------------------------------------------------------------------------ learning
 
     def learn_own(self, task: Task) -> Iterator[Phase]:
         """Algorithms 1 and 2 of the paper."""
-        self.requires_grad_(False)  # nothing learnt moves
+        self.requires_grad_(False)  # earlier tasks' parameters are fixed
         head = self.heads.grow(len(task.classes)).to(self.device)
         if task.id < self.first_adapted:
             yield whole("reference", self.backbone, head, task)
@@ -125,14 +127,14 @@ class Pearl(SubNetworks):
         if self.rank.needs_probe or self.init != "kaiming":
             probe = yield from self._probed(task, head)
         choices = self.choose_ranks(probe)
-        if isinstance(self.rank, DynamicRule) and choices:  # so far those to start from
+        if isinstance(self.rank, DynamicRule) and choices:  # so far the initial ones
             choices = yield from self._allocated(task, head, self.rank, probe)
             if self.rank.then == "continue":
                 self.requires_grad_(False)
                 return
 
         new = self.start_updates(task.id, probe, choices)
-        del probe  # a whole network, not needed any more
+        del probe  # a whole network, no longer needed
         if self.init == "kaiming":
             head.reset_parameters()
         params = [*new, *head.parameters()]
@@ -140,7 +142,7 @@ class Pearl(SubNetworks):
         self.requires_grad_(False)
 
     def _probed(self, task: Task, head: nn.Module) -> Generator[Phase, None, nn.Module]:
-        """Train the probe, and give it as a network."""
+        """Train the probe, and return it as a network."""
         data = task if self.probe_images == 1 else task.hold_out(1 - self.probe_images)[0]
         if self.probe == "lora":
             fixed = FixedRule(r=self.probe_rank).choose_all(self._layers(self.backbone))
@@ -164,7 +166,7 @@ class Pearl(SubNetworks):
     def _allocated(
         self, task: Task, head: nn.Linear, rule: DynamicRule, probe: nn.Module
     ) -> Generator[Phase, None, dict[str, Choice]]:
-        """Let the rule find ranks by training updates, and store what is left of them."""
+        """Let the rule find ranks by training updates, and store the remaining components."""
         layers, t = self._layers(probe), task.id
         none = {name: Choice(0, min(weight.shape), 1.0) for name, (weight, _) in layers.items()}
         params = [*self.start_updates(t, self.backbone, none), *head.parameters()]
@@ -180,12 +182,12 @@ class Pearl(SubNetworks):
         return {name: Choice(len(left[name][0]), choice.full, 1.0) for name, choice in none.items()}
 
     def _layers(self, probe: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-        """Of every low-rank target its weights in the reference and in the probe, as matrices."""
+        """Return the weights of every low-rank target in the reference and in the probe, as matrices."""
         reference, tuned = dict(self.backbone.named_parameters()), dict(probe.named_parameters())
         return {each.label: (self._matrix(each, reference), self._matrix(each, tuned)) for each in self.low_rank}
 
     def choose_ranks(self, probe: nn.Module) -> dict[str, Choice]:
-        """The rank of every low-rank target, from its weights in the probe and in the reference."""
+        """Return the rank of every low-rank target, from its weights in the probe and the reference."""
         return self.rank.choose_all(self._layers(probe))
 
     def start_updates(self, t: int, probe: nn.Module, choices: dict[str, Choice]) -> list[nn.Parameter]:
@@ -209,7 +211,7 @@ class Pearl(SubNetworks):
                 add(f"{t}.a.{label}", torch.zeros(k, device=start.device))
                 add(f"{t}.b.{label}", torch.zeros(target.shape[0], device=start.device))
         for name in self.norms:
-            # weight 1, bias 0: what a norm layer starts with
+            # weight 1, bias 0: the initial values of a norm layer
             value = tuned[name] if not afresh else torch.full_like(reference[name], float(name.endswith("weight")))
             add(f"{t}.norm.{name}", value)
         buffers, tuned_buffers = dict(self.backbone.named_buffers()), dict(probe.named_buffers())
@@ -225,9 +227,10 @@ class Pearl(SubNetworks):
     def weights(
         self, t: int, without: Collection[Target] = (), updates: Mapping[str, tuple[Tensor, Tensor]] | None = None
     ) -> dict[str, Tensor]:
-        """What task t's sub-network has different from the reference, by the backbone's own names.
+        """Return the weights of task t's sub-network that differ from the reference, by the backbone's names.
 
-        With `updates` A and B of each low-rank target, by label and with their scale, are in the place of its own.
+        `updates` are A and B of each low-rank target, by label and including the scale, to use instead of the stored
+        ones.
         """
         changed = {name: self.tensors[f"{t}.norm.{name}"] for name in self.norms}
         changed |= {name: self.statistics[f"{t}.norm.{name}"] for name in self.norm_statistics}
@@ -259,13 +262,13 @@ class Pearl(SubNetworks):
         return changed
 
     def task_features(self, x: Tensor, t: int) -> Tensor:
-        """Features (B, dim) of task t's sub-network."""
+        """Return features (B, dim) of task t's sub-network."""
         if not self.is_adapted(t):
             return self.backbone(x)
         return functional_call(self.backbone, self.weights(t), (x,))
 
     def _in_training(self, t: int) -> Network:
-        """Task t's sub-network as it is trained: the same function, on a CPU with thin updates beside layers."""
+        """Return task t's sub-network for training: the same function, on a CPU with parallel low-rank branches."""
         thin: dict[Target, Beside] = {}
         for target in self.targets if self.fast else ():
             layer = target.parameter.removesuffix(".weight")
@@ -279,15 +282,15 @@ class Pearl(SubNetworks):
         return lambda x: functional_call(network, self.weights(t, without=thin), (x,))
 
     def sub_network(self, t: int) -> tuple[nn.Module, dict[str, Tensor]]:
-        """See `SubNetworks.sub_network`. A task that was not trained has the reference."""
+        """See `SubNetworks.sub_network`. A task without training has the reference."""
         return self.backbone, self.weights(t) if self.is_adapted(t) else {}
 
     def is_adapted(self, t: int) -> bool:
-        """Whether task t has updates of its own."""
+        """Return True if task t has its own updates."""
         return f"{t}.threshold" in self.statistics
 
     def at_once(self) -> tuple[Network, int] | None:
-        """Of a ViT, all sub-networks in one batch; the updates are not merged at all. See `Method.at_once`."""
+        """Return all sub-networks of a ViT in one batch; the updates are not merged. See `Method.at_once`."""
         names = [target.parameter.removesuffix(".weight") for target in self.targets]
         chosen = list(range(len(self.heads))) if self.chain is None else self.chain.births
         if self.norms or not stackable(self.backbone, names) or len(chosen) <= self.first_adapted:
@@ -308,7 +311,7 @@ class Pearl(SubNetworks):
         return logits, worthwhile(self.backbone, tasks, self.device)
 
     def _stacked(self, target: Target, tasks: Sequence[int]) -> Updates:
-        """The updates of tasks to a linear target, after those that have none."""
+        """Stack the tasks' updates of a linear target, after the tasks that have none."""
         low_rank, label = [], target.label
         for t in tasks:
             a, b = self.tensors[f"{t}.A.{label}"], self.tensors[f"{t}.B.{label}"]
@@ -323,31 +326,33 @@ class Pearl(SubNetworks):
         named = dict(self.backbone.named_parameters())
         bare = [target for target in self.targets if len(target.shape) == 2 and _bias_of(target) not in named]
         if bare:
-            raise ConfigError(f"method.lora_bias: {bare[0].label} has no bias to add to; leave lora_bias=false")
+            raise ConfigError(f"method.lora_bias: {bare[0].label} has no bias to add to; set lora_bias=false")
 
     def _matrix(self, target: Target, weights: dict[str, nn.Parameter]) -> Tensor:
         return lowrank.to_matrix(target.read(weights).detach(), self.fold)
 
     def scale(self, rank: int) -> float:
-        """By which B A of so many ranks is multiplied."""
+        """Return the factor of B A for this rank."""
         return 2.0 if self.alpha == "2r" else self.alpha / max(rank, 1)
 
     # --------------------------------------------------------------------------------------------------- records
 
     def notes(self, task: Task) -> list[str]:
-        """See `SubNetworks.notes`; at first, how much of the network a task adapts."""
+        """See `SubNetworks.notes`; for the first task also the share of the network that a task adapts."""
         told = super().notes(task)
         if task.id:
             return told
         layers = [m for m in self.backbone.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
         adapted = sum(math.prod(target.shape) for target in self.targets)
         share = 100 * adapted / sum(layer.weight.numel() for layer in layers)
-        own = f", and has {len(self.norms)} parameters of norm layers of its own" if self.norms else ""
-        adapts = f"a task adapts {len(self.targets)} of {len(layers)} layers, which hold {share:.0f} % of weights{own}"
+        own = f", and has its own {len(self.norms)} parameters of norm layers" if self.norms else ""
+        adapts = (
+            f"a task adapts {len(self.targets)} of {len(layers)} layers, which hold {share:.0f} % of the weights{own}"
+        )
         return [*told, adapts]
 
     def facts(self, task: int) -> dict[str, Any]:
-        """Threshold, rank and full rank of every low-rank target of a task."""
+        """Return threshold, rank and full rank of every low-rank target of a task."""
         chain = super().facts(task)
         if not self.is_adapted(task):
             return {"layers": [], **chain}

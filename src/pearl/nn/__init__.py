@@ -1,6 +1,6 @@
-"""Networks, and what can be put into them: targets, low-rank updates, rank rules, containers that grow.
+"""Networks and their parts: adaptation targets, low-rank updates, rank rules, containers that grow with the tasks.
 
-This is the door for backbones and rank rules of your own (docs/adding.md); what it gives stays.
+This is the public interface for your own backbones and rank rules (docs/adding.md).
 """
 
 from pearl.nn.functional import functional_call

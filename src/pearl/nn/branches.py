@@ -1,6 +1,6 @@
-"""1x1 convolutions beside wider ones, and BatchNorms: both become part of the convolution, exactly.
+"""1x1 convolutions parallel to wider ones, and BatchNorms: both can be merged into the convolution exactly.
 
-A network can so be trained in another form than it is kept in (Ding et al., RepVGG, CVPR 2021).
+A network can thus be trained in one form and stored in another (Ding et al., RepVGG, CVPR 2021).
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from pearl.nn.growing import TaskTensors
 
 
 def wide_convs(net: nn.Module) -> dict[str, nn.Conv2d]:
-    """Convolutions of an odd size above 1x1 whose centre sees what a 1x1 one would; all but the first, the stem."""
+    """Return the convolutions of an odd size above 1x1 that a 1x1 branch fits, except the first, the stem."""
     convs = [
         (name, conv) for name, conv in net.named_modules() if type(conv) is nn.Conv2d and max(conv.kernel_size) > 1
     ]
@@ -29,7 +29,7 @@ def _centred(conv: nn.Conv2d) -> bool:
 
 
 class SideBranches(TaskTensors):
-    """For each of some convolutions a 1x1 one beside it: of the same input, stride and groups, without bias, zero."""
+    """A zero 1x1 branch for each of some convolutions, with the same input, stride and groups, without bias."""
 
     def __init__(self, convs: Mapping[str, nn.Conv2d]) -> None:
         super().__init__()
@@ -37,9 +37,10 @@ class SideBranches(TaskTensors):
             self.add(f"{name}.weight", torch.zeros_like(conv.weight[:, :, :1, :1]))
 
     def merged(self, net: nn.Module) -> dict[str, Tensor]:
-        """The weights of these convolutions in `net`, by name, each with its branch added where the kernel's centre is.
+        """Return the weights of these convolutions in `net`, by name, with each branch added at the kernel's centre.
 
-        A convolution is linear in its weight, and a 1x1 one is a wider one whose other entries are 0.
+        This is exact: convolutions are linear in the weight, and a 1x1 kernel is a wider one with zeros around its
+        centre.
         """
         found = {}
         for key, branch in self.named_parameters():
@@ -51,17 +52,17 @@ class SideBranches(TaskTensors):
 
     @torch.no_grad()
     def merge(self, net: nn.Module) -> None:
-        """Make them part of the convolutions of `net`."""
+        """Merge the branches into the convolutions of `net`."""
         for name, weight in self.merged(net).items():
             net.get_parameter(name).copy_(weight)
 
 
 @torch.no_grad()
 def absorb_norms(net: nn.Module) -> None:
-    """Put the scale that BatchNorms have in evaluation into the convolutions before them; what they keep is a shift.
+    """Move the scale of BatchNorms in evaluation mode into the convolutions before them; the norms keep a shift.
 
     The network keeps its structure and, in evaluation mode, its function. Norms that do not follow a convolution, or
-    that `norms_after_convs` cannot see, stay as they are.
+    that `norms_after_convs` cannot see, are unchanged.
     """
     for name, before in norms_after_convs(net).items():
         norm: Any = net.get_submodule(name)
@@ -70,7 +71,7 @@ def absorb_norms(net: nn.Module) -> None:
         weight, shift = fuse_conv_bn_weights(conv.weight, conv.bias, *statistics, norm.weight, norm.bias)
         conv.weight.copy_(weight)
         norm.running_mean.copy_(-shift)
-        norm.running_var.fill_(1 - norm.eps)  # so that what it divides by is 1
+        norm.running_var.fill_(1 - norm.eps)  # makes the norm's divisor 1
         for parameter, value in ((norm.weight, 1.0), (norm.bias, 0.0), (conv.bias, 0.0)):
             if parameter is not None:
                 parameter.fill_(value)

@@ -3,9 +3,9 @@
 The paper gives three stages of two blocks and parameter counts, not the layout. This one has a separable stem 3 -> 64
 and stages of 128, 256 and 512 channels. The first shortcut is a 1x1 convolution 64 -> 128 with a bias: the growth by
 6,865 to 6,944 parameters per rank and task in the paper's Table 4 needs one more adapted layer of that size. The other
-two repeat their channels and have a BatchNorm alone. With 1,254,400 parameters, and the rules that hold for every
-network here (convolutions of low rank, depthwise filters and norm layers whole), all nine counts that the paper prints
-for isolation and fixed ranks come out to the last digit. Other layouts do as well.
+two repeat their channels and have a BatchNorm alone. It has 1,254,400 parameters. With the rules for every network here
+(low-rank convolutions, full depthwise filters and norm layers), it reproduces all nine counts that the paper prints for
+isolation and fixed ranks. Other layouts do as well.
 """
 
 from typing import Annotated
@@ -21,9 +21,9 @@ __all__ = ["SeparableBlock", "SeparableConv", "SeparableResNet", "bsc"]
 def bsc(
     image_size: int, *, width: Annotated[int, Field(ge=1, le=1024)] = 64, weights: str | None = None
 ) -> SeparableResNet:
-    """The blueprint-separable ResNet without a head; 1,254,400 parameters at width 64.
+    """Build the blueprint-separable ResNet without a head; 1,254,400 parameters at width 64.
 
-    `weights` is a weight file with this network's names, or a run directory whose reference is to be used again.
+    `weights` is a weight file with this network's names, or a run directory, whose reference network is used.
     """
     net = SeparableResNet(width)
     if weights is not None:

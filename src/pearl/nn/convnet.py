@@ -1,4 +1,4 @@
-"""A plain convolutional network without norm layers, as methods that give tasks single units use it."""
+"""A plain convolutional network without norm layers, for methods that assign units to tasks."""
 
 from typing import Annotated
 
@@ -16,9 +16,9 @@ def convnet(
     """Four 3x3 convolutions and a linear layer, without a head; 8,649,792 parameters at width 64 for 32 x 32 pixels.
 
     The network of CLNP (Golkar et al., 2019) and NISPA (Gurbuz & Dovrolis, ICML 2022): 64, 64, 128 and 128 channels,
-    two poolings, 1,024 features; every layer has biases. Its size depends on that of the images.
+    two poolings, 1,024 features; every layer has biases. Its size depends on the image size.
 
-    `weights` is a weight file with this network's names, or a run directory whose reference is to be used again.
+    `weights` is a weight file with this network's names, or a run directory, whose reference network is used.
     """
     net = ConvNet(width, image_size)
     if weights is not None:

@@ -1,8 +1,7 @@
-"""Calling a network with other tensors than its own, without changing it.
+"""Calls of a network with other tensors than its own, without changing it.
 
-`torch.func.functional_call` exchanges the tensors of the network itself for the time of the call. Two threads that use
-one network at once then compute with each other's tensors, and may leave them there. Here each call has module objects
-of its own.
+`torch.func.functional_call` replaces the tensors of the network itself during the call. Two threads that use one
+network then compute with each other's tensors, and may leave them there. Here each call has its own module objects.
 """
 
 from collections.abc import Mapping
@@ -13,27 +12,28 @@ from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
 
-_OWN = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")  # of a copy, to be changed
+# of the copy, so that it can be changed
+_OWN = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 
 
 def functional_call(network: nn.Module, tensors: Mapping[str, Tensor], args: tuple[Any, ...]) -> Any:
-    """Return what a network gives with `tensors`, by name, in the place of its own.
+    """Return the output of a network with `tensors`, by name, instead of its own.
 
-    Buffers that a forward pass changes in place, such as running statistics, are changed as ever.
+    Buffers that a forward pass changes in place, such as running statistics, are changed as usual.
 
     Raises:
-        KeyError: the network has no tensor of such a name.
+        KeyError: the network has no tensor of this name.
     """
     return shallow_copy(network, tensors)(*args)
 
 
 def shallow_copy(network: M, tensors: Mapping[str, Tensor] | None = None) -> M:
-    """Return a network of new module objects that shares its tensors with `network`, all but the given `tensors`.
+    """Return a network of new module objects that shares all tensors with `network` except the given `tensors`.
 
-    A tensor that has several names is replaced under all of them. Hooks come along; the copy may get others.
+    A tensor that has several names is replaced under all of them. The copy has the same hooks, and may get others.
 
     Raises:
-        KeyError: the network has no tensor of such a name.
+        KeyError: the network has no tensor of this name.
     """
     copies: dict[int, nn.Module] = {}
     copy = _copied(network, copies)

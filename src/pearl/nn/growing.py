@@ -1,6 +1,6 @@
-"""Containers that grow task by task and take their size from the file when loaded.
+"""Containers that grow task by task and take their sizes from the file when loaded.
 
-A fresh object can therefore load any run strictly, before it has learnt anything.
+A new object can therefore load any run strictly.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ class TaskTensors(nn.Module):
         self._as_buffers = buffers
 
     def add(self, name: str, value: Tensor) -> Tensor:
-        """Store a copy of `value`; a parameter starts trainable."""
+        """Store a copy of `value`; parameters are trainable at first."""
         key, value = name.replace(".", "/"), value.detach().clone()
         if self._as_buffers:
             self.register_buffer(key, value)
@@ -46,10 +46,10 @@ class TaskTensors(nn.Module):
         return len(self._tensors())
 
     def in_order(self, prefix: str = "") -> list[nn.Parameter]:
-        """The parameters whose names start so, by name.
+        """Return the parameters whose names have this prefix, sorted by name.
 
-        To train what an earlier task made: a file gives its tensors in any order, and an optimizer's stored state
-        belongs to positions.
+        Needed to train parameters of earlier tasks: a file has its tensors in any order, and an optimizer's stored
+        state refers to positions.
         """
         start = prefix.replace(".", "/")
         return [parameter for name, parameter in sorted(self.named_parameters()) if name.startswith(start)]
@@ -63,14 +63,14 @@ class TaskTensors(nn.Module):
 
 
 class Grown(nn.ModuleList):
-    """Modules that are made alike, added as they are needed."""
+    """Modules of one kind, added when needed."""
 
     def __init__(self, make: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.make = make
 
     def grow(self) -> nn.Module:
-        """Add one more."""
+        """Add a module."""
         self.append(self.make())
         return self[-1]
 
@@ -81,13 +81,13 @@ class Grown(nn.ModuleList):
 
 
 class Classifier(nn.Linear):
-    """A linear classifier in float32 at least, under autocast too.
+    """A linear classifier in at least float32, also under autocast.
 
-    bfloat16 has 8 bits: logits that differ by less would be ties, which an arg-max gives to the earlier task.
+    With the 8 bits of bfloat16, close logits would be ties, which an arg-max gives to the earlier task.
     """
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (B, dim) -> logits (B, classes), float32 unless features and weights are float64."""
+        """Map features (B, dim) to logits (B, classes), float32 unless features and weights are float64."""
         with outside_autocast(features):
             return F.linear(full(features), self.weight, self.bias)
 
@@ -95,7 +95,7 @@ class Classifier(nn.Linear):
 class TaskHeads(nn.Module):
     """One linear classifier with bias per task; logits of all tasks in order of arrival, float32.
 
-    A new classifier starts as `nn.Linear` does, or, given `std`, with weights from N(0, std^2) and biases of 0.
+    A new classifier is initialised as `nn.Linear`, or, given `std`, with weights from N(0, std^2) and zero biases.
     """
 
     def __init__(self, dim: int, std: float | None = None) -> None:
@@ -106,7 +106,7 @@ class TaskHeads(nn.Module):
     def grow(self, classes: int) -> nn.Linear:
         """Add the classifier of a new task."""
         block = self.block(max(classes, 1))
-        if not classes:  # a task that shows known classes alone
+        if not classes:  # a task with only known classes
             for name, parameter in list(block.named_parameters()):
                 setattr(block, name, nn.Parameter(parameter[:0].detach()))
             block.out_features = 0
@@ -114,7 +114,7 @@ class TaskHeads(nn.Module):
         return block
 
     def block(self, classes: int) -> nn.Linear:
-        """A classifier of one task."""
+        """Return a new classifier for one task."""
         block = Classifier(self.dim, classes)
         if self.std is not None:
             nn.init.normal_(block.weight, std=self.std)
@@ -131,16 +131,16 @@ class TaskHeads(nn.Module):
         return iter(self.blocks)  # type: ignore[arg-type]
 
     def sizes(self) -> list[int]:
-        """Number of classes of each task."""
+        """Return the number of classes of each task."""
         return [block.out_features for block in self]
 
     def columns(self, task: int) -> slice:
-        """Where a task's classes stand among all logits."""
+        """Return the columns of a task's classes among all logits."""
         start = sum(self.sizes()[:task])
         return slice(start, start + self[task].out_features)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (B, dim) -> logits (B, classes seen)."""
+        """Map features (B, dim) to logits (B, classes so far)."""
         return torch.cat([block(features) for block in self], dim=1)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
@@ -150,10 +150,10 @@ class TaskHeads(nn.Module):
 
 
 class CosineHeads(TaskHeads):
-    """Heads without bias whose logits are scale * cos(feature, weight): no class wins by the length of its weight.
+    """Heads without bias whose logits are scale * cos(feature, weight): the norm of a weight does not favour its class.
 
     Gidaris & Komodakis (CVPR 2018); in class-incremental learning LUCIR (Hou et al., CVPR 2019), which trains the
-    scale. All tasks share it; while it is trained, one task's block gives the cosines alone.
+    scale. All tasks share it; in training, one task's block returns cosines without it.
     """
 
     def __init__(self, dim: int, scale: float = 10.0, *, learnable: bool = False) -> None:
@@ -162,23 +162,23 @@ class CosineHeads(TaskHeads):
         self.fixed = 1.0 if learnable else scale
 
     def block(self, classes: int) -> nn.Linear:
-        """A weight for each class; a new one points anywhere."""
+        """Return a block with a weight per class, in random directions."""
         return Cosines(self.dim, classes, self.fixed)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (B, dim) -> float32 logits (B, classes seen) between -scale and scale."""
+        """Map features (B, dim) to float32 logits (B, classes so far) between -scale and scale."""
         logits = super().forward(features)
         return logits if self.scale is None else self.scale * logits
 
 
 class Cosines(nn.Linear):
-    """The cosine of each feature and each weight, times `scale`; 0 for a feature of zeros."""
+    """Cosines of features and weights, times `scale`; 0 for a zero feature."""
 
     def __init__(self, dim: int, classes: int, scale: float = 1.0) -> None:
         super().__init__(dim, classes, bias=False)
         self.scale = scale
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (B, dim) -> float32 logits (B, classes)."""
-        with outside_autocast(features):  # bfloat16 cannot tell cosines near 1
+        """Map features (B, dim) to float32 logits (B, classes)."""
+        with outside_autocast(features):  # bfloat16 cannot distinguish cosines near 1
             return self.scale * F.linear(F.normalize(full(features), dim=1), F.normalize(self.weight, dim=1))

@@ -1,6 +1,6 @@
-"""What a network makes of an image on its way: pooled outputs of inner layers beside the final features.
+"""Intermediate features of a network: pooled outputs of inner layers, concatenated with the final features.
 
-Inner layers tell classes apart that the last one, trained on a single task, has folded into one.
+Inner layers separate classes that the last one, trained on a single task, merges.
 """
 
 import re
@@ -18,17 +18,17 @@ Layers = Literal["auto", "final"]
 
 
 def inner_layers(backbone: nn.Module, layers: Layers = "auto") -> tuple[str, ...]:
-    """Names of the modules whose outputs are looked at; the final features come on top.
+    """Return the names of the modules whose outputs are pooled; the final features are added to them.
 
-    `auto`: of a network that keeps its resolution (ViT, MLP-Mixer) the blocks at 1/2, 3/4 and all of its depth; of one
+    `auto`: in a network of constant resolution (ViT, MLP-Mixer) the blocks at 1/2, 3/4 and all of its depth; in one
     with stages (ResNet, BSC, Swin, ConvNeXt) the last module of the last three stages before the final one, whose mean
     is the final feature. Stages are `layer1`, `layer2`, ... or what timm lists in `feature_info`; a network with
-    neither has its final features alone, as all have with `final`.
+    neither has only its final features, as with `final`.
     """
     if layers == "final":
         return ()
     there = dict(backbone.named_modules())
-    # timm keeps a list of mappings, or an object around one
+    # timm has a list of mappings, or an object with one
     info = getattr(backbone, "feature_info", None) or []
     listed = [(str(entry["module"]), entry["reduction"]) for entry in getattr(info, "info", info) if "module" in entry]
     listed = [(name, reduction) for name, reduction in listed if name in there]
@@ -44,14 +44,14 @@ def inner_layers(backbone: nn.Module, layers: Layers = "auto") -> tuple[str, ...
 
 
 class WithInner(nn.Module):
-    """A network that gives images (B, 3, H, W) -> float32 (B, p): its inner layers, pooled, then its features.
+    """A network that maps images (B, 3, H, W) to float32 (B, p): its pooled inner layers, then its features.
 
-    Of a map (B, C, H, W) or (B, H, W, C) that is the mean and the standard deviation of each channel over space; of
-    tokens (B, N, C) the class token, where there is one, and the mean of the others.
+    Pooling of a map (B, C, H, W) or (B, H, W, C) is the mean and standard deviation of each channel over space; of
+    tokens (B, N, C) the class token, if any, and the mean of the others.
     """
 
     def __init__(self, network: nn.Module, layers: Sequence[str]) -> None:
-        """`network` gets hooks: it is a copy that nobody else uses (see `folding.with_weights`)."""
+        """Hook `network`, which must be a copy without other users (see `folding.with_weights`)."""
         super().__init__()
         self.network = network
         self._seen: dict[int, dict[str, Tensor]] = {}  # by thread: several may use it at once
@@ -72,13 +72,13 @@ class WithInner(nn.Module):
 
 
 def pooling(network: nn.Module) -> Callable[[Tensor], Tensor]:
-    """What makes a vector per image of the output of a layer of this network."""
+    """Return the function that pools the output of a layer of this network to one vector per image."""
     channels_last = getattr(network, "output_fmt", None) == "NHWC"
     return partial(pooled, channels_last=channels_last, prefix=int(getattr(network, "num_prefix_tokens", 0)))
 
 
 def pooled(out: Tensor, *, channels_last: bool = False, prefix: int = 0) -> Tensor:
-    """One float32 vector per image of a layer's output; see `WithInner`."""
+    """Pool a layer's output to a float32 vector per image; see `WithInner`."""
     out = full(out)
     if out.ndim == 4:
         space = (1, 2) if channels_last else (2, 3)

@@ -1,4 +1,4 @@
-"""Where tensors lie: the device, and the order of a convolution's channels."""
+"""Placement of tensors: the device, and the memory format of convolutions."""
 
 from typing import TypeVar
 
@@ -9,9 +9,9 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def placed(module: M, device: torch.device | str, *, channels_last: bool) -> M:
-    """A module on a device, the weights of its convolutions in channels_last or in order.
+    """Move a module to a device, with its convolutions in channels_last or contiguous format.
 
-    `Module.to(memory_format=...)` refuses a module that holds tensors of five dimensions.
+    `Module.to(memory_format=...)` raises if the module has five-dimensional tensors.
     """
     layout = torch.channels_last if channels_last else torch.contiguous_format
     module.to(device=device)

@@ -1,6 +1,6 @@
-"""The layers a task adapts, and the low-rank updates of their weights.
+"""The layers that a task adapts, and the low-rank updates of their weights.
 
-Nothing here wraps a layer. An update is a tensor added to a weight, and the network is called with the sum:
+Layers are not wrapped. An update is a tensor added to a weight, and the network is called with the sum:
 `functional_call(backbone, weights, x)`.
 """
 
@@ -30,53 +30,53 @@ _SEPARATE = {
 
 @dataclass(frozen=True)
 class Target:
-    """A weight, or the rows of a fused weight, that each task adapts."""
+    """A weight, or rows of a fused weight, that each task adapts."""
 
     parameter: str  # its name in the backbone
     shape: tuple[int, ...]  # of the adapted rows
-    rows: tuple[int, int] | None = None  # of a fused projection; all rows if None
-    part: str = ""  # "key", where rows are given
-    dense: bool = False  # a depthwise filter: a copy costs what an update of full rank would
+    rows: tuple[int, int] | None = None  # of a fused projection; None means all
+    part: str = ""  # "key", if only rows are adapted
+    dense: bool = False  # a depthwise filter: a copy costs as much as an update of full rank
 
     @property
     def label(self) -> str:
-        """Unique, and a valid name for stored tensors."""
+        """A unique label, valid as a name of stored tensors."""
         return f"{self.parameter}:{self.part}" if self.part else self.parameter
 
     def read(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """The adapted part of this target's weight."""
+        """Return the adapted part of this target's weight."""
         weight = weights[self.parameter]
         return weight if self.rows is None else weight[slice(*self.rows)]
 
     def add(self, weight: Tensor, delta: Tensor) -> Tensor:
-        """A whole weight, with `delta` (of this target's shape) added to the adapted rows."""
+        """Return the whole weight with `delta` (of this target's shape) added to the adapted rows."""
         if self.rows is not None:
             below = weight.shape[0] - self.rows[1]
             delta = torch.nn.functional.pad(delta, (*(0, 0) * (delta.ndim - 1), self.rows[0], below))
         return weight + delta
 
     def replace(self, weight: Tensor, value: Tensor) -> Tensor:
-        """A whole weight with `value` (of this target's shape) in the place of the adapted rows."""
+        """Return the whole weight with `value` (of this target's shape) in place of the adapted rows."""
         if self.rows is None:
             return value
         return torch.cat((weight[: self.rows[0]], value, weight[self.rows[1] :]))
 
 
 def select_targets(backbone: nn.Module, spec: str | Sequence[str] = "auto") -> tuple[Target, ...]:
-    """The targets that a specification names, in the order of the network.
+    """Return the targets of a specification, in the order of the network.
 
     `spec` is a word or a list of them: `key`, `query`, `value` (attention projections, fused or separate), `linear`,
     `conv` (every convolution that is not grouped), `pointwise` (those of them that are 1x1), `depthwise` (kept as a
-    dense copy per task), or a regular expression searched in the parameters' names. `auto` is `key` where there is
-    attention, else `conv` and `depthwise`, as in the paper, and `linear`, which the paper's networks do not have: most
-    weights of an MLP-Mixer or a ConvNeXt are in linear layers.
+    dense copy per task), or a regular expression searched in the parameters' names. `auto` is `key` in networks with
+    attention, else `conv` and `depthwise`, as in the paper, and `linear`: the paper's networks have no linear layers,
+    but those of an MLP-Mixer or a ConvNeXt hold most weights.
 
     Raises:
         ConfigError: a word that matches no layer, or layers named as a whole and in part.
     """
     words = [spec] if isinstance(spec, str) else list(spec)
     if not words:
-        raise ConfigError("method.targets: empty; name the layers to adapt, or leave it at auto")
+        raise ConfigError("method.targets: empty; list the layers to adapt, or use auto")
     chosen: dict[str, Target] = {}
     for word in words:
         automatic = ("key",) if has_attention(backbone) else ("conv", "depthwise", "linear")
@@ -92,7 +92,7 @@ def select_targets(backbone: nn.Module, spec: str | Sequence[str] = "auto") -> t
 
 
 def has_attention(backbone: nn.Module) -> bool:
-    """Whether the backbone is a transformer: whether it has key projections."""
+    """Return True if the backbone is a transformer, that is, has key projections."""
     return any(True for _ in _matching(backbone, "key"))
 
 
@@ -134,10 +134,10 @@ def _hint(backbone: nn.Module, word: str) -> str:
 
 
 def task_norms(backbone: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of the parameters and of the statistics of the norm layers that each task has for itself.
+    """Return the names of the parameters and statistics of norm layers that each task stores separately.
 
-    All of a convolutional network, none of a ViT (PEARL, section 3.1: "only in CNNs"). Of a network with both attention
-    and BatchNorm, those with statistics, which would otherwise move under earlier tasks.
+    These are all in a convolutional network, none in a ViT (PEARL, section 3.1: "only in CNNs"). In a network with
+    attention and BatchNorm they are those with statistics, which would otherwise change for earlier tasks.
     """
     parameters: list[str] = []
     statistics: list[str] = []
@@ -150,7 +150,7 @@ def task_norms(backbone: nn.Module) -> tuple[list[str], list[str]]:
 
 
 def matrix_shape(shape: Sequence[int], fold: Fold) -> tuple[int, int]:
-    """Rows and columns of the 2-D view of a weight: (out, in) linear, (out, in, kh, kw) convolutional."""
+    """Return rows and columns of the 2-D view of a weight: (out, in) linear, (out, in, kh, kw) convolutional."""
     if len(shape) == 2:
         return shape[0], shape[1]
     out, into, kh, kw = shape
@@ -158,7 +158,7 @@ def matrix_shape(shape: Sequence[int], fold: Fold) -> tuple[int, int]:
 
 
 def to_matrix(weight: Tensor, fold: Fold) -> Tensor:
-    """The 2-D view of a weight.
+    """Return the 2-D view of a weight.
 
     `spatial`: rows (out, kh), columns (in, kw); a rank-r matrix is a 1 x kw convolution to r channels followed by a
     kh x 1 one. `view`: the same shape filled in memory order. `unfold`: (out, in*kh*kw), a k x k convolution to r
@@ -171,7 +171,7 @@ def to_matrix(weight: Tensor, fold: Fold) -> Tensor:
 
 
 def from_matrix(matrix: Tensor, shape: Sequence[int], fold: Fold) -> Tensor:
-    """The weight of `shape` whose 2-D view is `matrix`; the inverse of `to_matrix`."""
+    """Return the weight of `shape` with this 2-D view; the inverse of `to_matrix`."""
     if len(shape) == 2 or fold != "spatial":
         return matrix.reshape(shape)
     out, into, kh, kw = shape
@@ -179,10 +179,10 @@ def from_matrix(matrix: Tensor, shape: Sequence[int], fold: Fold) -> Tensor:
 
 
 def updated(weight: Tensor, a: Tensor, b: Tensor, scale: float, fold: Fold) -> Tensor:
-    """weight + scale * B A as a weight; A (r, n), B (m, r)."""
+    """Return weight + scale * B A as a weight; A (r, n), B (m, r)."""
     if fold == "spatial" and weight.ndim == 4 and weight.is_contiguous(memory_format=torch.channels_last):
-        # memory holds (out, kh, kw, in): the product itself, once the columns of A are (kw, in) instead of (in, kw);
-        # one matrix product that nothing is copied for
+        # memory order is (out, kh, kw, in): with the columns of A as (kw, in) instead of (in, kw), this is the product
+        # itself
         out, into, kh, kw = weight.shape
         columns = a.reshape(-1, into, kw).transpose(1, 2).reshape(-1, kw * into)
         rows = weight.permute(0, 2, 3, 1).reshape(out * kh, kw * into)
@@ -191,7 +191,7 @@ def updated(weight: Tensor, a: Tensor, b: Tensor, scale: float, fold: Fold) -> T
 
 
 def merged(backbone: nn.Module, updates: Mapping[Target, Tensor]) -> dict[str, Tensor]:
-    """Weights of the backbone, by name, with updates (of each target's shape) added to the adapted rows."""
+    """Return weights of the backbone, by name, with updates (of each target's shape) added to the adapted rows."""
     changed: dict[str, Tensor] = {}
     for target, update in updates.items():
         weight = changed.get(target.parameter, backbone.get_parameter(target.parameter))
@@ -200,7 +200,7 @@ def merged(backbone: nn.Module, updates: Mapping[Target, Tensor]) -> dict[str, T
 
 
 def kaiming_factors(shape: tuple[int, int], rank: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """LoRA's start (Hu et al., 2022): A (rank, n) kaiming-uniform, B (m, rank) zero; on the device of `like`."""
+    """Initialise as LoRA (Hu et al., 2022): A (rank, n) kaiming-uniform, B (m, rank) zero; on the device of `like`."""
     a = torch.empty(rank, shape[1])
     if rank:
         nn.init.kaiming_uniform_(a, a=math.sqrt(5))
@@ -208,7 +208,7 @@ def kaiming_factors(shape: tuple[int, int], rank: int, like: Tensor) -> tuple[Te
 
 
 def svd_factors(matrix: Tensor, rank: int, scale: float, init: Init) -> tuple[Tensor, Tensor]:
-    """A (rank, n) and B (m, rank) from the truncated SVD of a task vector.
+    """Return A (rank, n) and B (m, rank) from the truncated SVD of a task vector.
 
     `svd`: B = U S^(1/2), A = S^(1/2) V / scale, so that scale * B A is the best approximation of that rank.
     `svd_paper`: B = U S, A = S V, with S in both factors as equation 5 of the paper is printed.

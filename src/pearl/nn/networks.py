@@ -1,7 +1,7 @@
-"""ResNet-18, its blueprint-separable form and a plain network, as modules of PyTorch alone.
+"""ResNet-18, its blueprint-separable form and a plain network, in PyTorch only.
 
-ReLUs and sums take the place of their input, which no gradient needs: the same bits, without a walk through fresh
-memory. An export takes this file along.
+ReLUs and sums overwrite their input, which no gradient needs: the bits are the same, and no new memory is touched.
+Exports include this file.
 """
 
 from typing import Literal
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut: the identity, or 1x1 with BatchNorm where the shape changes."""
+    """Two 3x3 convolutions and a shortcut: the identity, or a 1x1 convolution with BatchNorm if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -27,10 +27,10 @@ class BasicBlock(nn.Module):
             self.downsample.append(nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, outputs, H/stride, W/stride)."""
+        """Map (B, inputs, H, W) to (B, outputs, H/stride, W/stride)."""
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        # the pixels that a 1x1 convolution with this stride would see; oneDNN's gradient of that one writes where it
-        # must not if there are fewer channels than fit a register
+        # the pixels that a 1x1 convolution with this stride reads; oneDNN's gradient of that convolution writes out of
+        # bounds with fewer channels than fit a register
         seen = x[:, :, :: self.stride, :: self.stride]
         out = self.bn2(self.conv2(out))
         out += self.downsample(seen)
@@ -38,7 +38,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Four stages of two blocks; layer names are torchvision's, so its weight files fit."""
+    """Four stages of two blocks with torchvision's layer names, so that its weight files fit."""
 
     def __init__(self, width: int, stem: Literal["cifar", "imagenet"]) -> None:
         super().__init__()
@@ -57,14 +57,14 @@ class ResNet(nn.Module):
         self.layer4 = _stage(BasicBlock, 4 * width, 8 * width, stride=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, H, W) -> features (B, dim)."""
+        """Map images (B, 3, H, W) to features (B, dim)."""
         x = self.maxpool(F.relu(self.bn1(self.conv1(x)), inplace=True))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return x.mean((2, 3))
 
 
 class SeparableConv(nn.Sequential):
-    """Pointwise 1x1, then depthwise 3x3."""
+    """A pointwise 1x1 convolution, then a depthwise 3x3 one."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -73,18 +73,18 @@ class SeparableConv(nn.Sequential):
 
 
 class ChannelsTwice(nn.Module):
-    """Each input channel twice, without a parameter."""
+    """Repeats each input channel twice, without parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, 2 C, H, W)."""
+        """Map (B, C, H, W) to (B, 2 C, H, W)."""
         return torch.cat((x, x), 1)
 
 
 class SeparableBlock(nn.Module):
     """Two separable convolutions and a shortcut.
 
-    The shortcut is the identity where `outputs == inputs`. Where the channels double, it is a 1x1 convolution with a
-    bias; with a stride as well, the pixels of that stride with each channel twice, then BatchNorm.
+    The shortcut is the identity if `outputs == inputs`. If the channels double, it is a 1x1 convolution with a bias;
+    with a stride as well, the strided pixels with each channel repeated, then BatchNorm.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -102,7 +102,7 @@ class SeparableBlock(nn.Module):
             self.downsample.append(nn.Conv2d(inputs, outputs, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, outputs, H/stride, W/stride)."""
+        """Map (B, inputs, H, W) to (B, outputs, H/stride, W/stride)."""
         out = F.relu(self.bn1(self.conv1(x)), inplace=True)
         shortcut = self.downsample(x[:, :, :: self.stride, :: self.stride])
         out = self.bn2(self.conv2(out))
@@ -124,13 +124,13 @@ class SeparableResNet(nn.Module):
         self.layer3 = _stage(SeparableBlock, 4 * width, 8 * width, stride=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, H, W) -> features (B, dim)."""
+        """Map images (B, 3, H, W) to features (B, dim)."""
         x = F.relu(self.bn1(self.conv1(x)), inplace=True)
         return self.layer3(self.layer2(self.layer1(x))).mean((2, 3))
 
 
 class ConvNet(nn.Module):
-    """Two times two 3x3 convolutions and a pooling, then a linear layer; no norm layers."""
+    """Two blocks of two 3x3 convolutions and a pooling, then a linear layer; no norm layers."""
 
     def __init__(self, width: int, image_size: int) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class ConvNet(nn.Module):
         self.linear = nn.Linear(2 * width * side**2, self.dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, image_size, image_size) -> features (B, dim)."""
+        """Map images (B, 3, image_size, image_size) to features (B, dim)."""
         x = F.relu(self.conv1(x), inplace=True)
         x = F.relu(self.conv2(x), inplace=True)
         x = F.max_pool2d(x, 2, ceil_mode=True)

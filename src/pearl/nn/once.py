@@ -1,4 +1,4 @@
-"""A value that is made when it is first needed, by whichever thread needs it first."""
+"""A value that the first thread needing it creates."""
 
 import threading
 from collections.abc import Callable
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 def once(make: Callable[[], T]) -> Callable[[], T]:
-    """Return a function that calls `make` the first time and returns that result every time.
+    """Return a function that calls `make` once and returns the same result every time.
 
-    Other threads wait meanwhile, so that what takes long and much memory is made a single time; `functools.cache` lets
-    each of them make its own.
+    Other threads wait for the first, so that an expensive value is created only once; with `functools.cache` each
+    thread would create its own.
     """
     lock, made = threading.Lock(), list[T]()
 

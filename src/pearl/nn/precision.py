@@ -1,4 +1,4 @@
-"""Where there is bfloat16, and where autocast's is not enough."""
+"""Availability of bfloat16, and computations that need more than autocast's precision."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -7,19 +7,19 @@ from torch import Tensor
 
 
 def computes_bf16(device: str) -> bool:
-    """Whether convolutions have gradients in bfloat16 here: on a CPU, if oneDNN computes in it."""
+    """Return True if convolutions have bfloat16 gradients here: on a CPU, if oneDNN supports them."""
     return device != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def full(x: Tensor) -> Tensor:
-    """At least float32, for sums, comparisons and choices; float32 and float64 stay as they are."""
+    """Convert to at least float32, for sums, comparisons and choices; float32 and float64 are unchanged."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def outside_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """A context that computes in the types its tensors have, on the device of `x`.
+    """Return a context without autocast on the device of `x`, so that tensors keep their dtypes.
 
-    None is entered where autocast is off: a program that is traced for an export would hold it.
+    It does nothing if autocast is off, since a program traced for an export would contain it.
     """
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

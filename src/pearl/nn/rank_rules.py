@@ -1,4 +1,4 @@
-"""Rank rules: how many ranks a layer's low-rank update gets, from its weights before and after fine-tuning."""
+"""Rank rules: choose the rank of each layer's low-rank update from its weights before and after fine-tuning."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from pearl.errors import TrainingError
 
-ROUNDING = 1e-12  # share of a matrix's energy that float64 cannot tell from none
+ROUNDING = 1e-12  # share of a matrix's energy below float64's resolution
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a rule decided for one layer: a rank up to `full`; the share of energy it kept, 1 if it looked at none."""
+    """A rule's choice for one layer: a rank up to `full`, and the share of energy kept, 1 if not computed."""
 
     rank: int
     full: int
@@ -24,33 +24,36 @@ class Choice:
 
 
 class RankRule(Protocol):
-    """Chooses ranks from 2-D views of the layers' weights, as a rule for each layer by itself."""
+    """Base class: chooses the rank of each layer separately from 2-D views of its weights."""
 
     @property
     def needs_probe(self) -> bool:
-        """Whether the task's fine-tuned weights are looked at; if not, they need not be trained."""
+        """Return True if the rule reads the task's fine-tuned weights; otherwise they need not be trained."""
         ...
 
     @property
     def learnt(self) -> bool:
-        """Whether ranks depend on what is learnt."""
+        """Return True if ranks depend on training."""
         return self.needs_probe
 
     def choose(self, reference: Tensor, tuned: Tensor) -> Choice:
-        """Both (m, n), any floating dtype. Raises TrainingError if a weight that it looks at is not finite."""
+        """Choose from both views (m, n), of any floating dtype.
+
+        Raises TrainingError if a weight it reads is not finite.
+        """
         ...
 
     def choose_all(self, layers: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Choice]:
-        """A choice for each layer; another rule than for each by itself goes here. Raises as `choose`."""
+        """Choose for all layers; rules that share a budget override this. Raises as `choose`."""
         return {name: self.choose(reference, tuned) for name, (reference, tuned) in layers.items()}
 
 
 def energies(matrix: Tensor) -> Tensor:
-    """Squared singular values (min(m, n),) float64, falling, relative to the largest entry squared.
+    """Return squared singular values (min(m, n),) float64, descending, relative to the largest entry squared.
 
     They are the eigenvalues of the smaller Gram matrix, several times cheaper than an SVD. Their error is about 1e-16
-    of the total, which is all that a sum of them can see. On the CPU, whatever the device: NumPy multiplies a matrix by
-    its own transpose in half the time, and its LAPACK is no slower than PyTorch's (docs/performance.md).
+    of the total, the resolution of a sum of them. They are always computed on the CPU: NumPy multiplies a matrix by its
+    own transpose in half the time, and its LAPACK is as fast as PyTorch's (docs/performance.md).
     """
     rows = matrix.detach().cpu().double().numpy()
     largest = np.abs(rows).max()
@@ -61,9 +64,9 @@ def energies(matrix: Tensor) -> Tensor:
 
 
 def explained_rank(energy: Tensor, share: float) -> int:
-    """The smallest k whose first k squared singular values make up at least `share` of their sum (PEARL, eq. 4).
+    """Return the smallest k whose first k squared singular values make up at least `share` of their sum (PEARL, eq. 4).
 
-    At least 1. A share of 1 is reached when only rounding is left, and a zero matrix has rank 1.
+    The result is at least 1. A share of 1 is reached up to rounding errors, and a zero matrix has rank 1.
     """
     total = energy.sum()
     if total == 0:
@@ -74,7 +77,7 @@ def explained_rank(energy: Tensor, share: float) -> int:
 
 
 def distance(reference: Tensor, tuned: Tensor) -> float:
-    """T = sum((W^t - W^r)^2) / (sum(W^t^2) + sum(W^r^2)), clipped to [0, 1] (PEARL, eq. 3); 0 if both are zero."""
+    """Return T = sum((W^t - W^r)^2) / (sum(W^t^2) + sum(W^r^2)), within [0, 1] (PEARL, eq. 3); 0 if both are zero."""
     return _distance(*_in_range(reference, tuned))
 
 
@@ -84,7 +87,7 @@ def _distance(reference: Tensor, tuned: Tensor) -> float:
 
 
 def _in_range(reference: Tensor, tuned: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float64 and divided by their common largest entry, so that no difference or square leaves its range."""
+    """Return both in float64, divided by their common largest entry, so that differences and squares stay in range."""
     reference, tuned = reference.detach().double(), tuned.detach().double()
     if not bool(reference.isfinite().all() & tuned.isfinite().all()):
         raise TrainingError("weights are no longer finite after fine-tuning; lower the learning rate of the probe")
@@ -94,7 +97,9 @@ def _in_range(reference: Tensor, tuned: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperRule(RankRule):
-    """PEARL: the share of the task vector's energy to keep is the layer's normalised distance from the reference."""
+    """PEARL's rule: the share of the task vector's energy to keep is the layer's normalised distance from the
+    reference.
+    """
 
     needs_probe = True
 
@@ -107,7 +112,7 @@ class PaperRule(RankRule):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedRule(RankRule):
-    """The same rank r everywhere, or full rank where a layer has less. Looks at no weights."""
+    """The same rank r everywhere, or full rank in smaller layers. Uses no weights."""
 
     r: Annotated[int, Field(ge=1)] = 8
 
@@ -133,42 +138,44 @@ class EnergyRule(RankRule):
         return Choice(explained_rank(energies(tuned - reference), self.keep), min(reference.shape), self.keep)
 
 
-# ------------------------------------------------------------------------------- the paper's budget, shared otherwise
+# ------------------------------------------------------------------------- the paper's budget, distributed differently
 
 
 def cost(choices: Mapping[str, Choice], layers: Mapping[str, tuple[Tensor, Tensor]]) -> int:
-    """Parameters of all updates: of a rank as many as the layer has rows and columns."""
+    """Return the parameters of all updates: rank times (rows + columns) of each layer."""
     return sum(choice.rank * sum(layers[name][0].shape) for name, choice in choices.items())
 
 
 class _SameBudget(PaperRule):
-    """As many parameters as the paper's rule spends on a task, or a few less, shared out by other weights."""
+    """As many parameters per task as the paper's rule, or slightly fewer, distributed by other weights."""
 
     def choose_all(self, layers: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Choice]:
-        """See `RankRule.choose_all`. Thresholds stay those of the paper's rule, which set the budget."""
+        """See `RankRule.choose_all`. Thresholds are those of the paper's rule, which set the budget."""
         choices = super().choose_all(layers)
-        costs = [sum(reference.shape) for reference, _ in layers.values()]  # parameters of a rank
+        costs = [sum(reference.shape) for reference, _ in layers.values()]  # parameters per rank
         full = [choice.full for choice in choices.values()]
         ranks = share_out(cost(choices, layers), costs, full, self.weights(costs))
         return {name: replace(choices[name], rank=rank) for name, rank in zip(choices, ranks, strict=True)}
 
     def weights(self, costs: Sequence[int]) -> Sequence[float]:
-        """How many ranks each layer is to have, relative to the others."""
+        """Return the ranks of each layer relative to the others."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class RandomRule(_SameBudget):
-    """The paper's rule decides the parameters of a task; how they are spread over the layers is drawn at random."""
+    """A random distribution over the layers of the parameters that the paper's rule chooses for a task."""
 
     def weights(self, costs: Sequence[int]) -> Sequence[float]:
-        """Independent and exponential: every way to share is as likely as any other. The run's seed decides."""
+        """Draw independent exponential weights by the run's seed: every distribution is equally likely."""
         return torch.empty(len(costs)).exponential_().tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvenRule(_SameBudget):
-    """The paper's rule decides the parameters of a task; each layer gets as many ranks, or parameters, as any other."""
+    """An even distribution over the layers, by ranks or parameters, of the budget that the paper's rule chooses for a
+    task.
+    """
 
     of: Literal["ranks", "parameters"] = "ranks"
 
@@ -178,10 +185,10 @@ class EvenRule(_SameBudget):
 
 
 def share_out(budget: int, costs: Sequence[int], full: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Ranks in proportion to weights, 1 to full in each layer, for at most `budget` parameters in all.
+    """Return ranks in proportion to weights, 1 to full in each layer, with at most `budget` parameters in total.
 
-    The highest averages: the next rank goes where ranks per weight are fewest, among layers that it fits in. What is
-    left in the end is less than a rank of any layer that is not full.
+    By the highest-averages method, the next rank goes to the layer with the fewest ranks per weight among those where
+    it fits. The remainder is smaller than a rank of any layer that is not full.
     """
     ranks = [1] * len(costs)
     left = budget - sum(costs)

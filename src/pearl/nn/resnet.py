@@ -1,4 +1,4 @@
-"""ResNet-18 (He et al., CVPR 2016), with the stem used on small images or the one of ImageNet."""
+"""ResNet-18 (He et al., CVPR 2016), with the stem for small images or that for ImageNet."""
 
 from typing import Annotated, Literal
 
@@ -17,12 +17,12 @@ def resnet18(
     stem: Literal["cifar", "imagenet"] = "cifar",
     weights: str | None = None,
 ) -> ResNet:
-    """ResNet-18 without a head; 11,168,832 parameters at width 64 with the CIFAR stem.
+    """Build ResNet-18 without a head; 11,168,832 parameters at width 64 with the CIFAR stem.
 
     The CIFAR stem is a 3x3 convolution without max-pooling, as in the continual-learning literature since Mammoth
-    (Buzzega et al., NeurIPS 2020); shortcuts are 1x1 (what the PEARL paper's parameter counts imply).
+    (Buzzega et al., NeurIPS 2020); shortcuts are 1x1 convolutions, as the PEARL paper's parameter counts imply.
 
-    `weights` is a weight file with torchvision's names, or a run directory whose reference is to be used again.
+    `weights` is a weight file with torchvision's names, or a run directory, whose reference network is used.
     """
     net = ResNet(width, stem)
     if weights is not None:

@@ -1,4 +1,4 @@
-"""Any network of the timm library (Wightman) as a backbone: ViTs at any image size, CNNs."""
+"""Any network of the timm library (Wightman) as a backbone: ViTs at any image size, and CNNs."""
 
 import logging
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from pearl.storage.network import hub
 
 
 def timm_backbone(model: str, image_size: int, *, pretrained: bool = False, weights: str | None = None) -> nn.Module:
-    """A timm network without its head, random, pretrained by name, or from a local weight file.
+    """Build a timm network without its head: random, pretrained by name, or from a local weight file.
 
     A ViT is built for `image_size`; position embeddings of another size are resampled (bicubic, as timm does).
-    `weights` is a weight file with timm's names, or a run directory whose reference is to be used again; it takes the
-    place of `pretrained`.
+    `weights` is a weight file with timm's names, or a run directory, whose reference network is used; it overrides
+    `pretrained`.
 
     Raises:
         ConfigError: timm has no network of this name, or the network cannot take this image size.
@@ -47,12 +47,12 @@ def _create(model: str, image_size: int, pretrained: bool) -> Any:
         with _hub() if pretrained else nullcontext():
             try:
                 return timm.create_model(model, pretrained=pretrained, num_classes=0, img_size=image_size)
-            except TypeError:  # a CNN: takes any image size, and no such argument
+            except TypeError:  # a CNN: accepts any image size, and has no such argument
                 return timm.create_model(model, pretrained=pretrained, num_classes=0)
     except (OSError, RuntimeError) as error:
         if "Invalid pretrained tag" in str(error):
             raise ConfigError(
-                f"timm network {model!r}: {str(error).splitlines()[0]}; leave out what is after the dot"
+                f"timm network {model!r}: {str(error).splitlines()[0]}; remove the suffix after the dot"
             ) from None
         if not pretrained:
             raise
@@ -64,7 +64,7 @@ def _create(model: str, image_size: int, pretrained: bool) -> Any:
 
 @contextmanager
 def _hub() -> Iterator[None]:
-    """Without internet the hub's client prints a dozen lines of what it tries; ours says what to do."""
+    """Silence the hub's client, which prints a dozen lines without internet; our error has the fix."""
     logger = logging.getLogger("huggingface_hub")
     with hub():
         before = logger.level

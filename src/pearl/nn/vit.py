@@ -1,6 +1,7 @@
-"""A plain ViT of timm with something put into it: prompt tokens, prefixes, adapters, scales and shifts.
+"""A plain ViT of timm with additional parts: prompt tokens, prefixes, adapters, scales and shifts.
 
-Functions over timm's own module: no weight is copied and no layer wrapped; with nothing put in, the result is timm's.
+These are functions of timm's own module: they neither copy weights nor wrap layers. Without additional parts, the
+result is timm's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,30 +13,31 @@ from torch import Tensor, nn
 
 from pearl.errors import ConfigError
 
-Prefix = tuple[Tensor, Tensor]  # keys and values (B or 1, length, dim), beside those a block makes of its tokens
-PrefixOf = Callable[[Tensor], Prefix]  # one that is made of the tokens (B, n, dim) that enter its block
+# keys and values (B or 1, length, dim), in addition to those a block computes from its tokens
+Prefix = tuple[Tensor, Tensor]
+PrefixOf = Callable[[Tensor], Prefix]  # a prefix computed from the tokens (B, n, dim) that enter its block
 Prompts = Tensor | Mapping[int, Tensor]  # tokens (B or 1, length, dim) before the first block, or by block
-Adapter = Callable[[Tensor], Tensor]  # what is added to the output of a layer that reads the same tokens (B, n, dim)
+Adapter = Callable[[Tensor], Tensor]  # the term added to the output of a layer with the same input tokens (B, n, dim)
 
 
 class Compensated(NamedTuple):
-    """A prefix at full strength: own tokens count as beside it, its values as if it stood alone (LAE's)."""
+    """A prefix whose values are weighted as if it were alone, while tokens are weighted as beside it (LAE)."""
 
     keys: Tensor
     values: Tensor
 
 
 def require_plain(net: nn.Module) -> None:
-    """Refuse what is not timm's own ViT with its own blocks and attention.
+    """Raise unless the network is timm's own ViT with its own blocks and attention.
 
     Raises:
-        ConfigError: nothing can be put into this network.
+        ConfigError: parts cannot be added to this network.
     """
     from timm.models.vision_transformer import (
         Attention,
         Block,
         VisionTransformer,
-    )  # late: reading recipes needs no timm
+    )  # late import: reading recipes needs no timm
 
     def refuse(what: str) -> ConfigError:
         return ConfigError(f"this method needs a plain ViT, such as backbone=timm/vit_base_patch16_224; here is {what}")
@@ -50,7 +52,7 @@ def require_plain(net: nn.Module) -> None:
 
 
 def is_plain(net: nn.Module) -> bool:
-    """Whether something can be put into this network, see `require_plain`."""
+    """Return True if parts can be added to this network, see `require_plain`."""
     try:
         require_plain(net)
     except ConfigError:
@@ -67,7 +69,7 @@ def features(
     adapters: Mapping[int, Adapter] | None = None,
     attention_adapters: Mapping[int, Adapter] | None = None,
 ) -> Tensor:
-    """Features (B, dim) as the network pools its own tokens; prompts take part in attention, not in pooling."""
+    """Return features (B, dim), pooled from the network's own tokens; prompts take part in attention only."""
     own, _ = tokens(
         net, x, prompts=prompts, prefixes=prefixes, adapters=adapters, attention_adapters=attention_adapters
     )
@@ -75,7 +77,7 @@ def features(
 
 
 def features_of_each(net: Any, x: Tensor, adapters: Sequence[Mapping[int, Adapter]]) -> list[Tensor]:
-    """Features (B, dim) with each of several sets of adapters; what lies before the first adapter is computed once."""
+    """Return features (B, dim) for each of several sets of adapters; layers before the first adapter run once."""
     first = min(min(own) for own in adapters)
     x = _embedded(net, x)
     for block in net.blocks[:first]:
@@ -91,7 +93,7 @@ def features_of_each(net: Any, x: Tensor, adapters: Sequence[Mapping[int, Adapte
 
 
 def unnormalised(net: Any, x: Tensor, *, prompts: Prompts | None = None) -> Tensor:
-    """Features (B, dim) before the last norm layer."""
+    """Return features (B, dim) before the last norm layer."""
     return net.pool(tokens(net, x, prompts=prompts, normalised=False)[0])
 
 
@@ -105,18 +107,18 @@ def tokens(
     attention_adapters: Mapping[int, Adapter] | None = None,
     normalised: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """The last tokens: the network's own (B, n, dim), and those of the prompts (B, length, dim).
+    """Return the last tokens: the network's own (B, n, dim), and those of the prompts (B, length, dim).
 
-    `prompts` stand between the class tokens and the patches, without a position, later ones behind earlier ones, and
-    stay to the end. All else is by the number of the block: `prefixes`; `adapters`, which stand beside the MLP and read
-    the tokens before its norm layer; `attention_adapters`, beside attention, which read what attention does.
+    `prompts` are inserted between the class tokens and the patches, without positions, later ones after earlier ones,
+    and remain to the end. The others are by block number: `prefixes`; `adapters`, parallel to the MLP, whose input is
+    the tokens before its norm layer; `attention_adapters`, parallel to attention, with its input.
     """
     x = _embedded(net, x)
     start = stop = net.num_prefix_tokens  # class, distillation and register tokens
     entering = {0: prompts} if isinstance(prompts, Tensor) else prompts or {}
     for i, block in enumerate(net.blocks):
         if i in entering:
-            # not len(x): a program has to take batches of any size
+            # not len(x): an exported program must accept any batch size
             more = entering[i].to(x.dtype).expand(x.shape[0], -1, -1)
             x = torch.cat([x[:, :stop], more, x[:, stop:]], dim=1)
             stop += more.shape[1]
@@ -129,12 +131,12 @@ def tokens(
 
 
 def _embedded(net: Any, x: Tensor) -> Tensor:
-    """The tokens that enter the first block."""
+    """Return the tokens that enter the first block."""
     return net.norm_pre(net.patch_drop(net._pos_embed(net.patch_embed(x))))
 
 
 def pool(net: Any, own: Tensor) -> Tensor:
-    """The network's own last tokens (B, n, dim) -> features (B, dim)."""
+    """Pool the network's own last tokens (B, n, dim) to features (B, dim)."""
     return net.forward_head(own, pre_logits=True)
 
 
@@ -150,7 +152,7 @@ def _block(
 def _block_halves(
     block: Any, x: Tensor, prefix: Prefix | None = None, beside: Adapter | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Tokens before a block's MLP, with its norm layer, and after it."""
+    """Return the tokens before a block's MLP, the same with its norm layer, and the tokens after it."""
     seen = block.norm1(x)
     attended = block.attn(seen) if prefix is None else _attention(block.attn, seen, prefix)
     if beside is not None:
@@ -160,14 +162,15 @@ def _block_halves(
 
 
 def heads(part: Tensor, count: int) -> Tensor:
-    """Vectors (B, n, dim) cut into those of so many heads (B, heads, n, dim / heads): a view."""
+    """Split vectors (B, n, dim) into attention heads (B, heads, n, dim / heads), as a view."""
     return part.unflatten(2, (count, -1)).transpose(1, 2)
 
 
 def prefix_of(block: Any, tokens: Tensor) -> Prefix:
-    """The keys and values that a block makes of tokens (B or 1, length, dim): a prefix that is as if they were there.
+    """Return keys and values of tokens (B or 1, length, dim) in a block: a prefix equivalent to inserting them.
 
-    That is so of prompts which leave the sequence behind their block, as VPT's deep ones do (Jia et al., ECCV 2022).
+    The equivalence needs prompts that leave the sequence after their block, as VPT's deep ones do (Jia et al., ECCV
+    2022).
     """
     attn = block.attn
     _, k, v = attn.qkv(block.norm1(tokens)).chunk(3, dim=2)
@@ -175,7 +178,7 @@ def prefix_of(block: Any, tokens: Tensor) -> Prefix:
 
 
 def _attention(attn: Any, x: Tensor, prefix: Prefix) -> Tensor:
-    """Attention over a block's tokens and a prefix, whose keys and values are given as they are."""
+    """Compute attention over a block's tokens and a prefix of given keys and values."""
     q, k, v = (heads(part, attn.num_heads) for part in attn.qkv(x).chunk(3, dim=2))
     q, k = attn.q_norm(q), attn.k_norm(k)
     keys, values = (heads(part.to(k.dtype).expand(x.shape[0], -1, -1), attn.num_heads) for part in prefix)
@@ -192,10 +195,10 @@ def _attention(attn: Any, x: Tensor, prefix: Prefix) -> Tensor:
 
 
 def scale_shift(net: nn.Module, scales: Mapping[str, Tensor], shifts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights with which each named layer gives scale * output + shift; for `functional_call`.
+    """Return weights with which each named layer outputs scale * output + shift; for `functional_call`.
 
-    Scales and shifts (out,) by the layer's name: a linear layer, a convolution or a norm layer with a bias. What SSF
-    (Lian et al., NeurIPS 2022) puts after a layer is thus in its weights, at no cost at test time.
+    Scales and shifts (out,) are by the layer's name: a linear layer, a convolution or a norm layer with a bias. SSF's
+    operation after a layer (Lian et al., NeurIPS 2022) is thus merged into its weights, without cost at test time.
     """
     changed = {}
     for layer, scale in scales.items():

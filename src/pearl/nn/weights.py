@@ -1,4 +1,4 @@
-"""Reference weights from a file or from another run, checked name by name and shape by shape."""
+"""Reference weights from a file or another run, checked by names and shapes."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -17,14 +17,14 @@ from pearl.storage.files import open_regular
 from pearl.storage.paths import find
 from pearl.storage.run_directory import RunDirectory
 
-_HEADS = ("head.", "head_dist.", "fc.", "classifier.")  # a file's classifier is of no use here
-_NAMED = 5  # tensors of each problem that an error names
+_HEADS = ("head.", "head_dist.", "fc.", "classifier.")  # a classifier in the file is not used
+_NAMED = 5  # number of tensors per problem in an error
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a weight file, or those of the reference network in a run directory.
+    """Read the tensors of a weight file, or of the reference network in a run directory.
 
-    A `.pth` is read with `weights_only=True`: no code in it can run.
+    A `.pth` is read with `weights_only=True`: code in it cannot run.
 
     Raises:
         WeightsError: the file is not a readable weight file.
@@ -34,7 +34,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         directory.check_no_gap()
         learnt = load_state(path)
         if not directory.finished:
-            raise WeightsError(f"{path}: no task is finished, its network is untrained; run it further first")
+            raise WeightsError(f"{path}: no task is finished, so its network is untrained; resume the run first")
         if any(key.startswith(("networks.", "network.")) for key in learnt):
             raise WeightsError(f"{path}: its method has no reference network; give a run of pearl or finetune")
         return {key.removeprefix("backbone."): value for key, value in learnt.items() if key.startswith("backbone.")}
@@ -46,7 +46,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(f"{path}: not a readable weight file ({reason}); give an intact .safetensors file") from None
-    except Exception as error:  # pickle's own errors have no common base but Exception
+    except Exception as error:  # pickle's errors have no common base but Exception
         raise WeightsError(
             f"{path}: refused, not a file of plain tensors ({type(error).__name__}); give a .safetensors file"
         ) from None
@@ -56,12 +56,12 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(
         isinstance(key, str) and isinstance(value, Tensor) and _is_plain(value) for key, value in state.items()
     ):
-        raise WeightsError(f"{path}: holds no mapping of names to plain tensors; give a state_dict")
+        raise WeightsError(f"{path}: is not a mapping of names to plain tensors; give a state_dict")
     return state
 
 
 def _rounded(value: Tensor, own: Tensor) -> bool:
-    """Whether two tensors differ in precision alone: files in half precision are common."""
+    """Return True if two tensors differ in precision only: files in half precision are common."""
     return value.is_floating_point() and own.is_floating_point()
 
 
@@ -70,13 +70,13 @@ def _is_plain(value: Tensor) -> bool:
 
 
 def load_weights(net: Any, path: str) -> None:
-    """Load a weight file or a run's reference into a backbone, strictly, and mark it as pretrained.
+    """Load a weight file or a run's reference into a backbone, strictly, and mark the backbone as pretrained.
 
-    A classifier in the file is left out; a ViT's position embedding of another image size is resampled (bicubic). If a
-    wrapper put a prefix before all names (`module.`, `model.`), it is taken off.
+    A classifier in the file is ignored; a ViT's position embedding for another image size is resampled (bicubic). A
+    common prefix of all names (`module.`, `model.`) is removed.
 
     Raises:
-        WeightsError: missing, surplus or misshapen tensors, with the names of the first of them.
+        WeightsError: missing tensors, unexpected ones or wrong shapes, with the first names.
     """
     file = find(path, what="weights", error=WeightsError)
     own = net.state_dict()
@@ -84,14 +84,15 @@ def load_weights(net: Any, path: str) -> None:
     state = {key: value for key, value in given.items() if key in own or not key.startswith(_HEADS)}
     if "pos_embed" in state and "pos_embed" in own and state["pos_embed"].shape != own["pos_embed"].shape:
         prefix = 0 if getattr(net, "no_embed_class", False) else net.num_prefix_tokens
-        from timm.layers import resample_abs_pos_embed  # slow to import, and of use here alone
+        from timm.layers import resample_abs_pos_embed  # slow to import, needed only here
 
-        with suppress(RuntimeError, AttributeError):  # of another width, or no square grid: named below as misshapen
+        # another width, or not a square grid: reported below as a wrong shape
+        with suppress(RuntimeError, AttributeError):
             state["pos_embed"] = resample_abs_pos_embed(
                 state["pos_embed"], net.patch_embed.grid_size, num_prefix_tokens=prefix
             )
     for key in own:
-        if key.endswith("num_batches_tracked"):  # old files lack these counters; nothing reads them
+        if key.endswith("num_batches_tracked"):  # old files lack these counters, which are unused
             state.setdefault(key, own[key])
     problems = _first(f"{key} is missing" for key in own if key not in state)
     problems += _first(f"{key} is not in the network" for key in state if key not in own)
@@ -107,14 +108,14 @@ def load_weights(net: Any, path: str) -> None:
     )
     if problems:
         raise WeightsError(
-            f"{file}: weights of another network: {'; '.join(problems)}; choose the backbone they are of"
+            f"{file}: weights of another network: {'; '.join(problems)}; choose the backbone they belong to"
         )
     net.load_state_dict(state)
     net.pretrained = True
 
 
 def _without_prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The tensors without the parts that all names begin with, if the network has such names then."""
+    """Remove the prefix that all names share, if the network has the remaining names."""
     bare = state
     while not own.keys() & bare.keys():
         prefixes = {key.partition(".")[0] for key in bare}
@@ -125,6 +126,6 @@ def _without_prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> M
 
 
 def _first(problems: Iterable[str]) -> list[str]:
-    """The first problems of a kind, and how many more there are."""
+    """Return the first problems of a kind, and the number of others."""
     every = [*problems]
-    return [*every[:_NAMED], *([f"and {len(every) - _NAMED} more like that"] if len(every) > _NAMED else [])]
+    return [*every[:_NAMED], *([f"and {len(every) - _NAMED} more of this kind"] if len(every) > _NAMED else [])]

@@ -1,1 +1,1 @@
-"""For people to look at: pages, tables of text, progress, plans. Reads what is stored; trains nothing."""
+"""Output for users: pages, text tables, progress, plans. Reads stored files; trains nothing."""

@@ -1,4 +1,4 @@
-"""Runs and models side by side: those that differ by their seed alone are a group, with mean and spread."""
+"""Comparison of runs and models: those that differ only by seed form a group, with mean and standard deviation."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,20 +12,18 @@ from pearl.reports.records import SCENARIOS, Record, flat, metric_title
 from pearl.reports.text import HEADLINES
 
 MODEL_NOTE = (
-    "A model keeps no test images, so it has no accuracies and no confusion between tasks here; "
+    "A model stores no test images, so it has no accuracies and no task confusion here; "
     "`pearl evaluate MODEL --data FOLDER` measures them."
 )
-SHARE_NOTE = (
-    "Shares are of all parameters that tasks added. Without pretraining the first task trains the reference itself, "
-    "and adds its head alone."
-)
+SHARE_NOTE = "Shares are of all parameters that tasks added. Without pretraining the first task trains the "
+"reference itself, and adds only its head."
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ by their seed alone, or one model.
+    """Runs that differ only by seed, or one model.
 
-    Only complete runs count: a mean over unlike stages means nothing.
+    Only complete runs count: a mean over different stages would be meaningless.
     """
 
     label: str
@@ -33,24 +31,24 @@ class Group:
 
     @property
     def complete(self) -> list[Record]:
-        """Runs that are done."""
+        """Return the finished runs."""
         return [run for run in self.runs if run.complete]
 
     def statistics(self, key: str) -> tuple[float | None, float | None]:
-        """Mean and standard deviation of one metric over the seeds."""
+        """Return mean and standard deviation of one metric over the seeds."""
         values = [run.summary[key] for run in self.complete if key in run.summary]
         mean, std = spread(np.array(values))
         return (None if mean is None else float(mean)), (None if std is None else float(std))
 
 
 def spread(values: Any) -> tuple[Any, Any]:
-    """Mean and standard deviation (n - 1) over the first axis; None where there are too few for it."""
+    """Return mean and standard deviation (n - 1) over the first axis; None with too few values."""
     mean = np.mean(values, axis=0) if len(values) else None
     return mean, np.std(values, axis=0, ddof=1) if len(values) > 1 else None
 
 
 def groups(records: Sequence[Record]) -> list[Group]:
-    """Runs by all that decides a result but the seed, numbered, since recipe and method may not tell them apart."""
+    """Group runs by all settings but the seed, with numbers, since groups may have equal recipes and methods."""
     members: dict[str, list[Record]] = {}
     for record in records:
         members.setdefault(record.kind, []).append(record)
@@ -58,7 +56,7 @@ def groups(records: Sequence[Record]) -> list[Group]:
 
 
 def compare(records: Sequence[Record]) -> Chapter:
-    """Runs and models side by side, and the mean over seeds of runs that differ by nothing else."""
+    """Return the comparison of runs and models, and the mean over seeds within groups."""
     together = groups(records)
     seeds = [group for group in together if group.runs[0].counts]
     models = len(seeds) < len(together)
@@ -97,7 +95,7 @@ _GROUP_NOTE = (
 
 
 def _shares(share: Mapping[str, Any]) -> Figure:
-    """The paper's figure on resource allocation over several runs; shares of a run half done would mislead."""
+    """Return the paper's figure on resource allocation for several runs; shares of unfinished runs would mislead."""
     return curve_figure("Share of the added parameters, by run (%)", share, "all-share", "share (%)", x="task")
 
 
@@ -140,10 +138,10 @@ def _group_figures(together: Sequence[Group]) -> list[Figure]:
 
 
 def _differing(records: Sequence[Record]) -> list[str]:
-    """The settings that are not the same in all of these runs."""
+    """Return the settings that differ between these runs."""
     settings = [flat(record.config) for record in records]
     keys = dict.fromkeys(key for each in settings for key in each)
-    missing = object()  # a setting that is not there differs from one that is None
+    missing = object()  # a missing setting differs from one that is None
     return [
         key
         for key in keys

@@ -1,4 +1,4 @@
-"""Is this machine fit? Versions, devices, precision, folders, and the data that is here."""
+"""Check of this machine: versions, devices, precision, folders, and available data."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ _DATA = {
 
 
 def report() -> tuple[str, bool]:
-    """The findings as text, and whether all is well."""
+    """Return the findings as text, and whether there is no problem."""
     lines = [f"pearl {__version__}"]
     lines += [f"  {name} {metadata.version(name)}" for name in _PACKAGES]
     device = kind_of("auto")
@@ -48,7 +48,7 @@ def report() -> tuple[str, bool]:
 
 
 def _found(root: Path) -> tuple[list[str], list[str]]:
-    """Data sets and files of weights in the data folder."""
+    """Return data sets and weight files in the data folder."""
     data, weights = [], []
     for place in sorted(root.iterdir()) if root.is_dir() else ():
         if place.name in _DATA:
@@ -63,7 +63,7 @@ def _found(root: Path) -> tuple[list[str], list[str]]:
 
 
 def _hub() -> list[str]:
-    """Networks of timm in the cache of the Hugging Face hub."""
+    """Return timm networks in the cache of the Hugging Face hub."""
     from huggingface_hub import constants
 
     cached = Path(constants.HF_HUB_CACHE).glob("models--timm--*/snapshots/*/*")

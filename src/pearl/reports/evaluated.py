@@ -1,4 +1,4 @@
-"""One HTML page about an evaluation: what is taken for what, how sure the model is, what it does not know."""
+"""An HTML page about an evaluation: confusions, calibration, and detection of unknown classes."""
 
 import io
 from pathlib import Path
@@ -24,67 +24,65 @@ from pearl.storage.files import write_file
 if TYPE_CHECKING:
     from pearl.lifecycle.evaluation import Evaluation
 
-SHOWN = 24  # classes in a figure, and mistakes as pictures: more cannot be read
+SHOWN = 24  # maximum classes in a figure and mistakes as pictures, for readability
 PIXELS = 96  # of a picture
-FEW = 5  # images of a bin of which a share says nothing
+FEW = 5  # minimum images of a bin
 
 
 def write(evaluation: "Evaluation", output: Path, title: str) -> Path:
-    """Write the page, whole or not at all; the path it is at.
+    """Write the page atomically; return its path.
 
     Raises:
         ReportError: see `page.check_output`.
-        DataError: an image of the page cannot be read any more.
+        DataError: an image of the page has become unreadable.
     """
     check_output(output)
-    write_file(output, page(evaluation, title).encode("utf-8", "replace"), mend="choose another place with -o")
+    write_file(output, page(evaluation, title).encode("utf-8", "replace"), mend="choose another path with -o")
     return output
 
 
 def page(evaluation: "Evaluation", title: str) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     known = int(evaluation.is_known.sum())
     parts = [
-        Part("Results", tables=[_results(evaluation)], note="Accuracies are in percent; every image weighs the same."),
+        Part("Results", tables=[_results(evaluation)], note="Accuracies are in percent; all images have equal weight."),
         Part("Confusion between classes", *_confusion(evaluation)),
         Part("Accuracy by class and task", *_accuracy(evaluation)),
-        Part("How sure it is", figures=[_reliability(evaluation)], note=SURE_NOTE),
-        *([Part("What it does not know", *_unknown(evaluation))] if evaluation.coverage else []),
+        Part("Calibration", figures=[_reliability(evaluation)], note=SURE_NOTE),
+        *([Part("Unknown classes", *_unknown(evaluation))] if evaluation.coverage else []),
         *([Part("The worst mistakes", pictures=worst, note=WORST_NOTE)] if (worst := _worst(evaluation)) else []),
         *([Part("Notes", text="\n".join(evaluation.notes))] if evaluation.notes else []),
     ]
-    return render(f"{title}: {counted(known, 'image')}, {evaluation.accuracy:.1f} % right", [Chapter(title, parts)])
+    return render(f"{title}: {counted(known, 'image')}, {evaluation.accuracy:.1f} % correct", [Chapter(title, parts)])
 
 
-SURE_NOTE = (
-    "Images by the probability of the answer, in bins of equal width: above the diagonal the model is right more often "
-    "than it says, below it less often. Bins of few images are left out. The calibration error is the mean distance of "
-    "all bins, weighted by images."
-)
-WORST_NOTE = "Those that it was most sure of, as the model sees them: what they are, what it took them for, how sure."
+SURE_NOTE = "Images by the probability of the prediction, in bins of equal width: above the diagonal the model is "
+"underconfident, below it overconfident. Bins of few images are left out. The calibration error is the mean "
+"distance of all bins from the diagonal, weighted by images."
+WORST_NOTE = "The most confident ones, as the model reads them: true class, prediction, probability."
 
 
 def _results(evaluation: "Evaluation") -> Table:
     rows: list[list[str | float | int]] = [
         ["images of known classes", int(evaluation.is_known.sum())],
         ["accuracy among all classes (class-IL)", evaluation.accuracy],
-        ["accuracy among the classes of the own task (task-IL)", evaluation.task_accuracy],
+        ["accuracy among the classes of the image's task (task-IL)", evaluation.task_accuracy],
         ["calibration error", evaluation.calibration_error],
     ]
     if evaluation.coverage:
         refused = 100 * evaluation.refused[evaluation.is_known].mean()
-        rows.append([f"known images refused at --unknown-rate {evaluation.unknown_rate:g}", refused])
+        rows.append([f"known images called unknown at --unknown-rate {evaluation.unknown_rate:g}", refused])
     if evaluation.strangers:
         rows += [
             ["images of strangers", int((~evaluation.is_known).sum())],
-            ["strangers found at that rate", 100 * evaluation.refused[~evaluation.is_known].mean()],
-            ["AUROC, known images against strangers", evaluation.auroc],
+            ["unknown classes' images detected at that rate", 100 * evaluation.refused[~evaluation.is_known].mean()],
+            ["AUROC, known against unknown classes", evaluation.auroc],
         ]
     return Table("Results", ["what", "value"], rows)
 
 
 def _confusion(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]:
-    """The matrix, of the classes with the most mistakes where there are many; and pairs."""
+    """Return the confusion matrix, limited to the classes with the most mistakes, and pairs."""
     confusion, names = evaluation.confusion, evaluation.classes
     wrong = confusion.sum(0) + confusion.sum(1) - 2 * confusion.diagonal()
     rows = np.arange(len(names)) if len(names) <= SHOWN else np.sort(np.argsort(-wrong, kind="stable")[:SHOWN])
@@ -106,7 +104,7 @@ def _confusion(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str
 
 
 def _accuracy(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]:
-    """Bars of the tasks and the lowest classes, and a table of all."""
+    """Return bars of the tasks and the lowest classes, and a table of all."""
     total, right, in_task = evaluation.total, evaluation.class_il, evaluation.task_il
     there = np.flatnonzero(total)
     share = 100 * right / np.maximum(total, 1)
@@ -120,7 +118,7 @@ def _accuracy(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]
         if total[part := slice(task.first_class, task.first_class + len(task.classes))].any()
     }
     title = "Class-IL accuracy of each class (%)" if len(there) <= SHOWN else f"The {SHOWN} lowest classes (%)"
-    x = "images that are right (%)"
+    x = "correct images (%)"
     figures = [
         bar_figure(title, [names[c] for c in lowest], share[lowest].tolist(), "classes", x=x, y="class"),
         bar_figure("Class-IL accuracy of each task (%)", [*by_task], [*by_task.values()], "tasks", x=x, y="task"),
@@ -134,17 +132,17 @@ def _reliability(evaluation: "Evaluation") -> Figure:
     images, sure, right = diagram[diagram[:, 0] >= min(FEW, diagram[:, 0].max())].T
     lines = {
         f"the model, calibration error {evaluation.calibration_error:.1f}": (100 * sure / images, 100 * right / images),
-        "as often right as sure": ([0.0, 100.0], [0.0, 100.0]),
+        "perfect calibration": ([0.0, 100.0], [0.0, 100.0]),
     }
-    return line_figure("How often it is right (%)", lines, "reliability", x="how sure it is (%)", y="right (%)")
+    return line_figure("Accuracy (%)", lines, "reliability", x="confidence (%)", y="right (%)")
 
 
 def _unknown(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]:
     coverage = evaluation.coverage
     line = {"accuracy": ([*map(float, coverage)], [*coverage.values()])}
-    axes = {"x": "images that are answered, the most familiar first (%)", "y": "right (%)"}
+    axes = {"x": "images, highest in-distribution scores first (%)", "y": "right (%)"}
     figures, tables = [line_figure("Coverage against accuracy (%)", line, "coverage", **axes)], []
-    note = "Answering only what is most familiar to it should make it right more often."
+    note = "Accuracy should be higher on images with high in-distribution scores."
     if evaluation.strangers and evaluation.familiarity is not None:
         known, strange = (evaluation.familiarity[part] for part in (evaluation.is_known, ~evaluation.is_known))
         at = np.quantile(known, np.linspace(0, 1, 21))
@@ -153,15 +151,15 @@ def _unknown(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]:
             f"familiarity, AUROC {evaluation.auroc:.1f}": (refused, seen),
             "by chance": ([0.0, 100.0], [0.0, 100.0]),
         }
-        axes = {"x": "known images that are refused (%)", "y": "strangers found (%)"}
+        axes = {"x": "known images called unknown (%)", "y": "strangers found (%)"}
         figures.append(line_figure("Strangers found (%)", found, "strangers", **axes))
         tables.append(_strangers(evaluation))
-        note += " Strangers are of classes that the model does not know."
+        note += " Unknown classes are those that the model has not learnt."
     return figures, tables, note
 
 
 def _strangers(evaluation: "Evaluation") -> Table:
-    """What the folders of unknown classes were taken for."""
+    """Return the predictions for the folders of unknown classes."""
     rows = []
     for place, name in enumerate(evaluation.strangers, len(evaluation.classes)):
         part = evaluation.answers.true == place
@@ -172,7 +170,7 @@ def _strangers(evaluation: "Evaluation") -> Table:
 
 
 def _worst(evaluation: "Evaluation") -> list[Picture]:
-    """Mistakes on known classes, those that the model was most sure of first."""
+    """Return mistakes on known classes, the most confident first."""
     from PIL import Image
 
     from pearl.data.pictures import to_pixels
@@ -184,6 +182,6 @@ def _worst(evaluation: "Evaluation") -> list[Picture]:
         file, true, said = evaluation.files[row], names[answers.true[row]], names[answers.best[row]]
         jpeg = io.BytesIO()
         Image.fromarray(to_pixels(file, PIXELS)).save(jpeg, "JPEG", quality=85)
-        words = [f"{true}", f"taken for {said}", f"{100 * answers.sure[row]:.0f} % sure"]
+        words = [f"{true}", f"taken for {said}", f"{100 * answers.sure[row]:.0f} % confident"]
         pictures.append(Picture(jpeg.getvalue(), f"{true}, taken for {said}", words))
     return pictures

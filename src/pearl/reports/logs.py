@@ -1,7 +1,7 @@
 """Curves while a run or model learns, by Fabric's loggers: `--log tensorboard`, `csv`, `wandb`.
 
-They lie in DIRECTORY/logs/. They are told what events.jsonl is told, so that a log that is begun late, or gone on with,
-has what came before.
+They are in DIRECTORY/logs/. They get the same events as events.jsonl, so that a log started or resumed later includes
+earlier events.
 """
 
 import os
@@ -20,26 +20,27 @@ from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Observer
 
 KINDS = ("tensorboard", "csv", "wandb")
-_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}  # which each needs, and pearl's extra of that name
+# the package that each needs; pearl's extras have the same names
+_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 def logged(show: Observer, kinds: str | Iterable[str], directory: Path) -> Observer:
-    """The display itself, and beside it a log of each of these kinds in `directory`/logs.
+    """Return the display, plus a log of each of these kinds in `directory`/logs.
 
     Raises:
-        ReportError: there is no such kind, or its package is missing.
+        ReportError: unknown kind, or its package is missing.
     """
     chosen = [*dict.fromkeys([kinds] if isinstance(kinds, str) else kinds)]
     for kind in chosen:
         if kind not in KINDS:
-            raise ReportError(f"log {kind!r}: no kind of log; {nearest(kind, KINDS)}")
+            raise ReportError(f"log {kind!r}: unknown kind of log; {nearest(kind, KINDS)}")
         if kind in _PACKAGES and find_spec(_PACKAGES[kind]) is None:
             raise ReportError(f"log {kind}: needs the package {kind}; install it with: pip install 'pearl[{kind}]'")
     return Logs(show, chosen, directory) if chosen else show
 
 
 class Logs(Observer):
-    """Passes everything on to a display, and what is measured to loggers."""
+    """Forwards everything to a display, and measurements to loggers."""
 
     def __init__(self, show: Observer, kinds: list[str], directory: Path) -> None:
         self.show, self.kinds, self.directory = show, kinds, RunDirectory(directory)
@@ -47,7 +48,7 @@ class Logs(Observer):
         self.epochs = Epochs()
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Show an event, and log what it measures: from `run` on, when the directory is this process's alone."""
+        """Show an event, and log its measurements: from `run` on, when this process holds the directory."""
         self.show.event(kind, **facts)
         if kind == "run":
             self._guarded(self._open)
@@ -55,11 +56,11 @@ class Logs(Observer):
             self._guarded(self._log, {"event": kind, **facts}, [*self.loggers.values()])
 
     def step(self, done: int, total: int) -> None:
-        """Pass on."""
+        """Forward the step."""
         self.show.step(done, total)
 
     def close(self) -> None:
-        """End the logs, and the display."""
+        """Close the logs and the display."""
         self.show.close()
         for logger in self.loggers.values():
             self._guarded(logger.finalize, "success")
@@ -67,26 +68,26 @@ class Logs(Observer):
     def _guarded(self, act: Any, *args: Any) -> None:
         try:
             act(*args)
-        except RunError:  # of a link, in words of its own
+        except RunError:  # a link; the message has its own wording
             raise
-        except Exception as error:  # each logger fails in its own way
+        except Exception as error:  # each logger raises its own types of errors
             reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
             raise ReportError(
-                f"{self.directory.logs_folder}: a log cannot be written ({reason}); mend it, or leave out --log"
+                f"{self.directory.logs_folder}: a log cannot be written ({reason}); fix it, or leave out --log"
             ) from error
 
     def _open(self) -> None:
         folder = self.directory.logs_folder
-        check_no_links(folder)  # the loggers' own code would write through them
+        check_no_links(folder)  # the loggers' own code would write through links
         new = [kind for kind in self.kinds if kind == "csv" or not (folder / kind).is_dir()]
-        if "csv" in self.kinds:  # Fabric's begins it anew, with a warning
+        if "csv" in self.kinds:  # Fabric's logger would overwrite it, with a warning
             (folder / "csv" / "metrics.csv").unlink(missing_ok=True)
         self.loggers = {kind: _logger(kind, folder, self.directory.path.resolve().name) for kind in self.kinds}
         for event in self.directory.events:
             self._log(event, [self.loggers[kind] for kind in new])
 
     def _log(self, event: Mapping[str, Any], loggers: list[Logger]) -> None:
-        """What an event measures, with its number in its curve: that of the epoch in its kind of phase, or the task."""
+        """Log an event's measurements, by number of the epoch in its kind of phase, or by task."""
         self.epochs.add(event)
         if event["event"] == "epoch":
             phase = event["phase"]
@@ -113,7 +114,7 @@ def _logger(kind: str, folder: Path, name: str) -> Logger:
 class Wandb(Logger):
     """Weights & Biases as one of Fabric's loggers. wandb's own needs all of Lightning.
 
-    The directory's name is the run's, so that what goes on in the directory goes on there.
+    The directory's name is the run's id, so that a resumed directory continues the same run.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -132,22 +133,22 @@ class Wandb(Logger):
 
     @property
     def name(self) -> str | None:
-        """Of the run."""
+        """Return the run's name."""
         return self.run.name
 
     @property
     def version(self) -> str:
-        """What wandb knows the run by."""
+        """Return the run's id in wandb."""
         return self.run.id
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Values at one place of their curves."""
+        """Log values at one step of their curves."""
         self.run.log({**metrics, "number": step})
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Settings of the run."""
+        """Log the settings of the run."""
         self.run.config.update(params)
 
     def finalize(self, status: str) -> None:
-        """End the run there."""
+        """End the run."""
         self.run.finish()

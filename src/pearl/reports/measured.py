@@ -1,4 +1,4 @@
-"""What was measured of each method on the CPU-sized recipes; benchmarks/which_method.py writes the file beside this."""
+"""Measurements of each method on the CPU-sized recipes; benchmarks/which_method.py writes the file beside this."""
 
 import json
 from collections.abc import Mapping
@@ -15,16 +15,14 @@ COLUMNS = {
     "parameters_million": "parameters (M)",
     "inference_cost": "passes per image",
 }
-_PLACES = {"training_seconds": 0, "memory_mb": 0}  # digits printed; one of the others
-HOW = (
-    "Measured on recipes for CPUs, mostly with one seed: accuracy after the last task, mean over tasks; training on "
-    "one thread beside other work, an upper bound; memory at the peak of three steps a phase in float32, beyond "
-    "libraries; parameters stored; forward passes of the network per image."
-)
+_PLACES = {"training_seconds": 0, "memory_mb": 0}  # printed digits; one for the others
+HOW = "Measured on recipes for CPUs, mostly with one seed: accuracy after the last task, mean over tasks; training "
+"on one thread with other load, an upper bound; peak memory of three steps per phase in float32, without libraries; "
+"parameters stored; forward passes of the network per image."
 
 
 def old_data(method: Any) -> str:
-    """What a method's class asks of data of earlier tasks."""
+    """Return what a method needs of earlier tasks' data."""
     return "data of all tasks" if method.oracle else "a memory of old images" if method.rehearsal else "no old data"
 
 
@@ -34,20 +32,20 @@ def _read() -> dict[str, dict[str, dict[str, float | None]]]:
 
 
 def cells(values: Mapping[str, float | None]) -> list[str]:
-    """The columns as they are printed."""
+    """Return the columns as printed."""
     return [
-        "-" if values[key] is None else f"{values[key]:.{_PLACES.get(key, 1)}f}"  # what is not known is not written
+        "-" if values[key] is None else f"{values[key]:.{_PLACES.get(key, 1)}f}"  # unknown values are left out
         for key in COLUMNS
     ]
 
 
 def lines_of(method: str) -> list[str]:
-    """What was measured of a method, a line per recipe; none of one that was not."""
+    """Return the measurements of a method, a line per recipe; empty if there are none."""
     found = {
         f"{recipe}{row.removeprefix(method)}": cells(values)
         for recipe, methods in _read().items()
         for row, values in methods.items()
-        if row.partition(",")[0] == method  # its own row, and that of a form of it
+        if row.partition(",")[0] == method  # its own row, and that of a variant
     }
     titles = COLUMNS.values()
     return [f"{recipe}: {', '.join(map(' '.join, zip(titles, row, strict=True)))}" for recipe, row in found.items()]

@@ -1,4 +1,4 @@
-"""What `pearl learn` ends with: how good the model is by now, as far as is known, in a few lines."""
+"""Final output of `pearl learn`: the model's accuracy so far, in a few lines."""
 
 import shlex
 from typing import TYPE_CHECKING
@@ -10,36 +10,36 @@ if TYPE_CHECKING:
     from pearl.lifecycle.outcome import Outcome
 
 HOW = {
-    "left out": "estimated on {} of its own, each left out of the statistics that it meets",
-    "held out": "measured on {} of its own that were held out of training",
+    "left out": "estimated on {} of its own, each left out of the statistics (cross-validation)",
+    "held out": "measured on {} of its own, held out of training",
     "measured": "measured on {}",
 }
-BEST_CASE = "its network has learnt from these images, so this is the best case; --holdout 0.1 measures on others"
+BEST_CASE = "its network was trained on these images, so this is the best case; --holdout 0.1 measures on others"
 
 
 def ending(model: "Model", measured: "Outcome | None" = None) -> str:
-    """The result of learning the newest task, and what to do next."""
+    """Return the result of learning the newest task, and next steps."""
     name, estimated = shlex.quote(str(model.path)), model.outcome
     lines = [line for outcome in (estimated, measured) if outcome is not None for line in outcome_lines(outcome)]
     if not lines:
-        lines = ["not measured; --evaluate FOLDER measures on other images, --holdout 0.1 on some of every class"]
+        lines = ["not measured; use --evaluate FOLDER for other images, or --holdout 0.1 for a share of every class"]
     data = "" if measured else f"; pearl evaluate {name} --data FOLDER -o page.html"
     return "\n".join([*lines, f"next: pearl predict {name} PHOTO{data}; pearl export {name} --to onnx"])
 
 
 def outcome_lines(outcome: "Outcome") -> list[str]:
-    """Seven lines at most."""
+    """Return at most seven lines."""
     lines = [f"{HOW[outcome.how].format(counted(outcome.images, 'image'))}:"]
     if outcome.new is not None:
         alone = f", {outcome.new_in_task:.1f} % among the task's own (task-IL)"
-        lines.append(f"  new classes  {outcome.new:.1f} % right among all classes (class-IL){alone}")
+        lines.append(f"  new classes  {outcome.new:.1f} % correct among all classes (class-IL){alone}")
     if outcome.old_now is not None or outcome.old_then is not None:
-        then = "" if outcome.old_then is None else f"{outcome.old_then:.1f} % right when they were learnt"
+        then = "" if outcome.old_then is None else f"{outcome.old_then:.1f} % correct when they were learnt"
         now = "" if outcome.old_now is None else f"{outcome.old_now:.1f} %"
         if then and now:
-            then, now = f"{then}, ", f"about {now} now (an estimate, from their statistics)"
+            then, now = f"{then}, ", f"about {now} now (estimated from their statistics)"
         elif now:
-            now += " right among all classes (class-IL)"
+            now += " correct among all classes (class-IL)"
         lines.append(f"  old classes  {then}{now}")
     told = [f"{printable(true)} taken for {printable(said)} ({times})" for true, said, times in outcome.mistakes]
     lines += [f"  mistakes     {', '.join(told)}"] if told else []

@@ -1,4 +1,4 @@
-"""One HTML page about runs and models: what was learnt, what it cost, how it was set."""
+"""An HTML page about runs and models: results, costs, settings."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ from pearl.storage.files import write_file
 
 
 def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
-    """Write the page about these runs and models, whole or not at all; the path it is at.
+    """Write the page about these runs and models atomically; return its path.
 
-    Without `output` it lies in the run's directory, or for several runs in the current one.
+    By default it is in the run's directory, or for several runs in the current one.
 
     Raises:
-        RunError: a directory that cannot be read, or one that has nothing to show yet.
+        RunError: a directory is unreadable, or has no results yet.
         ReportError: the page cannot be written there, or two runs are the same.
     """
     if output is not None:
@@ -33,24 +33,24 @@ def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
     records = read_all(runs)
     if output is None:
         output = records[0].path / "report.html" if len(records) == 1 else Path("report.html")
-    write_file(output, page(records).encode("utf-8", "replace"), mend="choose another place with -o")
+    write_file(output, page(records).encode("utf-8", "replace"), mend="choose another path with -o")
     return output
 
 
 def check_output(output: Path) -> None:
-    """See that a page can be meant by this name.
+    """Check that this can be the path of a page.
 
     Raises:
-        ReportError: a folder, or a name that does not end in .html.
+        ReportError: it is a folder, or does not end in .html.
     """
     if output.is_dir():
-        raise ReportError(f"{output}: is a folder; give the page a name in it, as -o {output / 'report.html'}")
+        raise ReportError(f"{output}: is a folder; give a file in it, such as -o {output / 'report.html'}")
     if output.suffix.lower() not in {".html", ".htm"}:  # -o RUN/results.json would replace it
-        raise ReportError(f"{output}: the page is HTML; give it a name that ends in .html")
+        raise ReportError(f"{output}: the page is HTML; give a name that ends in .html")
 
 
 def page(records: Sequence[Record]) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     chapters = [about_run(record, f"run{index}") for index, record in enumerate(records)]
     if len(records) > 1:
         chapters.insert(0, compare(records))
@@ -65,7 +65,7 @@ def _runs_and_models(records: Sequence[Record]) -> str:
 
 
 def about_run(record: Record, name: str) -> Chapter:
-    """Everything about one run or model; `name` keeps its figures' ids apart from those of others."""
+    """Return the chapter on one run or model; `name` makes its figures' ids unique."""
     counts = record.counts
     parts = [
         Part("Results", tables=[_metrics(record)], note="Accuracies are in percent." if counts else MODEL_NOTE),
@@ -80,23 +80,22 @@ def about_run(record: Record, name: str) -> Chapter:
     ]
     unfinished = ""
     if not record.complete:
-        unfinished = f"{record.state}: the same `pearl run` goes on. What follows is as far as it came.".capitalize()
+        unfinished = f"{record.state}: the same `pearl run` resumes it. The following is its state so far.".capitalize()
     elif record.pending:
-        unfinished = "One more task is half learnt: `pearl resume` goes on with it."
+        unfinished = "One more task was cut off: `pearl resume` continues it."
     return Chapter(record.title, parts, unfinished)
 
 
-_RANK_NOTE = (
-    "Every layer chooses its rank from how far it moved: the threshold is the share of the update's energy that the "
-    "rank must keep. Layers are in the network's order."
-)
+_RANK_NOTE = "Every layer's rank depends on how far it moved: the threshold is the share of the update's energy "
+"that the rank must keep. Layers are in the network's order."
 
 
 def _parameters_note(record: Record) -> str:
-    notes = [SHARE_NOTE, "Bytes are of the tensors that a task changed or added: that first task stores all of them."]
+    notes = [SHARE_NOTE, "Bytes are of the tensors that a task changed or added: the first task stores all of them."]
     if record.isolation is None:
         notes.append(
-            "Complete isolation is left out: some tasks were learnt by an earlier pearl that did not record it."
+            "Complete isolation is left out: some tasks were learnt by an earlier version of pearl that did not "
+            "record it."
         )
     return " ".join(notes)
 
@@ -172,7 +171,7 @@ def _confusion(record: Record, counts: metrics.Counts, name: str) -> Figure:
 
 
 def _ranks(record: Record, name: str) -> list[Figure]:
-    """The three panels of the paper's figure on rank allocation, for every task: threshold, rank, full rank."""
+    """Return the three panels of the paper's figure on rank allocation, for every task: threshold, rank, full rank."""
     adapted = [t for t, layers in enumerate(record.layers) if layers]
     layers = list(dict.fromkeys(layer for t in adapted for layer in record.layers[t]))
     short = [layer.removesuffix(".weight") for layer in layers]
@@ -228,7 +227,7 @@ def _parameters(record: Record, name: str) -> list[Figure]:
 
 
 def _losses(record: Record, name: str) -> list[Figure]:
-    """A curve for each kind of phase, the tasks one after the other."""
+    """Return a curve for each kind of phase, over all tasks."""
     figures = []
     for index, phase in enumerate(dict.fromkeys(epoch["phase"] for epoch in record.epochs)):
         epochs = [epoch for epoch in record.epochs if epoch["phase"] == phase]
@@ -238,7 +237,7 @@ def _losses(record: Record, name: str) -> list[Figure]:
             str(t + 1): (tasks.index(t) + 0.5, len(tasks) - tasks[::-1].index(t) + 0.5) for t in dict.fromkeys(tasks)
         }
         loss = np.array([epoch["loss"] for epoch in epochs], dtype=float)
-        broken = np.where(np.diff(tasks, prepend=tasks[0]) != 0)[0]  # a new task is a new curve
+        broken = np.where(np.diff(tasks, prepend=tasks[0]) != 0)[0]  # each task has its own curve
         table = Table(
             f"Training loss, phase {phase}",
             ["running epoch", "task", "epoch", "loss (nats)", "learning rate", "seconds"],
@@ -262,7 +261,7 @@ def _losses(record: Record, name: str) -> list[Figure]:
 
 
 def _training(record: Record) -> list[Table]:
-    """How each task was trained, where that was not always as the configuration says."""
+    """Return training settings per task, where they differ from the configuration."""
     usual = flat(record.config["train"], "train.")
     each = [flat(task.train, "train.") for task in record.learnt]
     keys = dict.fromkeys([*usual, *(key for settings in each for key in settings)])

@@ -1,6 +1,6 @@
-"""What a page is made of: chapters of headings, figures and tables, and how they become HTML.
+"""Parts of a page: chapters of headings, figures and tables, and their conversion to HTML.
 
-A figure and its table are always made from the same numbers.
+A figure and its table always have the same numbers.
 """
 
 import base64
@@ -25,7 +25,7 @@ from pearl.version import __version__
 
 @dataclass(frozen=True)
 class Link:
-    """A cell that leads somewhere."""
+    """A cell with a link."""
 
     text: str
     address: str
@@ -36,7 +36,7 @@ Cell = str | int | float | Link | None
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers with a title; the page shows them rounded, the CSV has every digit."""
+    """Numbers with a title; rounded on the page, with all digits in the CSV."""
 
     title: str
     columns: Sequence[str]
@@ -44,23 +44,23 @@ class Table:
 
     @property
     def file(self) -> str:
-        """The name a browser saves the CSV under."""
+        """Return the file name of the CSV."""
         return f"{re.sub(r'[^a-z0-9]+', '-', self.title.lower()).strip('-')}.csv"
 
     @property
     def csv(self) -> str:
-        """The table as CSV; NaN is an empty cell."""
+        """Return the table as CSV; NaN is an empty cell."""
         return rows_as_csv([[_csv_cell(cell) for cell in row] for row in [self.columns, *self.rows]])
 
     @property
     def link(self) -> str:
-        """The CSV as an address that holds it whole, so that downloading it needs neither script nor network."""
+        """Return the CSV as a data URL, so that downloading it needs neither script nor network."""
         return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(self.csv.encode('utf-8', 'replace')).decode()}"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing and its numbers, whose title it shares."""
+    """A drawing and its table, with the same title."""
 
     svg: Markup
     table: Table
@@ -68,7 +68,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Picture:
-    """A small image, as JPEG, with words below it."""
+    """A small JPEG image with a caption."""
 
     jpeg: bytes
     alt: str
@@ -76,13 +76,13 @@ class Picture:
 
     @property
     def link(self) -> str:
-        """The image as an address that holds it whole."""
+        """Return the image as a data URL."""
         return f"data:image/jpeg;base64,{base64.b64encode(self.jpeg).decode()}"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One heading of the page."""
+    """A heading of the page with its contents."""
 
     title: str
     figures: Sequence[Figure] = ()
@@ -94,7 +94,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A run, a model, or the comparison of several."""
+    """A run, a model, or a comparison."""
 
     title: str
     parts: Sequence[Part]
@@ -102,7 +102,7 @@ class Chapter:
 
 
 def render(title: str, chapters: Sequence[Chapter]) -> str:
-    """Chapters as one page of HTML that needs nothing else."""
+    """Return chapters as a self-contained HTML page."""
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     environment.filters["shown"] = shown
     template = environment.from_string(
@@ -112,7 +112,7 @@ def render(title: str, chapters: Sequence[Chapter]) -> str:
 
 
 def heat_map(title: str, values: Any, *, rows: Sequence[str], columns: Sequence[str], **axes: Any) -> Figure:
-    """Values (rows, columns) as colours; `axes` as for `plots.heat_map`."""
+    """Draw values (rows, columns) as colours; `axes` are those of `plots.heat_map`."""
     table = Table(
         title,
         [axes["y"], *(f"{axes['x']} {column}" for column in columns)],
@@ -124,7 +124,7 @@ def heat_map(title: str, values: Any, *, rows: Sequence[str], columns: Sequence[
 
 
 def curve_figure(title: str, curves: Mapping[str, Any], name: str, y: str, x: str = "after task") -> Figure:
-    """A curve per label over the tasks; its values, or their mean and standard deviation."""
+    """Draw a curve per label over the tasks: its values, or their mean and standard deviation."""
     pairs = {label: curve if isinstance(curve, tuple) else (curve, None) for label, curve in curves.items()}
     longest = max(len(mean) for mean, _ in pairs.values())
     columns: dict[str, list[Cell]] = {x: [*range(1, longest + 1)]}
@@ -141,7 +141,7 @@ def curve_figure(title: str, curves: Mapping[str, Any], name: str, y: str, x: st
 def line_figure(
     title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float]]], name: str, *, x: str, y: str
 ) -> Figure:
-    """A line per label over any x; the table has a row per point."""
+    """Draw a line per label over any x; the table has a row per point."""
     rows: list[list[Cell]] = []
     for label, (at, values) in series.items():
         rows += [[label, *point] for point in zip(at, values, strict=True)]
@@ -161,7 +161,7 @@ def bar_figure(
     y: str,
     beside: Mapping[str, Sequence[Cell]] | None = None,
 ) -> Figure:
-    """A bar per label; `beside` adds columns to the table alone."""
+    """Draw a bar per label; `beside` adds columns to the table only."""
     beside = beside or {}
     table = Table(title, [y, x, *beside], list(zip(labels, values, *beside.values(), strict=True)))
     alt = f"{title}: {len(labels)} bars from {min(values, default=0):.4g} to {max(values, default=0):.4g}."
@@ -169,7 +169,7 @@ def bar_figure(
 
 
 def shown(cell: Cell) -> str:
-    """A cell as the page shows it."""
+    """Return a cell as shown on the page."""
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return "–"
     if isinstance(cell, Link):
@@ -182,7 +182,7 @@ def shown(cell: Cell) -> str:
 
 
 def _csv_cell(cell: Cell) -> Cell:
-    """A cell as a value: not a number is none, a link its address."""
+    """Return a cell as a value: NaN becomes empty, a link its address."""
     if isinstance(cell, float) and math.isnan(cell):
         return None
     if isinstance(cell, Link):
@@ -191,5 +191,5 @@ def _csv_cell(cell: Cell) -> Cell:
 
 
 def plain(value: Any) -> Cell:
-    """A setting as a cell."""
+    """Return a setting as a cell."""
     return value if isinstance(value, str | int | float) or value is None else json.dumps(value)

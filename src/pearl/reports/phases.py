@@ -1,4 +1,4 @@
-"""What is kept of finished phases, in words. No torch."""
+"""The contents of the phase cache, in words. No torch."""
 
 import time
 from pathlib import Path
@@ -11,7 +11,7 @@ from pearl.storage.stored_task import read_manifest
 
 
 def kept(root: Path) -> str:
-    """A line about a folder of phases, and one for each, that used last first."""
+    """Return a line about the folder of the cache, and one per entry, last used first."""
     found = phases.entries(root)[::-1]
     took, rows = 0.0, []
     for entry in found:
@@ -20,7 +20,7 @@ def kept(root: Path) -> str:
             manifest = read_manifest(entry.path, Moment)
             took += manifest["seconds"]
             what = [manifest["phase"], f"{manifest['steps']} steps", f"trained in {duration(manifest['seconds'])}"]
-        except (RunError, KeyError):  # the next run that comes to it trains it again
+        except (RunError, KeyError):  # the next run that needs it trains it again
             what = ["damaged", "", ""]
         rows.append([entry.path.name[:12], *what, f"{entry.bytes / 1e6:.1f} MB", f"used {ago} ago"])
     size = sum(entry.bytes for entry in found) / 1e9

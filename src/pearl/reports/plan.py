@@ -1,4 +1,4 @@
-"""What a run would do, without doing it: tasks, targets, steps, about how much time and memory."""
+"""The plan of a run without training: tasks, targets, steps, estimated time and memory."""
 
 import time
 from collections.abc import Iterator
@@ -22,31 +22,31 @@ from pearl.training.optimizers import Course
 from pearl.training.world import enough, kind_of
 
 _GB = 1e9
-_LINES = 7  # of tasks, targets or phases that are shown, if not all
-_TIMED = 32  # images of a pass that is timed, at most: larger batches take in proportion
-_PATIENCE = 5.0  # seconds that a pass which is timed may take on a CPU
+_LINES = 7  # maximum lines for tasks, targets or phases in the short form
+_TIMED = 32  # maximum images of a timed pass; larger batches are extrapolated
+_PATIENCE = 5.0  # maximum seconds of a timed pass on a CPU
 
 
 class Training(NamedTuple):
-    """One time that a phase comes: in which task, on how many images an epoch, for how many steps."""
+    """One occurrence of a phase: its task, images per epoch, and steps."""
 
     task: int
     images: int
     course: Course
 
 
-Trainings = dict[str, list[Training]]  # by the phase's name
+Trainings = dict[str, list[Training]]  # by phase name
 
 
 def plan(
     config: RunConfig, *, device: str = "auto", devices: int = 1, long: bool = False, timing: bool = True
 ) -> Iterator[str]:
-    """The dry run of a configuration, line by line, as it would be on `device`. Data is read, weights are not.
+    """Return the dry run of a configuration, line by line, as it would be on `device`. Reads data, but no weights.
 
-    25 lines at most; if `long` with every setting, task and target. With `timing` a pass is timed for the last line.
+    At most 25 lines; if `long`, with every setting, task and target. With `timing`, a pass is timed for the last line.
 
     Raises:
-        PearlError: what the run itself would raise before its first step, but for its weights.
+        PearlError: the errors of the run before its first step, except for its weights.
     """
     enough(kind_of(device), devices)
     made = ready(config, devices=devices, weights=False)
@@ -54,7 +54,7 @@ def plan(
         yield from (*config.to_yaml().rstrip().splitlines(), "")
     yield from (f"run directory: {config.id}", "")
     if made is None:
-        yield "it is done; nothing is left to do"
+        yield "it is already done"
         return
     method, prepared = made.method, made.prepared
     engine = Engine(config, device=device, precision=made.precision)
@@ -94,7 +94,7 @@ def _targets(method: Pearl) -> list[str]:
 
 
 def _trainings(config: RunConfig, prepared: Prepared, method: Method) -> Trainings:
-    """The training that the method declares; a phase that may come without being sure to has an empty list."""
+    """Return the training that the method declares; a phase that may not occur has an empty list."""
     labels = np.asarray(prepared.source.train.labels)
     counts = [np.unique(labels[task.train], return_counts=True)[1].tolist() for task in prepared.stream.tasks]
     specs = declared(method)
@@ -117,7 +117,7 @@ def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine
     needs = []
     for phase, times in phases.items():
         settings = config.train.phase(phase)
-        # a copy of the backbone in training: weights, gradients, optimizer states
+        # a trained copy of the backbone: weights, gradients, optimizer states
         training = 4 * backbone * (2 + {"adam": 2, "adamw": 2, "sgd": 1}[settings.optimizer])
         batch = min(settings.batch_size, max((each.images for each in times), default=images))
         needs.append((training + per_image * batch, training, batch, phase))
@@ -128,17 +128,17 @@ def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine
         f"estimated memory on {engine.fabric.device.type} in {engine.precision}: {total / _GB:.2f} GB (images of "
         f"{'all tasks' if method.oracle else 'the largest task'} {data / _GB:.2f}, weights {weights / _GB:.2f}; phase "
         f"{phase}: copy in training with gradients and optimizer {training / _GB:.2f}, activations at batch {batch} "
-        f"{per_image * batch / _GB:.2f}); what each task adds to the method comes on top",
+        f"{per_image * batch / _GB:.2f}); plus what each task adds to the method",
     ]
 
 
 def _steps(config: RunConfig, method: Method, phases: Trainings, long: bool) -> list[str]:
-    """The number of steps, in all and of each phase."""
+    """Return the number of steps, in total and per phase."""
     lines, total, specs = [], 0, declared(method)
     for phase, times in phases.items():
         steps, tasks = sum(each.course.steps for each in times), len({each.task for each in times})
         more = f", {len(times)} times" if len(times) > tasks else ""
-        more += ", or more, as learning goes" if specs[phase].at_least else ""
+        more += ", or more, depending on training" if specs[phase].at_least else ""
         batch = config.train.phase(phase).batch_size
         lines.append(f"  {phase}: {counted(steps, 'step')} in {counted(tasks, 'task')}{more}, batches of {batch}")
         total += steps
@@ -146,7 +146,7 @@ def _steps(config: RunConfig, method: Method, phases: Trainings, long: bool) -> 
 
 
 def _time(config: RunConfig, method: Method, engine: Engine, phases: Trainings) -> str:
-    """About how long these steps take, by a pass that is timed here and now."""
+    """Return the estimated time of these steps, from a pass timed now."""
     timed: dict[int, tuple[int, float]] = {}
     specs, seconds = declared(method), 0.0
     for phase, times in phases.items():
@@ -162,24 +162,26 @@ def _time(config: RunConfig, method: Method, engine: Engine, phases: Trainings) 
         f"a pass of {counted(batch, 'image')} forward and backward took {took:.3f} s" for batch, took in timed.values()
     )
     return (
-        f"time: about {duration(seconds)} of training on {engine.fabric.device.type}, evaluation and data come on top "
+        f"time: about {duration(seconds)} of training on {engine.fabric.device.type}, plus evaluation and data "
         f"(timed just now: {how or 'nothing to train'}; what a method adds to a pass is not in it)"
     )
 
 
 def timed_pass(backbone: nn.Module, size: int, wanted: int, engine: Engine) -> tuple[int, float]:
-    """Images and seconds of a pass forward and backward: of as many as `wanted`, or as few as take seconds on a CPU."""
+    """Return images and seconds of a forward and backward pass: `wanted` images, or as few as take seconds on a CPU."""
     batch = wanted
     if engine.fabric.device.type == "cpu" and wanted > 2:
         few = step_seconds(backbone, size, 2, engine)
-        batch = min(wanted, int(_PATIENCE / few))  # a pass is made twice
+        batch = min(wanted, int(_PATIENCE / few))  # each pass runs twice
         if batch <= 2:
             return 2, few
     return batch, step_seconds(backbone, size, batch, engine)
 
 
 def step_seconds(backbone: nn.Module, size: int, batch: int, engine: Engine) -> float:
-    """Seconds of one pass of the whole backbone forward and backward, the second of two, on the engine's device."""
+    """Return the seconds of a forward and backward pass of the whole backbone, the second of two, on the engine's
+    device.
+    """
     device = engine.fabric.device
     placed(backbone, device, channels_last=engine.config.engine.channels_last).requires_grad_(True).train()
     x = torch.zeros(batch, 3, size, size, device=device).to(memory_format=engine.memory_format)
@@ -194,7 +196,7 @@ def step_seconds(backbone: nn.Module, size: int, batch: int, engine: Engine) -> 
 
 
 def activation_bytes(backbone: nn.Module, size: int, precision: str) -> int:
-    """Bytes that a forward pass keeps for the backward pass, for each image."""
+    """Return the bytes per image that a forward pass stores for the backward pass."""
 
     def kept(images: int) -> int:
         found: dict[int, int] = {}
@@ -212,7 +214,7 @@ def activation_bytes(backbone: nn.Module, size: int, precision: str) -> int:
 
     was = [p.requires_grad for p in backbone.parameters()]
     backbone.requires_grad_(True).train()
-    per_image = kept(3) - kept(2)  # weights are kept too, as often for three images as for two
+    per_image = kept(3) - kept(2)  # weights are stored too, equally often for three images as for two
     for parameter, required in zip(backbone.parameters(), was, strict=True):
         parameter.requires_grad_(required)
     return per_image

@@ -1,8 +1,8 @@
-"""Figures as SVG that lives inside a page: it takes the page's font and, through CSS variables, its colours.
+"""Figures as inline SVG: they use the page's font and, through CSS variables, its colours.
 
-matplotlib draws with stand-in colours; `_inline` puts the page's variables in their place, so that one drawing is
-readable on white, on black and on paper. Drawn 360 units wide, which is a phone's width: text stays readable there.
-The same numbers give the same bytes.
+matplotlib draws with placeholder colours, which `_inline` replaces by the page's variables, so that a drawing is
+readable on white, on black and on paper. Figures are 360 units wide, a phone's width, to keep text readable. Equal
+numbers give equal bytes.
 """
 
 import io
@@ -20,19 +20,19 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Line = tuple[Floats, Floats, Floats | None]  # x, y, and how far y spreads; NaN breaks a line
+Line = tuple[Floats, Floats, Floats | None]  # x, y, and the spread of y; NaN interrupts a line
 
 WIDTH = 5.0  # inches of 72 units
 INK, GRID, PAPER = "#010101", "#020202", "#030303"
 SERIES = [f"#0400{index:02x}" for index in range(8)]
-MARKERS = "osD^vPX*"  # colour is never all that tells two lines apart
+MARKERS = "osD^vPX*"  # lines differ in more than colour
 VARIABLES = {INK: "currentColor", GRID: "var(--grid)", PAPER: "var(--paper)"} | {
     colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)
 }
 STYLE: Any = {
-    **mpl.rcParamsDefault,  # whatever a matplotlibrc of the user, or of the current folder, says
-    "svg.fonttype": "none",  # text stays text: searchable, and in the page's font
-    "text.parse_math": False,  # a $ in a name is a $
+    **mpl.rcParamsDefault,  # overrides a matplotlibrc of the user or of the current folder
+    "svg.fonttype": "none",  # text remains text: searchable, and in the page's font
+    "text.parse_math": False,  # a $ in a name is literal
     "font.size": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -62,25 +62,25 @@ def heat_map(
     decimals: Sequence[int] = (1, 0),
     top: float | None = None,
 ) -> str:
-    """A matrix in colour, its first row at the top, NaN left blank; with numbers in the cells where they fit.
+    """Draw a matrix in colour, first row at the top, NaN blank; with numbers in the cells if they fit.
 
     Args:
         values: (rows, columns).
         name: unique in the page; the SVG's ids begin with it.
-        alt: what the figure shows, for those who do not see it.
+        alt: alternative text of the figure.
         rows: a label for each row.
         columns: a label for each column.
-        x: what the columns are.
-        y: what the rows are.
-        unit: of the values.
-        decimals: how numbers in cells may be written, the best first.
-        top: the largest value of the colour scale; the largest there is if not given.
+        x: label of the x-axis.
+        y: label of the y-axis.
+        unit: unit of the values.
+        decimals: numbers of decimals in cells, in order of preference.
+        top: the largest value of the colour scale; by default the largest of the values.
     """
     labels = [shorten(label) for label in rows]
     with mpl.rc_context(STYLE):
         square = 34 if len(rows) <= 8 else 22 if len(rows) <= 14 else 16  # units of a row
         figure, axes = _figure(len(rows) * square / 72 + 0.8)
-        colours = mpl.colormaps["viridis"].resampled(32)  # the colour bar is 32 paths, not 256
+        colours = mpl.colormaps["viridis"].resampled(32)  # the colour bar has 32 paths instead of 256
         highest = float(np.nanmax(values, initial=0)) if top is None else top
         mesh = axes.pcolormesh(values, cmap=colours, vmin=0, vmax=highest or 1, edgecolor=PAPER, linewidth=1)
         axes.invert_yaxis()
@@ -99,7 +99,7 @@ def heat_map(
 
 
 def _numbers(axes: Axes, values: Floats, decimals: Sequence[int], room: float, highest: float) -> None:
-    """Write the values into their cells, with the first number of decimals for which they fit."""
+    """Write the values into their cells, with the first number of decimals that fits."""
     for digits in decimals:
         texts = {index: f"{value:.{digits}f}" for index, value in np.ndenumerate(values) if not np.isnan(value)}
         if 6 * max(map(len, texts.values()), default=0) <= room:
@@ -107,7 +107,8 @@ def _numbers(axes: Axes, values: Floats, decimals: Sequence[int], room: float, h
     else:
         return
     for (row, column), text in texts.items():
-        colour = "white" if values[row, column] < 0.6 * highest else "black"  # viridis is dark below, light above
+        # viridis is dark for low values, light for high ones
+        colour = "white" if values[row, column] < 0.6 * highest else "black"
         axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=colour, fontsize=10)
 
 
@@ -120,15 +121,15 @@ def lines(
     y: str,
     marks: Mapping[str, tuple[float, float]] | None = None,
 ) -> str:
-    """Curves over whole numbers, from zero up; a band where a curve has a spread, a legend where there are several.
+    """Draw curves over integers, from zero up; with a band for a spread, and a legend for several.
 
     Args:
-        series: by what the legend calls them.
+        series: curves by legend label.
         name: unique in the page; the SVG's ids begin with it.
-        alt: what the figure shows, for those who do not see it.
-        x: what the x-axis is, with its unit.
-        y: what the y-axis is, with its unit.
-        marks: stretches of the x-axis to tell apart, from and to, by their label.
+        alt: alternative text of the figure.
+        x: label of the x-axis, with its unit.
+        y: label of the y-axis, with its unit.
+        marks: labelled ranges of the x-axis: from and to, by label.
     """
     with mpl.rc_context(STYLE):
         figure, axes = _figure(3.0 + 0.22 * (len(series) if len(series) > 1 else 0))
@@ -140,7 +141,7 @@ def lines(
             if spread is not None:
                 axes.fill_between(at, values - spread, values + spread, color=colour, alpha=0.2, linewidth=0)
         axes.grid(axis="y")
-        axes.update_datalim([(axes.dataLim.x0, 0)])  # room above flat curves, too
+        axes.update_datalim([(axes.dataLim.x0, 0)])  # space above flat curves, too
         axes.autoscale_view()
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
@@ -164,7 +165,7 @@ def _mark(axes: Axes, marks: Mapping[str, tuple[float, float]]) -> None:
 
 
 def bars(labels: Sequence[str], values: Floats, *, name: str, alt: str, x: str, y: str) -> str:
-    """A bar for each label, the first at the top; arguments as in `lines`."""
+    """Draw a bar per label, the first at the top; arguments as in `lines`."""
     with mpl.rc_context(STYLE):
         figure, axes = _figure(len(labels) * (22 if len(labels) <= 14 else 16) / 72 + 0.8)
         axes.barh(np.arange(len(labels)), values, color=SERIES[0], height=0.7)
@@ -177,7 +178,7 @@ def bars(labels: Sequence[str], values: Floats, *, name: str, alt: str, x: str, 
 
 
 def shorten(text: str, longest: int = 22) -> str:
-    """A name as it fits beside an axis, cut in its middle: ends tell names apart. Without what XML cannot hold."""
+    """Shorten a name for an axis in its middle, since ends distinguish names; removes characters that XML forbids."""
     text = "".join(letter if letter.isprintable() else " " for letter in text)
     half = longest // 2
     return text if len(text) <= longest else f"{text[: half - 1]}…{text[-half:]}"
@@ -189,19 +190,19 @@ def _figure(height: float) -> tuple[Figure, Axes]:
 
 
 def _inline(figure: Figure, name: str, alt: str) -> str:
-    """A figure as an <svg> element that can stand in a page beside others."""
+    """Return a figure as an <svg> element for use in a page with others."""
     file = io.StringIO()
     with warnings.catch_warnings(), mpl.rc_context({"svg.hashsalt": name}):
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the page's font may well have it
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the page's font may have it
         figure.savefig(file, format="svg", metadata={"Date": None})
     svg = ElementTree.fromstring(file.getvalue().partition("<svg ")[2].join(("<svg ", "")))
     for parent in list(svg.iter()):
         for child in list(parent):
-            if child.tag in {f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"}:  # a style would hold for the whole page
+            if child.tag in {f"{{{_SVG}}}metadata", f"{{{_SVG}}}style"}:  # a style would apply to the whole page
                 parent.remove(child)
         for key, value in parent.attrib.items():
             parent.attrib[key] = _attribute(key, value, name)
-    for key in ("width", "height", "version"):  # the page decides how large it is
+    for key in ("width", "height", "version"):  # the page sets the size
         svg.attrib.pop(key, None)
     svg.attrib |= {"role": "img", "aria-label": shorten(alt, 1000)}
     title = ElementTree.Element(f"{{{_SVG}}}title")
@@ -211,7 +212,7 @@ def _inline(figure: Figure, name: str, alt: str) -> str:
 
 
 def _attribute(key: str, value: str, name: str) -> str:
-    """An attribute with ids that are unique in the page, the page's colours, and its font."""
+    """Return an attribute with page-unique ids, the page's colours, and its font."""
     if key == "id":
         return f"{name}-{value}"
     if key == f"{{{_XLINK}}}href":

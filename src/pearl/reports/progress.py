@@ -1,4 +1,4 @@
-"""Shows a run as it goes: a live bar with time left on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live bar with remaining time on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -14,14 +14,14 @@ from pearl.training.engine import Observer
 
 
 def display(quiet: bool = False) -> Observer:
-    """The display that fits where the output goes."""
+    """Return the display that fits the output."""
     if quiet:
         return Observer()
     return Live() if sys.stderr.isatty() else Lines()
 
 
 class Lines(Observer):
-    """One plain line per task, phase and stage, to standard error; within a phase one every 20 seconds."""
+    """Prints one line per task, phase and stage to standard error; within a phase one every 20 seconds."""
 
     interval = 20.0
 
@@ -32,7 +32,7 @@ class Lines(Observer):
         self.began = self.said = time.monotonic()
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Print what is worth a line."""
+        """Print events that are worth a line."""
         if kind in {"phase", "decode"}:
             self.phase = facts.get("phase", "decode")
             self.began = self.said = time.monotonic()
@@ -41,14 +41,14 @@ class Lines(Observer):
             self.console.print(printable(line), markup=False)
 
     def line(self, kind: str, facts: Mapping[str, Any]) -> str | None:
-        """An event as a line; None if it is not worth one."""
+        """Return an event as a line; None if it is not worth one."""
         if kind == "prepare":
             return f"{facts['recipe']}: {facts['method']} -> {facts['run']}"
         if kind == "already_done":
             return f"already done: {facts['run']}"
         if kind == "run":
             self.tasks = facts["tasks"]
-            after = f", going on after task {facts['done']}" if facts["done"] else ""
+            after = f", resuming after task {facts['done']}" if facts["done"] else ""
             return f"{counted(facts['tasks'], 'task')}, {counted(facts['classes'], 'class')}{after}"
         if kind == "task":
             names = ", ".join(facts["classes"][:6]) + (" ..." if len(facts["classes"]) > 6 else "")
@@ -61,7 +61,9 @@ class Lines(Observer):
         if kind == "note":
             return f"  note: {facts['text']}"
         if kind == "phase":
-            before = f"; trained before, in {duration(facts['reused'])}" if "reused" in facts else ""
+            before = (
+                f"; loaded from the phase cache, trained in {duration(facts['reused'])}" if "reused" in facts else ""
+            )
             size = f"{counted(facts['steps'], 'step')}, {counted(facts['trained'], 'parameter')}"
             return f"  {facts['phase']}: {size}{before}"
         if kind == "stage":
@@ -70,7 +72,7 @@ class Lines(Observer):
         return None
 
     def step(self, done: int, total: int) -> None:
-        """Say how far the phase is, now and then."""
+        """Print the progress of the phase, at intervals."""
         now = time.monotonic()
         if now - self.said >= self.interval and done < total:
             self.said = now
@@ -79,7 +81,7 @@ class Lines(Observer):
 
 
 class Live(Lines):
-    """A bar per phase with time left, below the lines."""
+    """A bar per phase with remaining time, below the lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,5 +113,5 @@ class Live(Lines):
         self.bar.update(self.row, completed=done)
 
     def close(self) -> None:
-        """Give the terminal its cursor back."""
+        """Restore the terminal's cursor."""
         self.bar.stop()

@@ -1,4 +1,4 @@
-"""Every setting as text, from the fields' own descriptions and the parts' docstrings: none is described twice."""
+"""Every setting as text, from the descriptions of fields and the docstrings of parts."""
 
 import inspect
 import json
@@ -31,7 +31,7 @@ _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min
 
 
 def section_page(name: str) -> str:
-    """A section's settings: name, default, what may stand there, what it does."""
+    """Return a section's settings: name, default, allowed values, description."""
     kind = SECTIONS[name]
     lines = [f"{name}: {(inspect.getdoc(kind) or '').splitlines()[0]}"]
     for key, field in kind.model_fields.items():
@@ -40,7 +40,7 @@ def section_page(name: str) -> str:
 
 
 def markdown() -> str:
-    """docs/settings.md: all sections, then every part with its options."""
+    """Return docs/settings.md: all sections, then every part with its options."""
     lines = [
         "# Settings",
         "",
@@ -61,7 +61,7 @@ def markdown() -> str:
 
 
 def part_page(registry: Registry, name: str) -> str:
-    """A part's docstring, and its options with their defaults."""
+    """Return a part's docstring, and its options with their defaults."""
     fields = registry.options(name).model_fields
     lines = [f"{registry.kind} {name}", "", _doc(registry, name)]
     if fields:
@@ -70,7 +70,7 @@ def part_page(registry: Registry, name: str) -> str:
 
 
 def default(field: FieldInfo) -> str:
-    """What a setting is where nothing is said."""
+    """Return the default of a setting."""
     if field.is_required():
         return "(needed)"
     value = field.get_default(call_default_factory=True)
@@ -78,7 +78,7 @@ def default(field: FieldInfo) -> str:
 
 
 def allowed(field: FieldInfo) -> str:
-    """What may stand there, in words."""
+    """Return the allowed values of a setting in words."""
     words = _kind(field.annotation)
     limits = list(_limits(field.metadata))
     return ", ".join([words, *limits])
@@ -126,7 +126,7 @@ def _doc(registry: Registry, name: str) -> str:
 
 def _part(registry: Registry, name: str) -> list[str]:
     fields = registry.options(name).model_fields
-    # a section of a docstring, as of its options, becomes a list
+    # a section of a docstring, such as its options, becomes a list
     text = re.sub(r"\n+(\w+):\n", r"\n\n**\1**\n\n", _doc(registry, name))
     text = re.sub(r"\n    (\w+): ", r"\n- `\1`: ", text)
     text = re.sub(r"\n {4,}", r"\n  ", text)

@@ -1,4 +1,4 @@
-"""The curves of runs for TensorBoard, from the same files as the report. Needs the extra `tensorboard`."""
+"""Curves of runs for TensorBoard, from the same files as the report. Needs the extra `tensorboard`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def write(runs: Sequence[str | Path], folder: Path) -> Path:
     """Write a folder per run into `folder`: loss and learning rate per epoch, accuracy per stage, ranks per task.
 
     Raises:
-        RunError: a run that cannot be read.
+        RunError: a run is unreadable.
         ReportError: TensorBoard is not installed, or the folder cannot be written or holds these runs already.
     """
     try:
@@ -28,7 +28,7 @@ def write(runs: Sequence[str | Path], folder: Path) -> Path:
     places = [folder / record.name for record in records]
     for place in places:
         if place.exists():  # TensorBoard would draw both, one over the other
-            raise ReportError(f"{place}: is there already; move it away, or choose another folder")
+            raise ReportError(f"{place}: exists; move it away, or choose another folder")
     try:
         for record, place in zip(records, places, strict=True):
             with SummaryWriter(str(place)) as writer:
@@ -42,7 +42,7 @@ def _scalars(record: Record, writer: Any) -> None:
     seen: Counter[str] = Counter()
     for epoch in record.epochs:
         phase, when = epoch["phase"], datetime.fromisoformat(epoch["time"]).timestamp()
-        seen[phase] += 1  # tasks one after the other, as in the report
+        seen[phase] += 1  # all tasks in sequence, as in the report
         writer.add_scalar(f"loss/{phase}", epoch["loss"], seen[phase], walltime=when)
         writer.add_scalar(f"lr/{phase}", epoch["lr"], seen[phase], walltime=when)
     if record.counts:

@@ -1,4 +1,4 @@
-"""What the command line prints about names, recipes and runs, and tables of text. Reads files; trains nothing."""
+"""Output of the command line about names, recipes and runs, and text tables. Reads files; trains nothing."""
 
 import json
 import shlex
@@ -35,7 +35,7 @@ HEADLINES = {
     "task_il.final": "task-IL after the last task, mean over tasks",
     "domain_il.final": "domain-IL, mean over domains",
     "domain_il.worst": "domain-IL, the worst domain",
-    "place.final": "right class of whatever task, by its place",
+    "place.final": "correct class in any task, by position",
     "task_identification": "task identified",
     "parameters_million": "parameters (million)",
     "growth": "parameters, share of isolation",
@@ -43,14 +43,14 @@ HEADLINES = {
 
 
 def names_of(what: str) -> dict[str, str]:
-    """The names of one kind of parts, or of recipes, with a line about each."""
+    """Return the names of one kind of parts, or of recipes, with a line about each."""
     if what == "recipes":
         return {name: read_recipe(name).get("about", "") for name in recipe_names()}
     return REGISTRIES[what].lines()
 
 
 def listing(what: str, *, long: bool = False) -> str:
-    """The names of one kind, a line each; of methods, `long` says what they need and what was measured."""
+    """Return the names of one kind, one per line; for methods, `long` adds requirements and measurements."""
     if what == "runs":
         runs = [RunDirectory(path) for path in sorted(runs_root().glob("*/"))]
         rows = [(str(run.path), _run_state(run)) for run in runs if run.config_file.is_file()]
@@ -66,7 +66,7 @@ def listing(what: str, *, long: bool = False) -> str:
 
 
 def page(name: str) -> str:
-    """All about one name.
+    """Return all details of a name.
 
     Raises:
         ConfigError: nothing has this name.
@@ -86,11 +86,11 @@ def page(name: str) -> str:
     if (method := METHODS.admit(name)) != name:
         return part_page(METHODS, method)
     names = [*recipe_names(), *(name for registry in REGISTRIES.values() for name in registry.names())]
-    raise ConfigError(f"nothing is called {name!r}; {nearest(name, names)}")
+    raise ConfigError(f"unknown name {name!r}; {nearest(name, names)}")
 
 
 def run_page(run: "Run") -> str:
-    """A run's results as text: accuracy per stage, headline metrics, the paper's figures beside them."""
+    """Return a run's results as text: accuracy per stage, main metrics, and the paper's figures."""
     results = run.results
     lines = [f"run directory: {run.path}"]
     if not results["stages"]:
@@ -107,7 +107,7 @@ def run_page(run: "Run") -> str:
     rows = HEADLINES | {key: key for key in expected if key not in HEADLINES}
     width = max(map(len, [*rows.values(), _MEAN_RANK]))
     for key, title in rows.items():
-        if key not in summary:  # of other streams
+        if key not in summary:  # from other streams
             continue
         line = f"{title:{width}} {summary[key]:8.2f}"
         if key in expected:
@@ -118,12 +118,12 @@ def run_page(run: "Run") -> str:
     if run.mean_rank is not None:
         lines.append(f"{_MEAN_RANK:{width}} {run.mean_rank:8.2f}")
     if not run.done:
-        lines.append(f"unfinished: {counted(len(results['stages']), 'task')}; the same `pearl run` goes on")
+        lines.append(f"unfinished: {counted(len(results['stages']), 'task')}; the same `pearl run` resumes it")
     return "\n".join(lines)
 
 
 def evaluation_page(evaluation: "Evaluation") -> str:
-    """Accuracy per class and task, the most frequent mistakes, how sure it is, and what it does not know."""
+    """Return accuracy per class and task, the most frequent mistakes, calibration, and unknown detection."""
     told = [f"  {printable(true)} taken for {printable(said)}: {count}" for true, said, count in evaluation.mistakes()]
     return "\n".join(
         [
@@ -137,37 +137,35 @@ def evaluation_page(evaluation: "Evaluation") -> str:
 
 
 def _sure(evaluation: "Evaluation") -> list[str]:
-    """How sure the answers are, beside how often they are right: ten lines at most."""
+    """Return confidence against accuracy: at most ten lines."""
     diagram = evaluation.reliability
-    lines = ["", f"how sure it is (calibration error {evaluation.calibration_error:.1f} points):"]
+    lines = ["", f"confidence (calibration error {evaluation.calibration_error:.1f} points):"]
     for low, rows in ((0, diagram[:8]), (53, diagram[8:12]), (80, diagram[12:14]), (93, diagram[14:])):
         images, sure, right = rows.sum(0)
         if images:
-            shares = f"{100 * sure / images:.0f} % sure, {100 * right / images:.0f} % right"
+            shares = f"{100 * sure / images:.0f} % confident, {100 * right / images:.0f} % correct"
             lines.append(f"  from {low:2} %: {counted(int(images), 'image')}, {shares}")
     return lines
 
 
 def _unknown(evaluation: "Evaluation") -> list[str]:
-    """What it is worth to ask it about the most familiar images alone, and whether it finds strangers."""
+    """Return the accuracy on images with the highest in-distribution scores, and the detection of unknown classes."""
     if not evaluation.coverage:
         return []
     coverage = {f"{share} %": f"{value:.1f}" for share, value in evaluation.coverage.items()}
-    table = [["  answered, the most familiar first", *coverage], ["  right (%)", *coverage.values()]]
-    lines = ["", "if it answers a part of the images alone:", aligned(table, numbers=True)]
+    table = [["  share, highest scores first", *coverage], ["  correct (%)", *coverage.values()]]
+    lines = ["", "accuracy on the images with the highest in-distribution scores:", aligned(table, numbers=True)]
     strangers, refused = ~evaluation.is_known, evaluation.refused
-    found = [
-        f"refuses {refused[part].sum()} of {counted(part.sum(), 'image')}" for part in (evaluation.is_known, strangers)
-    ]
-    lines += ["", f"unknown, at --unknown-rate {evaluation.unknown_rate:g}: of known classes it {found[0]}"]
+    found = [f"{refused[part].sum()} of {counted(part.sum(), 'image')}" for part in (evaluation.is_known, strangers)]
+    lines += ["", f"unknown, at --unknown-rate {evaluation.unknown_rate:g}: {found[0]} of known classes"]
     if strangers.any():
-        lines[-1] += f", of strangers it {found[1]}"
-        lines.append(f"  strangers told from known classes: AUROC {evaluation.auroc:.1f} % (by chance 50)")
+        lines[-1] += f", {found[1]} of unknown classes"
+        lines.append(f"  known against unknown classes: AUROC {evaluation.auroc:.1f} % (by chance 50)")
     return lines
 
 
 def evaluation_json(evaluation: "Evaluation") -> str:
-    """All counts; row of `confusion`: true class, column: predicted class. Accuracies are in percent."""
+    """Return all counts; rows of `confusion` are true classes, columns predicted ones. Accuracies are in percent."""
     counts = {key: getattr(evaluation, key).tolist() for key in ("total", "class_il", "task_il", "confusion")}
     tasks = [{"name": task.name, "classes": list(task.classes)} for task in evaluation.tasks]
     facts = {"tasks": tasks, "classes": list(evaluation.classes), **counts, "notes": evaluation.notes}
@@ -190,7 +188,7 @@ def evaluation_json(evaluation: "Evaluation") -> str:
 
 
 def inspection(path: Path) -> tuple[dict[str, Any], str]:
-    """What a model's files say and whether their checksums hold: as a mapping, and as text.
+    """Return the contents of a model's files and their damage: as a mapping, and as text.
 
     Raises:
         RunError: not a model, or its configuration or reference cannot be read.
@@ -206,7 +204,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         try:
             manifest = read_manifest(folder)
             manifests.append({**manifest, "bytes": stored_bytes(folder, manifest)})
-        except RunError:  # one of `damaged`
+        except RunError:  # one entry of `damaged`
             manifests.append({})
     keys = (
         "name",
@@ -243,7 +241,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
     if manifests and (asked := manifests[-1].get("spaces")):
         of = f"of {'task' if len(asked) == 1 else 'tasks'} {', '.join(str(t + 1) for t in asked)}"
         temperature = manifests[-1].get("temperature") or 0.0
-        lines.append(f"classes told apart by statistics in the sub-networks {of}, at temperature {temperature:.3f}")
+        lines.append(f"class statistics in the sub-networks {of}, at temperature {temperature:.3f}")
         if len(range_ := manifests[-1].get("refused", [])) == 2:
             low, high = (100 * share for share in range_)
             lines.append(
@@ -269,17 +267,17 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
             for layer in layers
         ]
     if half := facts["half_learnt"]:
-        lines += ["", f"task {printable(half['task'])}: half learnt; {half['fix']}"]
+        lines += ["", f"task {printable(half['task'])}: interrupted; {half['fix']}"]
     lines += ["", *map(printable, damaged)] if damaged else ["", "all checksums hold"]
     return facts, "\n".join(lines)
 
 
 def _half_learnt(directory: RunDirectory, damaged: list[str]) -> dict[str, Any] | None:
-    """The task that a model is learning, and how to go on; a note of it that is damaged is one line more of those."""
+    """Return a model's interrupted task and the fix; a damaged record of it is one more line of `damaged`."""
     try:
         known = directory.half_learnt
     except RunError as error:
-        damaged.append(f"{error}, or begin the task anew with --discard")
+        damaged.append(f"{error}, or start the task again with --discard")
         return None
     if not known:
         return None
@@ -288,17 +286,17 @@ def _half_learnt(directory: RunDirectory, damaged: list[str]) -> dict[str, Any] 
         if known["data"]
         else "the same pearl.learn, with the same images"
     )
-    fix = f"go on with: {again}; or throw it away with --discard"
+    fix = f"resume with: {again}; or discard it with --discard"
     return {"task": known["name"], "checkpoints": [place.name for place in directory.checkpoints], "fix": fix}
 
 
 def inspection_json(facts: dict[str, Any]) -> str:
-    """The mapping of `inspection`."""
+    """Return the mapping of `inspection`."""
     return json.dumps(facts, indent=1)
 
 
 def _needs(method: str) -> str:
-    """What a method asks of a backbone, of old data and of the test."""
+    """Return a method's requirements for backbone, old data and test."""
     try:
         kind: Any = METHODS.load(method)
     except ConfigError:
@@ -325,7 +323,7 @@ def _run_state(run: RunDirectory) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """Return a duration in seconds as text."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
@@ -333,7 +331,7 @@ def duration(seconds: float) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts in Markdown; the first row is its head."""
+    """Return a table of texts in Markdown; the first row is its header."""
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     head, *body = (f"| {' | '.join(row)} |" for row in escaped)
     return "\n".join([head, f"|{' --- |' * len(rows[0])}", *body])

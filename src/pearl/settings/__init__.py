@@ -1,1 +1,1 @@
-"""What the user asked for, checked: configurations, recipes, and the parts that they name. No torch."""
+"""Checked user settings: configurations, recipes, and the parts that they select. Does not import torch."""

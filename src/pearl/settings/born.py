@@ -1,4 +1,4 @@
-"""Options that came later, so that a run keeps its name and a stored configuration its meaning."""
+"""Options added after a part's release, without effect on names of runs and stored configurations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from pydantic import BaseModel
 class Born:
     """Marks an option added after the first release of its part: `Annotated[int, Born(0)]`.
 
-    At `value`, plain JSON, all is as it was before there was the option. So with it the option does not enter a run's
-    name, and a configuration that was written before is read with it, whatever the default has become since.
+    With `value`, plain JSON, everything is as before the option existed. Such an option does not enter a run's name,
+    and older configurations are read with `value`, whatever the current default is.
     """
 
     value: Any
 
 
 def later(model: type[BaseModel]) -> dict[str, Any]:
-    """The options of a model that came later, with the values they were born with."""
+    """Return the options of a pydantic model that were added later, with their `Born` values."""
     return {
         name: marker.value
         for name, field in model.model_fields.items()
@@ -29,7 +29,7 @@ def later(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def without_born(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values without the later options that have the value they were born with; sections too."""
+    """Return values without later options that have their `Born` values, including sections."""
     born, sections = later(model), _sections(model)
     return {
         name: without_born(sections[name], value) if name in sections else value
@@ -39,9 +39,9 @@ def without_born(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str,
 
 
 def as_written(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Stored values with the later options that they lack; sections too, but for those that came later themselves.
+    """Return stored values plus missing later options, including sections, except sections that were added later.
 
-    Such a section holds what is different alone: what it lacks is not set.
+    Such a section contains only differences: options that it lacks are not set.
     """
     born, sections = later(model), _sections(model)
     there = {

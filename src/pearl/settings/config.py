@@ -1,4 +1,4 @@
-"""A run's configuration: pydantic models <- recipe YAML <- dotted overrides, every problem reported at once."""
+"""A run's configuration: pydantic models <- recipe YAML <- dotted overrides; all problems are reported at once."""
 
 import functools
 import hashlib
@@ -24,7 +24,7 @@ from pearl.yaml_io import DEPTH, parse_yaml
 
 
 class Expected(Section):
-    """A figure of the paper that the recipe is to be held against."""
+    """A figure of the paper to compare the recipe's results with."""
 
     mean: float
     std: float | None = None
@@ -32,45 +32,45 @@ class Expected(Section):
 
 
 class ModelConfig(Section):
-    """What a model is made of and how it learns: all that decides a result but the data."""
+    """Settings of a model and its training: all that affects a result except the data."""
 
     seed: Seed = 0
-    """Decides initial weights, batches, augmentation, and which images are kept where `stream` keeps some."""
+    """Seeds initial weights, batches, augmentation, and the choice of images where `stream` limits them."""
     images: ImagesConfig
-    """What the network sees."""
+    """Input of the network."""
     backbone: dict[str, Any]
-    """The network: its name, or a mapping of name and options (`pearl list backbones`)."""
+    """The network: a name, or a mapping of name and options (`pearl list backbones`)."""
     method: dict[str, Any]
-    """How it learns: a name, or a mapping of name and options (`pearl list methods`)."""
+    """The method: a name, or a mapping of name and options (`pearl list methods`)."""
     train: TrainConfig = TrainConfig()
-    """How phases are trained."""
+    """Training of phases."""
     engine: EngineConfig = EngineConfig()
-    """How the arithmetic is done."""
+    """Precision, memory format and other computation settings."""
     smoke: bool = False
     """One step per phase on a few images; what `--smoke` sets."""
 
     def to_yaml(self) -> str:
-        """The resolved configuration; reading it back gives an equal one."""
+        """Return the resolved configuration as YAML; reading it returns an equal one."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, width=120)
 
 
 class RunConfig(ModelConfig):
-    """Everything that decides a run's result."""
+    """All settings that affect a run's result."""
 
     recipe: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$")]
     """Name of the recipe; part of the run directory's name."""
     about: str = ""
-    """What it is, in a line."""
+    """A one-line description."""
     data: dict[str, Any]
-    """Where images come from: a name, or a mapping of name and options (`pearl list data`)."""
+    """The data source: a name, or a mapping of name and options (`pearl list data`)."""
     stream: StreamConfig
-    """How they become a sequence of tasks."""
+    """The division of the data into a sequence of tasks."""
     expected: dict[str, Expected] = Field(default_factory=dict)
-    """Figures of a paper that results are printed beside."""
+    """Figures of a paper to print next to the results."""
 
     @property
     def decides(self) -> dict[str, Any]:
-        """Everything that decides the result; settings of other methods' phases do not, nor what is `Born` so."""
+        """Return the settings that affect the result, without other methods' phases and `Born` values."""
         values = without_born(RunConfig, self.model_dump(mode="json", exclude={"about", "expected"}))
         values |= {key: registry.decisive(values[key]) for key, registry in _PARTS.items()}
         values["engine"] = {key: value for key, value in values["engine"].items() if key not in _SAME_RESULT}
@@ -85,7 +85,7 @@ class RunConfig(ModelConfig):
 
     @property
     def id(self) -> str:
-        """Name of the run directory: readable, and unique to everything that decides the result."""
+        """Return the name of the run directory: readable, and unique to the settings that affect the result."""
         digest = hashlib.sha256(json.dumps(self.decides, sort_keys=True).encode()).hexdigest()[:8]
         smoke = "-smoke" if self.smoke else ""
         method = re.sub(r"[^A-Za-z0-9_.-]+", "-", readable(self.method["name"]))
@@ -94,8 +94,8 @@ class RunConfig(ModelConfig):
 
 Config = TypeVar("Config", bound=ModelConfig)
 _PARTS = {"data": SOURCES, "backbone": BACKBONES, "method": METHODS}
-_SAME_RESULT = {"cuda_graphs", "reuse", "earlier_states"}  # of the engine, what decides no number of a result
-_PART_KEYS = {*_PARTS, "rank"}  # the rank rule is a part of a part
+_SAME_RESULT = {"cuda_graphs", "reuse", "earlier_states"}  # settings of the engine that do not affect results
+_PART_KEYS = {*_PARTS, "rank"}  # the rank rule is a part with options of a part
 
 
 def recipe_names() -> list[str]:
@@ -110,7 +110,7 @@ def _packaged() -> list[str]:
 
 
 def read_recipe(recipe: str | Path, _below: tuple[str, ...] = ()) -> dict[str, Any]:
-    """A recipe by its name or by the path of a YAML file, with what it `extends` below it.
+    """Read a recipe by name or path of a YAML file, merged into the one it `extends`.
 
     Raises:
         ConfigError: no such recipe, or not a YAML mapping.
@@ -126,7 +126,7 @@ def read_recipe(recipe: str | Path, _below: tuple[str, ...] = ()) -> dict[str, A
             raise ConfigError(f"unknown recipe {name!r}; {nearest(name, recipe_names())} (`pearl list recipes`)")
         text = (resources.files("pearl.settings.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
     if place in _below:
-        raise ConfigError(f"recipe {name}: extends itself ({' -> '.join([*_below, place])}); break the circle")
+        raise ConfigError(f"recipe {name}: extends itself ({' -> '.join([*_below, place])}); remove one `extends`")
     try:
         raw = parse_yaml(text)
     except ConfigError as error:
@@ -139,7 +139,7 @@ def read_recipe(recipe: str | Path, _below: tuple[str, ...] = ()) -> dict[str, A
 
 
 def _base(extends: str, folder: Path, below: tuple[str, ...]) -> dict[str, Any]:
-    """The recipe that another extends: by name, or by a path from where the other lies."""
+    """Return the recipe that another extends: by name, or by a path relative to the other."""
     return read_recipe(folder / extends if extends.endswith((".yaml", ".yml")) else extends, below)
 
 
@@ -151,11 +151,12 @@ def _read_text(path: Path) -> str:
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` on top, section by section. A part with another name starts from its own defaults."""
+    """Merge `changes` into `base`, section by section. A part with another name starts from its own defaults."""
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        if key in _PART_KEYS and not isinstance(value, int | float):  # a rank, of methods that have one for all layers
+        # a single rank: of methods with the same rank for all layers
+        if key in _PART_KEYS and not isinstance(value, int | float):
             old = _as_spec(old)
             value = _as_spec(value, default_name=old.get("name"))
             if "name" in old and value.get("name") != old["name"]:
@@ -171,10 +172,10 @@ def _as_spec(value: Any, default_name: Any = None) -> dict[str, Any]:
 
 
 def parse_value(name: str, text: str) -> Any:
-    """A value that the command line gives as YAML.
+    """Parse a value from the command line as YAML.
 
     Raises:
-        ConfigError: it is not YAML; with its `name`.
+        ConfigError: it is not YAML; the message includes `name`.
     """
     try:
         return parse_yaml(text)
@@ -183,7 +184,7 @@ def parse_value(name: str, text: str) -> Any:
 
 
 def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
-    """`["train.lr=0.1", "method=finetune"]` as a nested mapping; values are read as YAML.
+    """Parse `["train.lr=0.1", "method=finetune"]` into a nested mapping; values are YAML.
 
     Raises:
         ConfigError: an item without `=`, or a value that is not YAML.
@@ -196,7 +197,7 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
             problems.append(f"{item!r} is not of the form key=value, such as train.lr=0.001")
             continue
         if key.count(".") >= DEPTH:
-            problems.append(f"{key[:40]}...: no setting lies so deep; give the name of one")
+            problems.append(f"{key[:40]}...: no setting is nested that deep; fix the name")
             continue
         try:
             value = parse_value(key, text)
@@ -212,13 +213,13 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def raw_config(recipe: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False) -> dict[str, Any]:
-    """A recipe with overrides, not yet checked. `smoke` shrinks it: one step per phase, two images per class.
+    """Return a recipe with overrides, unchecked. `smoke` reduces it to one step per phase and two images per class.
 
     Raises:
         ConfigError: no such recipe, or overrides that are not key=value.
     """
     raw = change(read_recipe(recipe), parse_overrides(overrides))
-    if smoke:  # a section that is no mapping stays as it is, for the check to name
+    if smoke:  # a section that is not a mapping is kept, for the check to report
         odd = {key for key, value in raw.items() if isinstance(SMOKE.get(key), dict) and not isinstance(value, dict)}
         raw = merge(raw, {key: value for key, value in SMOKE.items() if key not in odd})
         phases = raw["train"].get("phases") if "train" not in odd else None
@@ -229,9 +230,9 @@ def raw_config(recipe: str | Path, overrides: Sequence[str] = (), *, smoke: bool
 
 
 def change(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """A recipe with a user's overrides, which may name a method's file.
+    """Return a recipe with a user's overrides, which may include a method's file.
 
-    What the paper reports stays beside it only if it is still the paper's experiment.
+    Expected figures remain only if it is still the paper's experiment.
     """
     overrides = admit(overrides)
     if overrides.keys() - {"seed", "engine", "about", "expected"}:
@@ -240,10 +241,10 @@ def change(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def admit(overrides: dict[str, Any]) -> dict[str, Any]:
-    """A user's overrides, with the method's name in the place of its file (see `Registry.admit`).
+    """Return a user's overrides with the method's name instead of its file (see `Registry.admit`).
 
     Raises:
-        ConfigError: that file or class cannot be used.
+        ConfigError: the file or class cannot be used.
     """
     if "method" not in overrides:
         return overrides
@@ -265,31 +266,31 @@ SMOKE: dict[str, Any] = {
 
 
 def load_config(recipe: str | Path, overrides: Sequence[str] = (), *, smoke: bool = False) -> RunConfig:
-    """A recipe with overrides, checked and complete.
+    """Return a recipe with overrides, checked and complete.
 
     Raises:
-        ConfigError: with every problem found and the nearest valid name for each.
+        ConfigError: lists every problem with the nearest valid name.
     """
     return check_config(raw_config(recipe, overrides, smoke=smoke))
 
 
 def as_stored(raw: dict[str, Any], kind: type[ModelConfig]) -> dict[str, Any]:
-    """A stored configuration, not yet checked, with the options that came after it (see `born.Born`)."""
+    """Return a stored configuration, unchecked, plus options that were added after it (see `born.Born`)."""
     raw = as_written(kind, raw)
     parts = {key: raw[key] for key in _PARTS if isinstance(raw.get(key), dict) and "name" in raw[key]}
     return raw | {key: _PARTS[key].as_written(spec) for key, spec in parts.items()}
 
 
 def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:  # type: ignore[assignment]
-    """A complete mapping as a `RunConfig` (or another kind), with the parts' defaults filled in.
+    """Return a complete mapping as a `RunConfig` (or another type), with the parts' defaults filled in.
 
     Raises:
-        ConfigError: with every problem found.
+        ConfigError: lists every problem.
     """
     problems: list[str] = []
     raw, method = dict(raw), str(_as_spec(raw.get("method")).get("name"))
     for key, registry in _PARTS.items():
-        if key in raw:  # one that is missing is named below
+        if key in raw:  # a missing one is reported below
             try:
                 raw[key] = registry.resolve(raw[key], key)
             except ConfigError as error:
@@ -307,12 +308,12 @@ def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:
 
 
 def phase_names(*methods: str) -> set[str]:
-    """Names of the phases of these methods."""
+    """Return the names of the phases of these methods."""
     return {*_phases(methods)}
 
 
 def unused_phases(method: Spec) -> set[str]:
-    """Phases that came later and that a method, a resolved spec, has not with its options."""
+    """Return later-added phases that a method, a resolved spec, does not have with its options."""
     with suppress(ConfigError):
         phases = declared(METHODS.load(method["name"]))
         return {name for name, spec in phases.items() if spec.added_later and not spec.used(method)}
@@ -320,7 +321,7 @@ def unused_phases(method: Spec) -> set[str]:
 
 
 def _phases(methods: Iterable[str]) -> dict[str, set[str]]:
-    """The phases of methods, with the groups that their parameters are in; a method that cannot be had is left out."""
+    """Return the phases of methods with the groups of their parameters; methods that cannot be loaded are skipped."""
     found: dict[str, set[str]] = {}
     for name in methods:
         with suppress(ConfigError):
@@ -330,7 +331,7 @@ def _phases(methods: Iterable[str]) -> dict[str, set[str]]:
 
 
 def _unknown_phases(train: Any, method: str) -> Iterator[str]:
-    """A line for each setting of a phase or group that no method has: a recipe may hold settings for several."""
+    """Return a line for each setting of a phase or group that no method has; a recipe may be for several methods."""
     phases = train.get("phases") if isinstance(train, dict) else None
     known = _phases([*METHODS.names(), method])
     for name, settings in phases.items() if isinstance(phases, dict) else ():
@@ -340,12 +341,12 @@ def _unknown_phases(train: Any, method: str) -> Iterator[str]:
             continue
         for group in groups if isinstance(groups, dict) else ():
             if group not in known[name]:
-                hint = nearest(str(group), known[name]) if known[name] else "its parameters are in none"
+                hint = nearest(str(group), known[name]) if known[name] else "its parameters have no groups"
                 yield f"train.phases.{name}.groups.{group}: no such group; {hint}"
 
 
 def _known_keys(kind: Any, path: tuple[Any, ...]) -> list[str] | None:
-    """The valid keys of the section at `path`: none below a plain value, None (any) where a mapping's keys are free."""
+    """Return the valid keys of the section at `path`: none in a plain value, None (any) in free mappings."""
     for key in path:
         if typing.get_origin(kind) is dict:
             kind = typing.get_args(kind)[1]

@@ -50,14 +50,14 @@ class UpcomingTask:
 
     @property
     def first_adapted(self) -> int:
-        """The first task that does not train the network that later ones start from: 0 if that one is given, else 1."""
+        """The first task that does not train the reference network: 0 if the backbone is pretrained, else 1."""
         given = self.options.get("reference", self.options.get("extractor", "auto"))
         if given == "auto":
             given = "given" if self.pretrained else "first_task"
         return 0 if given == "given" else 1
 
     def kept(self, share: float) -> int:
-        """The number of its images that stay for training where a share of each class is held out (`Task.hold_out`)."""
+        """Return the number of its images for training after a share of each class is held out (`Task.hold_out`)."""
         return sum(count - min(max(round(share * count), 1), count - 1) for count in self.counts[-1])
 
 

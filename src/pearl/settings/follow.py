@@ -1,4 +1,4 @@
-"""Options whose default follows the rest of a configuration: the stream, the data, the backbone, an optimizer."""
+"""Options whose default depends on the rest of the configuration: stream, data, backbone, optimizer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,18 +11,17 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Follows:
-    """Marks an option that may be left to the rest: `Annotated[int | Literal["auto"], Follows(rule)] = "auto"`.
+    """Marks an option that can depend on the configuration: `Annotated[int | Literal["auto"], Follows(rule)] = "auto"`.
 
-    A checked configuration has rule(configuration) in the place of `auto`, so that it says what a run was made with,
-    and a run that follows to the value which another was given has its name. A rule gives `auto` where it cannot say:
-    then the part decides when it is made.
+    A checked configuration has rule(configuration) instead of `auto`, so that it contains the actual value, and a run
+    with the same explicit value has the same name. If the rule returns `auto`, the part chooses when it is created.
     """
 
     rule: Callable[[Any], Any]
 
 
 def followed(model: type[BaseModel], values: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    """The options of a part with what follows a checked configuration in the place of `auto`."""
+    """Return the options of a part with the rules' values instead of `auto`, for a checked configuration."""
     rules = {
         name: marker.rule
         for name, field in model.model_fields.items()
@@ -33,7 +32,7 @@ def followed(model: type[BaseModel], values: Mapping[str, Any], config: Any) -> 
 
 
 def tasks_of(config: Any) -> int | None:
-    """How many tasks the stream has; None of a model, which has no stream and never knows."""
+    """Return the number of tasks of the stream; None for a model, which has no stream."""
     stream = getattr(config, "stream", None)
     if stream is None:
         return None
@@ -41,37 +40,37 @@ def tasks_of(config: Any) -> int | None:
 
 
 def stream_length(config: Any) -> int | str:
-    """The same for an option: `auto` of a model."""
+    """Return the number of tasks as an option's value: `auto` for a model."""
     return tasks_of(config) or AUTO
 
 
 def data_of(config: Any) -> str | None:
-    """The data source's name; None of a model."""
+    """Return the data source's name; None for a model."""
     return getattr(config, "data", {}).get("name")
 
 
 def whole_benchmark(config: Any) -> bool:
-    """Whether the stream is a published benchmark with all of its training images, so that published rates fit."""
+    """Return True for a published benchmark with all of its training images, so that published rates fit."""
     known = {"cifar100", "tinyimagenet", "imagenet_r"}
     stream = getattr(config, "stream", None)
     return stream is not None and stream.per_class is None and data_of(config) in known
 
 
 def usual_resize(size: int) -> int:
-    """Shorter side, in pixels, of an image whose centre of `size` is cut out: as 256 is to 224, ImageNet's protocol."""
+    """Return the shorter side in pixels before a centre crop of `size`: 256 for 224, as for ImageNet."""
     return round(size * 256 / 224)
 
 
 def on_cifar(cifar: Any, other: Any) -> Follows:
-    """The authors have other values for CIFAR-100 than for ImageNet-R, which also stand for all other data."""
+    """Return a rule with authors' values for CIFAR-100 and for ImageNet-R; all other data uses the latter."""
     return Follows(lambda config: cifar if data_of(config) == "cifar100" else other)
 
 
 def convolutional(config: Any) -> bool:
-    """Whether the backbone is one of pearl's own, which are convolutional; of others, only the network knows."""
+    """Return True for pearl's own backbones, which are convolutional; for others it depends on the network."""
     return config.backbone["name"] in {"resnet18", "bsc", "convnet"}
 
 
 def pretrained(config: Any) -> bool:
-    """Whether the backbone comes with weights."""
+    """Return True if the backbone is pretrained."""
     return bool(config.backbone.get("pretrained") or config.backbone.get("weights"))

@@ -1,4 +1,4 @@
-"""The parts that come with pearl: names -> methods, backbones, data sources, rank rules. Naming them imports none."""
+"""The parts of pearl: names -> methods, backbones, data sources, rank rules. Listing them imports none."""
 
 from pearl.settings.registry import Registry
 

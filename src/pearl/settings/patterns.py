@@ -8,7 +8,7 @@ import regex
 
 from pearl.errors import ConfigError
 
-_SECONDS = 0.5  # for one layer's name; an honest pattern takes microseconds
+_SECONDS = 0.5  # for one layer's name; a normal pattern takes microseconds
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Pattern:
     """
 
     text: str
-    where: str  # the option that it comes from
+    where: str  # the option that contains it
     compiled: regex.Pattern[str]
 
     def search(self, name: str) -> bool:
@@ -43,8 +43,7 @@ class Pattern:
             return method(name, timeout=_SECONDS) is not None
         except TimeoutError:
             raise ConfigError(
-                f"{self.where}={self.text!r}: this regular expression takes too long on {name!r}; leave out repeats "
-                f"inside repeats"
+                f"{self.where}={self.text!r}: this regular expression takes too long on {name!r}; remove nested repeats"
             ) from None
 
 

@@ -1,11 +1,11 @@
-"""Names for the parts a recipe chooses: methods, backbones, data sources, rank rules.
+"""Names of the parts that a recipe selects: methods, backbones, data sources, rank rules.
 
-A part is a class or function whose *keyword-only* parameters are its options: the signature gives the defaults, the
-types that are checked, `pearl show`, and the resolved configuration of a run. Nothing is imported before a name is
-used, so listing names costs no torch.
+A part is a class or function whose *keyword-only* parameters are its options: the signature defines the defaults, the
+checked types, the output of `pearl show`, and the resolved configuration of a run. A part is imported when its name is
+used, so that listing names does not import torch.
 
 Parts come with pearl (`parts.py`), from installed packages (entry points `pearl.methods`, `pearl.backbones`,
-`pearl.data`, `pearl.rank_rules`), and methods from files as well, of which none runs that a user has not named: see
+`pearl.data`, `pearl.rank_rules`), and methods also from files, which run only if the user names them: see
 `Registry.admit`.
 """
 
@@ -42,7 +42,7 @@ Spec = dict[str, Any]  # {"name": ..., option: value, ...}
 
 
 def _family(name: str) -> str | None:
-    """A line about a family, NAME/*; None if it is none."""
+    """Return a line about a family, NAME/*; None if the name is not a family."""
     family, _, star = name.partition("/")
     if star != "*":
         return None
@@ -51,12 +51,12 @@ def _family(name: str) -> str | None:
 
 
 def nearest(word: str, choices: Iterable[str]) -> str:
-    """A hint for a word that is not one of the choices: the nearest one, or all of them if none is near."""
+    """Return a hint for an unknown word: the nearest choice, or all of them if none is near."""
     return near(word, choices := sorted(choices)) or f"choose from {', '.join(map(printable, choices))}"
 
 
 def near(word: str, choices: Iterable[str], enough: float = 0.5) -> str:
-    """A hint at the nearest of the choices; nothing if none is near `enough` (1: the same)."""
+    """Return a hint with the nearest choice; empty if none is near `enough` (1: equal)."""
     bare = {without_marks(choice): choice for choice in sorted(choices)}
     found = difflib.get_close_matches(without_marks(word), bare, n=1, cutoff=enough)
     return f"did you mean {bare[found[0]]!r}?" if found else ""
@@ -65,21 +65,21 @@ def near(word: str, choices: Iterable[str], enough: float = 0.5) -> str:
 def problems_of(
     error: ValidationError, where: str, known: Callable[[tuple[Any, ...]], Iterable[str] | None]
 ) -> list[str]:
-    """One line for each setting pydantic found wrong.
+    """Return a line for each setting that pydantic rejects.
 
-    `known` gives the valid keys of the section at a path, or None where any key may stand.
+    `known` returns the valid keys of the section at a path, or None if any key is valid.
     """
     found: dict[str, list[str]] = {}
     for item in error.errors():
         path = _path(item, known)
         key = ".".join([*filter(None, [where]), *map(str, path)])
         if item["type"] == "extra_forbidden":
-            name, _, value = str(path[-1]).partition(":")  # to YAML one of a pair only before a blank
-            pair = f"write {f'{name}: {value}'!r}, with a blank"
+            name, _, value = str(path[-1]).partition(":")  # YAML needs a space after the colon of a pair
+            pair = f"write {f'{name}: {value}'!r}, with a space"
             message = f"unknown key; {pair if value else nearest(name, known(path[:-1]) or ())}"
         elif item["type"] == "missing":
-            whole = path == item["loc"]  # else an item of a tuple
-            message = "missing; give it a value" if whole else f"too few values (given: {item['input']!r})"
+            whole = path == item["loc"]  # otherwise an item of a tuple
+            message = "missing; set it" if whole else f"too few values (given: {item['input']!r})"
         else:
             text = item["msg"].removeprefix("Value error, ")
             given = "" if isinstance(item["input"], Mapping) else f" (given: {item['input']!r})"
@@ -89,7 +89,7 @@ def problems_of(
 
 
 def _path(item: Mapping[str, Any], known: Callable[[tuple[Any, ...]], Iterable[str] | None]) -> tuple[Any, ...]:
-    """Where an error is, without pydantic's own parts, such as the member of a union that did not match."""
+    """Return the location of an error without pydantic's own parts, such as the unmatched member of a union."""
     loc: tuple[Any, ...] = item["loc"]
     for end in range(len(loc)):
         keys = known(loc[:end])
@@ -99,10 +99,10 @@ def _path(item: Mapping[str, Any], known: Callable[[tuple[Any, ...]], Iterable[s
 
 
 class Registry:
-    """Parts of one kind by name. `name/*` stands for a family: the rest of the name is the part's first argument.
+    """Parts of one kind by name. `name/*` is a family: the rest of the name is the part's first argument.
 
-    Installed packages add to them by entry points of the group `pearl.GROUP`; a name that pearl has stays pearl's. With
-    `base` ("module:Class"), classes derived from it can be taken from files.
+    Installed packages add parts by entry points of the group `pearl.GROUP`; pearl's own names take precedence. With
+    `base` ("module:Class"), classes derived from it can be loaded from files.
     """
 
     def __init__(self, kind: str, group: str, targets: Mapping[str, str], *, base: str | None = None) -> None:
@@ -112,31 +112,31 @@ class Registry:
 
     @functools.cached_property
     def installed(self) -> dict[str, metadata.EntryPoint]:
-        """What installed packages add, by name."""
+        """Return the parts of installed packages, by name."""
         return {point.name: point for point in metadata.entry_points(group=self.group) if point.name not in self.own}
 
     def names(self) -> list[str]:
-        """All names, families with their star; pearl's own first."""
+        """Return all names, families with their star; pearl's own first."""
         return [*self.own, *self.installed]
 
     def lines(self) -> dict[str, str]:
-        """The first line about each part, by name."""
+        """Return the first line of each part's documentation, by name."""
         found = {}
         for name in self.names():
             try:
                 found[name] = _family(name) or (inspect.getdoc(self.load(name)) or "-").splitlines()[0]
-            except ConfigError as error:  # an installed package's
+            except ConfigError as error:  # from an installed package
                 found[name] = str(error)
         return found
 
     def admit(self, given: str) -> str:
-        """The name of a part that the user has just named: `path/to/file.py:Class` becomes Class@HASH.
+        """Return the name of a part given by the user: `path/to/file.py:Class` becomes Class@HASH.
 
-        This runs the file, and nothing else does. A configuration stores the new name, which says what the file was
-        and not where it lay; whoever reads it has not said that he trusts that file. Other names stay as they are.
+        Only this function runs the file. A configuration stores the new name, a hash of the file without its path, so
+        that reading a configuration runs no code that the user has not named. Other names are returned unchanged.
 
         Raises:
-            ConfigError: no such file or class, the file fails, or the class cannot be used; with file and line.
+            ConfigError: no such file or class, the file fails, or the class cannot be used; includes file and line.
         """
         found = re.fullmatch(r"(.+\.py)(?::(\w*))?", given)
         if found is None or self.base is None:
@@ -144,11 +144,11 @@ class Registry:
         try:
             file, attribute = Path(found[1]).expanduser(), found[2]
         except RuntimeError:
-            raise ConfigError(f"{given}: there is no such user's home; write the path out") from None
+            raise ConfigError(f"{given}: that user has no home directory; write the full path") from None
         if not attribute:
-            raise ConfigError(f"{given}: which class? Give the file and its class, as {file.name}:MyMethod")
+            raise ConfigError(f"{given}: the class is missing; give the file and its class, as {file.name}:MyMethod")
         try:
-            if file.exists() and not file.is_file():  # a FIFO would wait, a device never end
+            if file.exists() and not file.is_file():  # a FIFO would block, a device never end
                 raise OSError(errno.EINVAL, "not a file")
             source = file.read_bytes()
         except (OSError, ValueError) as error:
@@ -169,17 +169,17 @@ class Registry:
         return name
 
     def source(self, name: str) -> bytes | None:
-        """The file that a part was taken from; None unless it was."""
+        """Return the file that a part was loaded from, or None."""
         return self._files[name].source if name in self._files else None
 
     @contextmanager
     def blamed(self, name: str) -> Iterator[None]:
-        """Meanwhile code of a part runs; what a file's raises is said in a line with the place in it.
+        """Run code of a part within the context; errors of a file's code become one line with their position.
 
-        `SystemExit` and its like too, which would end the process in silence. Ctrl-C alone goes on up.
+        This includes `SystemExit` and similar, which would end the process silently, but not Ctrl-C.
 
         Raises:
-            ConfigError: it raised something.
+            ConfigError: the code raised an exception.
         """
         try:
             yield
@@ -188,30 +188,30 @@ class Registry:
         except BaseException as error:
             if name not in self._files or type(error) is KeyboardInterrupt:
                 raise
-            raise ConfigError(f"{self._files[name].place_of(error)}: {in_words(error)}; mend the file") from error
+            raise ConfigError(f"{self._files[name].place_of(error)}: {in_words(error)}; fix the file") from error
 
     def closed(self, name: str) -> bool:
-        """Whether a part is a file's that nobody has named in this process."""
+        """Return True if a part is from a file that the user has not named in this process."""
         return self.base is not None and "@" in name and name not in self._files
 
     def load(self, name: str) -> Callable[..., Any]:
         """Import the class or function behind a name.
 
         Raises:
-            ConfigError: no such name; the message gives the nearest one.
+            ConfigError: unknown name; the message has the nearest one.
         """
         if name in self._files:
             return self._files[name].part
         if self.base and (".py:" in name or "@" in name):
             attribute = name.rpartition(":")[2].partition("@")[0]
             raise ConfigError(
-                f"{name}: code in a file, which runs only where the command names it; add --{self.kind} "
+                f"{name}: code in a file, which runs only if the command names it; add --{self.kind} "
                 f"path/to/file.py:{attribute}"
             )
         family, _, member = name.partition("/")
         if member == "*":
             such = f", such as {family}/{_FAMILIES[family][1]}" if family in _FAMILIES else ""
-            raise ConfigError(f"{name} stands for a family; name a member{such}")
+            raise ConfigError(f"{name} is a family; give a member{such}")
         target = self.own.get(f"{family}/*" if member else name)
         if target is None and name in self.installed:
             return self._from_package(self.installed[name])
@@ -225,20 +225,20 @@ class Registry:
         where = f"{self.kind} {point.name} of the package {package}"
         try:
             part = point.load()
-        except Exception as error:  # an import can raise anything
+        except Exception as error:  # an import can raise any exception
             raise ConfigError(
-                f"{where}: cannot be imported ({in_words(error)}); mend or uninstall the package"
+                f"{where}: cannot be imported ({in_words(error)}); fix or uninstall the package"
             ) from None
         return self._checked(part, where)
 
     def _checked(self, part: Any, where: str) -> Any:
-        """A part that did not come with pearl.
+        """Check and return a part that is not pearl's own.
 
         Raises:
-            ConfigError: it is nothing of this kind, or its options cannot be read off its signature.
+            ConfigError: it is not of this kind, or its signature has no readable options.
         """
         if self.base is None:
-            wrong = None if callable(part) else "is no class or function"
+            wrong = None if callable(part) else "is not a class or function"
         else:
             base = _imported(self.base)
             wrong = None if inspect.isclass(part) and issubclass(part, base) else f"does not derive from {self.base}"
@@ -246,7 +246,7 @@ class Registry:
                 wrong = "declares no phases; list the names of those that `learn` yields"
         try:
             if not wrong:
-                # the defaults are stored with a run
+                # defaults are stored with a run
                 _options_model(part).model_construct().model_dump(mode="json", warnings=False)
         except Exception as error:  # annotations are code
             wrong = f"its options cannot be read ({in_words(error)}); annotate each with its type"
@@ -255,14 +255,14 @@ class Registry:
         return part
 
     def options(self, name: str) -> type[BaseModel]:
-        """The options of a part as a pydantic model, made from its keyword-only parameters."""
+        """Return the options of a part as a pydantic model, built from its keyword-only parameters."""
         return _options_model(self.load(name))
 
     def resolve(self, spec: Any, where: str) -> Spec:
         """Check a part's name and options and fill in the defaults.
 
         Raises:
-            ConfigError: with every problem of this part.
+            ConfigError: lists every problem of this part.
         """
         if isinstance(spec, str | int | float):
             spec = {"name": str(spec)}
@@ -270,7 +270,7 @@ class Registry:
             raise ConfigError(f"{where}: needs a name; choose from {', '.join(self.names())}")
         name = str(spec["name"])
         if self.closed(name):
-            return {**spec, "name": name}  # its options were checked by whoever had the file
+            return {**spec, "name": name}  # its options were checked when the file was given
         try:
             model = self.options(name)
         except ConfigError as error:
@@ -294,11 +294,11 @@ class Registry:
         return {"name": name, **checked.model_dump(mode="json", warnings=False)}
 
     def decisive(self, spec: Spec) -> Spec:
-        """A resolved spec without what does not enter a run's name (see `Born`)."""
+        """Return a resolved spec without values that do not enter a run's name (see `Born`)."""
         return self._each(spec, Registry.decisive, without_born)
 
     def as_written(self, spec: Spec) -> Spec:
-        """A stored spec with the options that came later (see `Born`).
+        """Return a stored spec plus options that were added later (see `Born`).
 
         Raises:
             ConfigError: no such part.
@@ -306,20 +306,20 @@ class Registry:
         return self._each(spec, Registry.as_written, as_written)
 
     def follow(self, spec: Spec, config: BaseModel) -> Spec:
-        """A resolved spec with what follows the configuration in the place of `auto` (see `Follows`)."""
+        """Return a resolved spec with the rules' values instead of `auto` (see `Follows`)."""
         return spec if self.closed(spec["name"]) else followed(self.options(spec["name"]), spec, config)
 
     def _each(self, spec: Spec, change: Callable[["Registry", Spec], Spec], of_options: Callable[..., Spec]) -> Spec:
-        """Change a spec's own options, and first those of the parts among them."""
+        """Apply a change to a spec's options, first to those of nested parts."""
         name = spec["name"]
         if self.closed(name):
-            return spec  # what options it has, its file says
+            return spec  # only its file defines its options
         nested = _nested_registries(self.load(name))
         values = {key: change(nested[key], value) if key in nested else value for key, value in spec.items()}
         return of_options(self.options(name), values)
 
     def build(self, spec: Spec, *args: Any) -> Any:
-        """Make the part that a resolved spec describes; `args` come before its options."""
+        """Create the part that a resolved spec describes; `args` are passed before its options."""
         part = self.load(spec["name"])
         nested = _nested_registries(part)
         options = {
@@ -332,7 +332,7 @@ class Registry:
             raise ConfigError(f"{self.kind} {spec['name']}: {error}") from None
 
     def spec_of(self, part: Any) -> Spec:
-        """The spec of a dataclass instance that this registry can build."""
+        """Return the spec of a dataclass instance that this registry can build."""
         for name in self.names():
             if type(part) is self.load(name):
                 return {"name": name, **dataclasses.asdict(part)}
@@ -345,7 +345,7 @@ def _imported(target: str) -> Any:
 
 
 def readable(name: str) -> str:
-    """A part's name for people: the class without the hash of its file."""
+    """Return a part's name for display: the class without the hash of its file."""
     return name.partition("@")[0]
 
 
@@ -359,7 +359,7 @@ def _hints(part: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _nested_registries(part: Callable[..., Any]) -> dict[str, Registry]:
-    """Options that are parts themselves: annotated `Annotated[Kind, REGISTRY]`."""
+    """Return the options that are parts themselves: annotated `Annotated[Kind, REGISTRY]`."""
     return _nested_of(part.func if isinstance(part, functools.partial) else part)
 
 
@@ -393,5 +393,5 @@ def _model_of(part: Callable[..., Any]) -> type[BaseModel]:
 
 
 def _named(spec: Any, default: Spec) -> Any:
-    """A part's spec; options without a name belong to the default part."""
+    """Return a part's spec with a name; options without a name belong to the default part."""
     return {"name": default["name"], **spec} if isinstance(spec, Mapping) and "name" not in spec else spec

@@ -13,61 +13,61 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=2**32, strict=True)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 NotNegative = Annotated[float, Field(ge=0)]
-Pixels = Annotated[int, Field(ge=1, le=4096)]  # of a side; every image takes the square of it
+Pixels = Annotated[int, Field(ge=1, le=4096)]  # of a side; every image takes its square
 Triple = tuple[float, float, float]
 Domain = Literal["plain", "edges", "inverted", "noisy"]  # see `data.domains`
 
 
 class Section(BaseModel):
-    """A part of a configuration: no unknown keys, no infinities. Each field's text is its documentation."""
+    """A part of a configuration: no unknown keys, no infinities. Each field's string is its documentation."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class StreamConfig(Section):
-    """How a data source becomes a sequence of tasks."""
+    """The division of a data source into a sequence of tasks."""
 
     tasks: Count | Annotated[list[Count], Field(min_length=1)]
-    """How many tasks of equally many classes, or a list of their numbers of classes."""
+    """Number of tasks with equally many classes, or a list of numbers of classes."""
     order: Literal["natural"] | Seed | Annotated[list[int], Field(min_length=1)] = "natural"
-    """Order in which the classes come: `natural`, a seed of numpy's permutation, or a list of labels."""
+    """Order of the classes: `natural`, a seed of numpy's permutation, or a list of labels."""
     per_class: Count | None = None
-    """Training images kept per class; all if null."""
+    """Training images per class; all if null."""
     test_per_class: Count | None = None
-    """Images per class that are evaluated on; all if null."""
+    """Evaluation images per class; all if null."""
     classes: Count | None = None
-    """Only the first so many classes of the order; all if null."""
+    """Number of classes, from the first of the order; all if null."""
     validation: Share = 0.0
-    """Share of each class's training images that is held out."""
+    """Share of each class's training images to hold out."""
     evaluate_on: Literal["test", "validation"] = "test"
     """`validation`: the held-out images, or the source's own validation images."""
     domains: Annotated[list[Domain], Born([])] = []
-    """Looks in which all tasks come, one after the other; each learns a class from images of its own."""
+    """Styles in which all tasks come, one after the other; domains share no training images."""
 
     @model_validator(mode="after")
     def _each_class_once(self) -> "StreamConfig":
         if isinstance(self.order, list) and len(set(self.order)) != len(self.order):
-            raise ValueError("order names a class twice; list each once")
+            raise ValueError("order lists a class twice; list each once")
         return self
 
     @model_validator(mode="after")
     def _each_domain_once(self) -> "StreamConfig":
         if len(set(self.domains)) != len(self.domains):
-            raise ValueError("domains has one twice; list each once")
+            raise ValueError("domains lists one twice; list each once")
         return self
 
 
 class AugmentConfig(Section):
-    """The parameters of augmentation; in `train.phases.NAME.images` those that one phase has different."""
+    """Parameters of augmentation; in `train.phases.NAME.images` the differences of one phase."""
 
     pad: Annotated[int, Field(ge=0, le=4096)] = 4
     """Pixels of zeros around the image before a random `crop`."""
     scale: tuple[Positive, Positive] = (0.08, 1.0)
-    """Least and largest share of the area that a random `resized_crop` shows."""
+    """Smallest and largest share of the area in a random `resized_crop`."""
     flip: bool = True
-    """Whether half of the training images are mirrored, with `crop` and `resized_crop`."""
+    """Mirror half of the training images, with `crop` and `resized_crop`."""
     brightness: Annotated[Share, Born(0.0)] = 0.0
-    """Half the range around 1 of the random factor that multiplies all pixels of a training image."""
+    """Half the range, around 1, of a random brightness factor per training image."""
 
     @model_validator(mode="after")
     def _scale_rises(self) -> "AugmentConfig":
@@ -77,27 +77,26 @@ class AugmentConfig(Section):
 
 
 class ImagesConfig(AugmentConfig):
-    """What the network sees. Sizes are in pixels; mean and std belong to pixel values in [0, 1]."""
+    """Preprocessing of images. Sizes are in pixels; mean and std are for pixel values in [0, 1]."""
 
     size: Pixels
-    """Side of the square that the network sees, in pixels."""
+    """Side of the network's square input, in pixels."""
     resize: Pixels | Literal["auto"] | None = None
-    """Shorter side to which an image is scaled before the centre is cut out, in pixels; `size` if null. `auto` follows
-    `size` by the usual ratio, 256 to 224."""
+    """Shorter side after resizing, before the centre crop, in pixels; `size` if null. `auto` is 256/224 of `size`."""
     augment: Literal["none", "crop", "resized_crop"] = "none"
-    """What training makes of an image: nothing, a random crop after padding, or a random part of it, resized."""
+    """Augmentation in training: none, a random crop after padding, or a random resized crop."""
     mean: Triple = (0.0, 0.0, 0.0)
-    """Subtracted from red, green and blue, which lie in [0, 1]."""
+    """Mean of red, green and blue, for values in [0, 1]."""
     std: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
-    """What they are divided by then."""
+    """Standard deviations of red, green and blue."""
     bits: Annotated[int, Field(ge=8, le=16, strict=True), Born(16)] = 16
-    """Of grey images with 16 bits per pixel, how many are used, as 12 of many cameras; the upper 8 of them are kept."""
+    """Used bits of 16-bit grey images, such as 12 of many cameras; the upper 8 of them are kept."""
     reduced: Annotated[bool, Born(False)] = False
-    """Whether large JPEG files are decoded at a half, quarter or eighth, if that is twice the size that is kept."""
+    """Decode large JPEG files at a half, quarter or eighth of their size, if that is twice the kept size."""
 
     @property
     def stored(self) -> int:
-        """Pixels of the shorter side of images as they are kept."""
+        """Return the shorter side of stored images, in pixels."""
         return self.resize if isinstance(self.resize, int) else self.size
 
     @model_validator(mode="after")
@@ -110,49 +109,49 @@ class ImagesConfig(AugmentConfig):
 
 
 class OptimizerConfig(Section):
-    """How parameters take a step; in `groups.NAME` of a phase what one group of its parameters has different."""
+    """Optimizer settings; in `groups.NAME` of a phase the differences of one group of its parameters."""
 
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    """PyTorch's optimizer of that name."""
+    """PyTorch's optimizer of this name."""
     lr: Positive = 1e-3
     """Learning rate, before the schedule."""
     betas: tuple[Share, Share] = (0.9, 0.999)
-    """Of `adam` and `adamw`."""
+    """Decay rates of `adam` and `adamw`."""
     momentum: Share = 0.9
     """Of `sgd`."""
     nesterov: Annotated[bool, Born(False)] = False
-    """Of `sgd`: Nesterov's momentum."""
+    """Nesterov's momentum, for `sgd`."""
     weight_decay: NotNegative = 0.0
-    """Of all parameters; `adamw` keeps it apart from the gradient."""
+    """Weight decay of all parameters; decoupled from the gradient in `adamw`."""
 
 
 class PhaseConfig(OptimizerConfig):
-    """Settings of training; in `train.phases.NAME` those that one phase has different."""
+    """Settings of training; in `train.phases.NAME` the differences of one phase."""
 
     epochs: Annotated[int, Field(ge=1)] = 50
-    """How often the task's images are seen."""
+    """Passes over the task's images."""
     steps: Annotated[Count | None, Born(None)] = None
-    """The phase's length in steps, in the place of epochs."""
+    """Length of the phase in steps, instead of epochs."""
     batch_size: Annotated[int, Field(ge=1)] = 32
-    """Images per step; of several processes together."""
+    """Images per step, over all processes."""
     schedule: Literal["constant", "cosine", "quarter_cosine", "multistep"] = "constant"
-    """How the rate goes on: `cosine` falls to `end_lr`, `quarter_cosine` nearly to 0 and epoch by epoch."""
+    """Learning-rate schedule: `cosine` falls to `end_lr`, `quarter_cosine` nearly to 0, epoch by epoch."""
     end_lr: Annotated[NotNegative, Born(0.0)] = 0.0
-    """Of `cosine`: the rate at the end."""
+    """Final rate of `cosine`."""
     warmup: Annotated[Share, Born(0.0)] = 0.0
-    """Share of the steps in which the rate first rises to its schedule."""
+    """Share of the steps with a linear warm-up of the rate."""
     warmup_lr: Annotated[NotNegative, Born(0.0)] = 0.0
-    """The rate from which it rises."""
+    """Initial rate of the warm-up."""
     milestones: list[Annotated[float, Field(gt=0, lt=1)]] = []
-    """Of `multistep`: shares of the phase at which the rate is multiplied by `gamma`."""
+    """Shares of the phase at which `multistep` multiplies the rate by `gamma`."""
     gamma: Positive = 0.1
-    """Of `multistep`: see `milestones`."""
+    """Factor of `multistep`, see `milestones`."""
     clip: Positive | None = None
-    """Largest norm of the gradient; longer ones are shortened to it."""
+    """Maximum norm of the gradient (clipping)."""
     groups: Annotated[dict[str, OptimizerConfig], Born({})] = {}
-    """What single groups of a phase's parameters have different, by the names that a method gives them."""
+    """Differences of single groups of a phase's parameters, by the method's names for them."""
     images: Annotated[AugmentConfig, Born({})] = AugmentConfig()
-    """What the augmentation of `images` has different, for images of the task (not of a memory)."""
+    """Differences from the augmentation of `images`, for images of the task (not of a memory)."""
 
     @field_serializer("images")
     def _only_what_was_set_of_images(self, images: AugmentConfig) -> dict[str, Any]:
@@ -163,7 +162,7 @@ class PhaseConfig(OptimizerConfig):
         return _set_alone(groups)
 
     def group(self, name: str) -> OptimizerConfig:
-        """The settings of one group of the phase's parameters; of those without a name, the phase's own."""
+        """Return the settings of one group of the phase's parameters; those of the phase for an unnamed group."""
         changes = self.groups[name].model_dump(exclude_unset=True) if name in self.groups else {}
         return OptimizerConfig(**{**self.model_dump(include=set(OptimizerConfig.model_fields)), **changes})
 
@@ -180,17 +179,17 @@ def _set_alone(sections: Mapping[str, BaseModel]) -> dict[str, Any]:
 
 
 class TrainConfig(PhaseConfig):
-    """Settings of all phases, and what single phases have different."""
+    """Settings of all phases, and the differences of single phases."""
 
     phases: dict[str, PhaseConfig] = {}
-    """What single phases have different, by their names (`pearl list methods --long`)."""
+    """Differences of single phases, by name (`pearl list methods --long`)."""
 
     @field_serializer("phases")
     def _only_what_was_set(self, phases: dict[str, PhaseConfig]) -> dict[str, Any]:
         return _set_alone(phases)
 
     def phase(self, name: str) -> PhaseConfig:
-        """The settings of one phase."""
+        """Return the settings of one phase."""
         changes = self.phases[name].model_dump(exclude_unset=True) if name in self.phases else {}
         usual = self.model_dump(exclude={"phases"})
         images = {**usual["images"], **changes.get("images", {})}
@@ -198,19 +197,19 @@ class TrainConfig(PhaseConfig):
 
 
 class EngineConfig(Section):
-    """How the arithmetic is done. Changing it changes results in the last digits."""
+    """Computation settings. Changes affect the last digits of results."""
 
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """`auto`: bfloat16 where the device is faster with it."""
+    """`auto`: bfloat16 if the device is faster with it."""
     channels_last: bool = True
-    """Whether images and convolutions lie in memory with channels last."""
+    """Store images and convolutions in channels-last memory format."""
     eval_batch_size: Annotated[int, Field(ge=1)] = 256
-    """Images per pass in evaluation."""
+    """Batch size of evaluation."""
     max_steps: Annotated[int, Field(ge=1)] | None = None
-    """Most steps of a phase; `--smoke` sets 1."""
+    """Maximum steps of a phase; `--smoke` sets 1."""
     cuda_graphs: bool = False
-    """Record training steps on a GPU and replay them, 3 to 4 times as fast for small batches. Losses are the same."""
+    """Run training steps on a GPU as CUDA graphs, 3 to 4 times as fast for small batches. Losses are equal."""
     reuse: Annotated[bool, Born(True)] = True
-    """Whether a run takes phases that another one has trained, bit for bit the same, and keeps its own for others."""
+    """Use the phase cache: load phases that another run has trained, bit by bit the same, and store new ones."""
     earlier_states: Annotated[bool, Born(True)] = False
-    """Keep what only states of before the newest task need (`--tasks`): with class statistics megabytes a task."""
+    """Keep files that only earlier states need (`--tasks`): with class statistics megabytes per task."""

@@ -1,1 +1,1 @@
-"""Files of a run that are whole or absent, and where they lie."""
+"""Files of a run, written atomically, and their paths."""

@@ -1,7 +1,7 @@
-"""A fresh folder beside what is being made, and the removal of those that killed processes left. No torch.
+"""Temporary folders beside a target, and the removal of those that killed processes left. No torch.
 
-Such a folder has a name that nobody can guess, holds a marker file, and is locked while its process lives. What lacks
-the marker and is not empty, belongs to another user or is a link is nobody's leftover, and stays.
+Such a folder has an unguessable name, holds a marker file, and is locked while its process lives. Nonempty folders
+without the marker, folders of other users and links are not leftovers, and are kept.
 """
 
 import os
@@ -21,13 +21,13 @@ WORDS = b"A temporary folder of pearl, which removes it with all in it.\n"
 
 @contextmanager
 def beside(target: Path, *, rescue: Callable[[Path], None] = lambda folder: None) -> Iterator[Path]:
-    """A new folder beside `target`, locked and removed in the end; `rescue` saves from it what must not be lost.
+    """Yield a new folder beside `target`, locked, and removed at the end; `rescue` saves files that must not be lost.
 
     Leftovers of processes that were killed when they made `target` are rescued and removed first.
 
     Raises:
         Busy: another process is making `target`.
-        RunError: the place cannot be written to.
+        RunError: the folder is not writable.
         OSError: as well.
     """
     remove_leftovers(target, rescue)
@@ -39,7 +39,7 @@ def beside(target: Path, *, rescue: Callable[[Path], None] = lambda folder: None
                 replace_file(folder / MARKER, WORDS)
                 yield folder
             finally:
-                with suppress(OSError):  # then it stays, and the next one rescues it
+                with suppress(OSError):  # the folder is kept, and the next process rescues it
                     rescue(folder)
                     remove_tree(folder)
     finally:
@@ -48,11 +48,11 @@ def beside(target: Path, *, rescue: Callable[[Path], None] = lambda folder: None
 
 
 def remove_leftovers(target: Path, rescue: Callable[[Path], None] = lambda folder: None) -> None:
-    """Remove what processes left that were killed when they made `target`.
+    """Remove the leftovers of processes that were killed while creating `target`.
 
     Raises:
         Busy: another process is making `target`.
-        RunError: the place cannot be written to.
+        RunError: the folder is not writable.
         OSError: as well.
     """
     for leftover in _leftovers(target):
@@ -62,7 +62,7 @@ def remove_leftovers(target: Path, rescue: Callable[[Path], None] = lambda folde
 
 
 def _leftovers(target: Path) -> list[Path]:
-    """Folders that processes of this user began to make `target` in."""
+    """Return the folders in which processes of this user began to create `target`."""
     pattern = re.compile(re.escape(f".{target.name[:100]}.") + r"[0-9a-f]{32}\.new")
     return [place for place in target.parent.iterdir() if pattern.fullmatch(place.name) and _is_ours(place)]
 
@@ -78,7 +78,7 @@ def _is_ours(place: Path) -> bool:
 
 
 def _is_empty(place: Path) -> bool:
-    """Return True if a folder holds only a lock: its process was killed before it had marked the folder."""
+    """Return True if a folder has only a lock: its process was killed before writing the marker."""
     with suppress(OSError):
         return all(each.name in LOCK or is_temporary(each.name) for each in place.iterdir())
     return False

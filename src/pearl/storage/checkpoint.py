@@ -1,9 +1,8 @@
-"""What a run has learnt, on disk: a folder of safetensors and a manifest for the start and for each task.
+"""The state of a run on disk: a folder of safetensors and a manifest for the start and for each task.
 
 A folder holds only the tensors that its task added or changed; the state after task t is the start overlaid by the
-folders 0..t. A folder counts when its manifest is there: it is written last, by atomic rename, after fsync.
-
-Tensors that are not always needed together may lie in several files of a folder, as their method says.
+folders 0..t. A folder is complete when its manifest exists, which is written last, by atomic rename, after fsync. A
+method may distribute tensors over several files of a folder, if they are not always needed together.
 """
 
 import errno
@@ -28,26 +27,26 @@ from pearl.storage.shapes import Part
 from pearl.storage.stored_task import MANIFEST, read_manifest
 
 WEIGHTS = "weights.safetensors"
-STATISTICS = "statistics.safetensors"  # of which every task's are needed
-RUNNING = "running.safetensors"  # statistics of which the newest are
+STATISTICS = "statistics.safetensors"  # needed of every task
+RUNNING = "running.safetensors"  # statistics needed of the newest task
 FILES = (WEIGHTS, STATISTICS, RUNNING)
 
 FileOf = Callable[[str], str]  # of a tensor of the state_dict
 
 
 def sha256(data: bytes) -> str:
-    """Hexadecimal SHA-256."""
+    """Return the hexadecimal SHA-256."""
     return hashlib.sha256(data).hexdigest()
 
 
 def changed(before: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A snapshot of what `before`, a snapshot itself, lacks of a state_dict or has with other bits."""
+    """Return a snapshot of the tensors of a state_dict that are missing in the snapshot `before`, or differ in bits."""
     rows = ((key, _row_major(value)) for key, value in state.items())
     return {key: value.clone() for key, value in rows if key not in before or not _same_bits(before[key], value)}
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    # 0.0 equals -0.0, and NaN nothing; bytes have no such notions
+    # 0.0 equals -0.0, and NaN nothing; bytes have neither problem
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bytes(a), _bytes(b))
 
 
@@ -60,7 +59,7 @@ def _row_major(tensor: Tensor) -> Tensor:
 
 
 def fingerprint(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's type, shape and bits."""
+    """Return the SHA-256 of a tensor's dtype, shape and bits."""
     row_major = _row_major(tensor)
     digest = hashlib.sha256(f"{row_major.dtype} {list(row_major.shape)} ".encode())
     digest.update(_bytes(row_major).numpy().data)
@@ -68,12 +67,12 @@ def fingerprint(tensor: Tensor) -> str:
 
 
 def snapshot(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of a state_dict on the CPU, row-major, that training cannot touch."""
+    """Return a copy of a state_dict on the CPU, row-major, which training cannot change."""
     return {key: _row_major(value).clone() for key, value in state.items()}
 
 
 def in_weights(name: str) -> str:
-    """All of them in one file."""
+    """Put all tensors into one file."""
     return WEIGHTS
 
 
@@ -87,7 +86,7 @@ def write_part(
 ) -> None:
     """Store one folder of a run: the tensors, then the manifest with their checksums and `facts`.
 
-    `within` is the run, below which the folder has to lie whatever links there are.
+    The folder must be below `within`, the run, also after following links.
     """
     files: dict[str, dict[str, Tensor]] = {WEIGHTS: {}}
     for name, tensor in tensors.items():
@@ -110,12 +109,12 @@ def write_part(
 def read_part(
     folder: Path, shape: type[Part] = Part, replaced: Collection[str] = ()
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and manifest of one folder; its checksums are verified, and that they are those of the manifest.
+    """Return tensors and manifest of one folder, after verifying checksums and names.
 
-    Running statistics may be missing where all of them are among the tensors that later tasks have `replaced`.
+    Running statistics may be missing if all of them are among the tensors that later tasks have `replaced`.
 
     Raises:
-        RunError: a file is missing or damaged; the message names it.
+        RunError: a file is missing or damaged; the message has its path.
     """
     manifest = read_manifest(folder, shape)
     thinned = RUNNING in manifest["sha256"] and not (folder / RUNNING).exists()
@@ -129,7 +128,7 @@ def read_part(
 
 
 def read_files(folder: Path, manifest: Mapping[str, Any], files: Collection[str] = FILES) -> dict[str, Tensor]:
-    """The tensors in those of a folder's files that it has.
+    """Return the tensors in those of a folder's files that exist.
 
     Raises:
         RunError: see `read_part`.
@@ -142,9 +141,9 @@ def read_files(folder: Path, manifest: Mapping[str, Any], files: Collection[str]
 
 
 def remove_replaced(run: Path) -> None:
-    """Remove the running statistics of tasks that later ones have replaced; only earlier states would need them.
+    """Remove the running statistics that later tasks have replaced; only earlier states would need them.
 
-    They go after the later task's folder is whole. What cannot be removed stays.
+    They are removed after the later task's folder is complete. Files that cannot be removed are kept.
 
     Raises:
         RunError: a manifest is damaged.
@@ -158,7 +157,7 @@ def remove_replaced(run: Path) -> None:
 
 
 def _names_in(file: Path) -> set[str]:
-    """Names of the tensors in a file, of which only its head is read."""
+    """Return the names of the tensors in a file, reading only its header."""
     with open_regular(file) as opened:
         return set(json.loads(opened.read(int.from_bytes(opened.read(8), "little")))) - {"__metadata__"}
 
@@ -166,14 +165,14 @@ def _names_in(file: Path) -> set[str]:
 def _read_file(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         with open_regular(file) as opened:
-            # of one that has grown no more than tells it: it may be larger than memory
+            # a file that has grown is detected by its length only: it may be larger than memory
             data = opened.read(manifest["bytes"] + 1)
     except OSError as error:
         raise _unreadable(file, reason(error)) from None
     if sha256(data) != manifest["sha256"].get(file.name):
         raise RunError(
-            f"{file}: checksum differs from its manifest, the file is damaged; restore it from a copy, or, to learn "
-            f"again from there, remove classes.json, the folder {file.parent.name} and all later ones"
+            f"{file}: checksum differs from its manifest, so the file is damaged; restore it from a copy, or, to "
+            f"learn again from there, remove classes.json, the folder {file.parent.name} and all later ones"
         )
     try:
         tensors = load(data)
@@ -182,8 +181,8 @@ def _read_file(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
             raise MemoryError from error
         if not isinstance(error, (SafetensorError, KeyError, ValueError, RuntimeError)):
             raise
-        # written by something else
-        raise RunError(f"{file}: no file of tensors ({error}); restore it from a copy of the run") from None
+        # written by another program
+        raise RunError(f"{file}: not a file of tensors ({error}); restore it from a copy of the run") from None
     if any(list(value.shape) != manifest["tensors"].get(key) for key, value in tensors.items()):
         raise _other_tensors(file)
     return tensors
@@ -194,7 +193,7 @@ def _unreadable(file: Path, why: str) -> RunError:
 
 
 def _other_tensors(file: Path) -> RunError:
-    return RunError(f"{file}: other tensors than its manifest lists; restore both from a copy of the run")
+    return RunError(f"{file}: its tensors differ from its manifest's list; restore both from a copy of the run")
 
 
 def load_state(
@@ -204,14 +203,13 @@ def load_state(
     file_of: FileOf | None = None,
     needed: Callable[[Mapping[str, Tensor]], int | None] | None = None,
 ) -> dict[str, Tensor]:
-    """The state_dict after the first `tasks` tasks of a run (all finished ones if not given).
+    """Return the state_dict after the first `tasks` tasks of a run (default: all finished ones).
 
-    With the `file_of` that it was written with, running statistics that a later task has replaced are not read; without
-    it all of those that are there are.
-    `needed` says, by the statistics, of how many tasks the weights are enough (None: of all): others are left out.
+    With the `file_of` of its writing, replaced running statistics are not read; without it all existing ones are.
+    `needed` returns, from the statistics, how many tasks' weights are needed (None: all); others are left out.
 
     Raises:
-        RunError: not a run directory, fewer tasks are finished, or a file is missing or damaged.
+        RunError: not a run directory, too few finished tasks, or a missing or damaged file.
     """
     directory = RunDirectory(run)
     if not directory.reference_manifest.is_file():
@@ -220,8 +218,8 @@ def load_state(
         )
     folders = directory.finished
     if tasks is not None and tasks > len(folders):
-        raise RunError(f"{run}: it has {counted(len(folders), 'finished task')}, not {tasks}; run it further first")
-    # each in its own place, so that what is newest is laid over all else
+        raise RunError(f"{run}: it has {counted(len(folders), 'finished task')}, not {tasks}; resume it first")
+    # separate, so that newer tensors can replace older ones
     parts = list(directory.manifests(tasks, Part))
     newer: set[str] = set()
     stale = {folder for folder, manifest in parts[:-1] if not (folder / RUNNING).exists()} if file_of is None else set()
@@ -238,17 +236,17 @@ def load_state(
             statistics |= read_files(folder, manifest, files)
         except RunError:
             removed = RUNNING in files & manifest["sha256"].keys() and not (folder / RUNNING).exists()
-            # counted again: another process may have learnt one
+            # counted again: another process may have added a task
             if not removed or len(parts) == len(directory.finished):
                 raise
             raise RunError(
-                f"{run}: its state after {counted(len(parts), 'task')} was not kept, as a later task has replaced "
-                f"{folder.name}/{RUNNING}; use the newest state, or make models with engine.earlier_states=true"
+                f"{run}: its state after {counted(len(parts), 'task')} is not stored, since a later task has replaced "
+                f"{folder.name}/{RUNNING}; use the newest state, or create models with engine.earlier_states=true"
             ) from None
     enough = needed(statistics) if needed else None
     state, _ = read_part(directory.reference)
     for index, (folder, manifest) in enumerate(parts):
-        # statistics of the first versions are among the weights
+        # the first versions stored statistics with the weights
         if enough is None or index < enough or STATISTICS not in manifest["sha256"]:
             state |= read_files(folder, manifest, {WEIGHTS})
     return state | statistics

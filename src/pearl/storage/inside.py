@@ -1,7 +1,7 @@
-"""Writing and removing below a folder without leaving it: a directory that came from others may have links in it.
+"""Writing and removing below a folder without following links out of it: a received directory may contain links.
 
-Every step from the folder down is taken by a descriptor and refuses links, so that nobody can exchange a folder for a
-link between a check and the write. No torch.
+Every step from the folder down uses a descriptor and refuses links, so that a folder cannot be exchanged for a link
+between a check and the write. No torch.
 """
 
 import os
@@ -17,36 +17,36 @@ from pearl.errors import RunError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_TEMPORARY = re.compile(r"\..+\.([0-9a-f]{32}|[0-9]+)\.tmp")  # version 0.1 named them by a process's number
+_TEMPORARY = re.compile(r"\..+\.([0-9a-f]{32}|[0-9]+)\.tmp")  # version 0.1 named them by process number
 
 
 def temporary_name(name: str) -> str:
-    """A new hidden name beside `name`, which nobody can guess."""
+    """Return a new hidden, unguessable name beside `name`."""
     return f".{name}.{secrets.token_hex(16)}.tmp"
 
 
 def is_temporary(name: str) -> bool:
-    """Return True if a file has the name of a temporary file that an interrupted write left behind."""
+    """Return True if a file has the name of an interrupted write's temporary file."""
     return bool(_TEMPORARY.fullmatch(name))
 
 
 @contextmanager
 def opened_folder(folder: Path, within: Path | None = None, *, make: bool = False) -> Iterator[int]:
-    """A descriptor of `folder`, reached from `within` through no link that leads out of it.
+    """Yield a descriptor of `folder`, reached from `within` without links that lead out of it.
 
-    Without `within` the folder is taken as it is named: its user chose it, links included. With `make` folders that
-    are missing are made, and survive a power cut.
+    Without `within` links are followed, since the user chose the folder. With `make` missing folders are created, and
+    survive a power cut.
 
     Raises:
         RunError: `folder` is not below `within`.
-        OSError: it cannot be opened or made.
+        OSError: it cannot be opened or created.
     """
     root = within or folder
     if make:
         make_folder(root)
     names = Path(os.path.relpath(os.path.realpath(folder), os.path.realpath(root))).parts
     if ".." in names:
-        raise RunError(f"{folder}: leads outside of {root}; put what it stands for in its place")
+        raise RunError(f"{folder}: leads outside of {root}; replace the link by its target")
     descriptor = os.open(root, _FOLDER)
     try:
         for name in names:
@@ -55,7 +55,7 @@ def opened_folder(folder: Path, within: Path | None = None, *, make: bool = Fals
             except FileNotFoundError:
                 if not make:
                     raise
-                with suppress(FileExistsError):  # another process has made it just now
+                with suppress(FileExistsError):  # another process has just created it
                     os.mkdir(name, dir_fd=descriptor)
                 os.fsync(descriptor)
                 below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=descriptor)
@@ -67,7 +67,7 @@ def opened_folder(folder: Path, within: Path | None = None, *, make: bool = Fals
 
 
 def make_folder(path: Path) -> None:
-    """A folder that a power cut does not take away again, nor the folders that were made to hold it."""
+    """Create a folder, and missing parents, that survive a power cut."""
     if not path.is_dir():
         make_folder(path.parent)
         with suppress(FileExistsError):
@@ -76,13 +76,13 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """See the names in a folder onto the disk."""
+    """Sync the names in a folder to disk."""
     with opened_folder(path) as folder:
         os.fsync(folder)
 
 
 def sync_tree(root: Path) -> None:
-    """See a folder with all in it onto the disk."""
+    """Sync a folder with all its contents to disk."""
     for _, _, names, folder in os.fwalk(root, topdown=False):
         for name in names:
             descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
@@ -94,9 +94,9 @@ def sync_tree(root: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes, within: Path | None = None) -> None:
-    """Write a whole file or none of it: new temporary name, fsync, atomic rename, fsync of the folder.
+    """Write a file atomically: new temporary name, fsync, atomic rename, fsync of the folder.
 
-    What has the file's name is replaced and not followed if it is a link.
+    A link with the file's name is replaced, not followed.
 
     Raises:
         RunError: see `opened_folder`.
@@ -115,11 +115,11 @@ def replace_file(path: Path, data: bytes, within: Path | None = None) -> None:
 
 
 def create_file(path: str | Path, data: bytes, folder: int | None = None) -> None:
-    """Write a file that is not there yet, in the folder of a descriptor if one is given, and see it onto the disk.
+    """Create a file, in the folder of a descriptor if one is given, and sync it to disk.
 
     Raises:
-        FileExistsError: it is there, or a link is.
-        OSError: it cannot be written; nothing is left of it.
+        FileExistsError: the file, or a link of this name, exists.
+        OSError: it cannot be written; nothing is left behind.
     """
     descriptor = os.open(path, _NEW, 0o666, dir_fd=folder)
     try:
@@ -137,13 +137,13 @@ def create_file(path: str | Path, data: bytes, folder: int | None = None) -> Non
 
 
 def open_to_append(path: Path, within: Path | None = None) -> BinaryIO:
-    """A regular file, made if it is missing, to be read and appended to.
+    """Open a regular file for reading and appending, creating it if it is missing.
 
-    A link is followed if `within` is given and it stays below that.
+    A link is followed if it stays below `within`.
 
     Raises:
         RunError: see `opened_folder`.
-        OSError: it cannot be opened, or is a link or something else than a file.
+        OSError: it cannot be opened, or is not a regular file.
     """
     target = Path(os.path.realpath(path)) if within else path
     with opened_folder(target.parent, within) as folder:
@@ -152,13 +152,13 @@ def open_to_append(path: Path, within: Path | None = None) -> BinaryIO:
 
 
 def remove_tree(path: Path, within: Path | None = None) -> None:
-    """Remove a folder with all in it, as far as that can be done. Links in it are removed and not followed."""
+    """Remove a folder with all its contents, as far as possible. Links in it are removed, not followed."""
     with suppress(OSError, RunError), opened_folder(path.parent, within) as folder:
         shutil.rmtree(path.name, ignore_errors=True, dir_fd=folder)
 
 
 def remove_file(path: Path, within: Path | None = None) -> None:
-    """Remove a file or a link, if it is there.
+    """Remove a file or link, if it exists.
 
     Raises:
         RunError: see `opened_folder`.
@@ -169,7 +169,7 @@ def remove_file(path: Path, within: Path | None = None) -> None:
 
 
 def remove_temporaries(root: Path) -> None:
-    """Remove what writes below a folder left that were killed. Only a process that holds the folder may do so."""
+    """Remove temporary files of killed processes below a folder; only for the process that holds the folder."""
     for _, _, names, folder in os.fwalk(root):
         for name in filter(is_temporary, names):
             with suppress(OSError):
@@ -177,13 +177,13 @@ def remove_temporaries(root: Path) -> None:
 
 
 def check_no_links(root: Path) -> None:
-    """See that a folder, in which others' code will write, is no link and has none in it.
+    """Check that a folder, in which foreign code will write, is not a link and contains none.
 
     Raises:
-        RunError: naming one.
+        RunError: names a link.
     """
     links = [root] if root.is_symlink() else []
     for place, folders, files in os.walk(root):
         links += [link for name in (*folders, *files) if (link := Path(place, name)).is_symlink()]
     if links:
-        raise RunError(f"{links[0]}: is a link, through which nothing is written; put what it stands for in its place")
+        raise RunError(f"{links[0]}: is a link, which is never followed for writing; replace it by its target")

@@ -1,8 +1,8 @@
-"""One process at a time: by flock, else by lockf, else by a lease that its holder renews. No torch.
+"""Exclusive locks between processes: by flock, else by lockf, else by a lease that its holder renews. No torch.
 
-The operating system's locks end with their process. Where a file system has none (Lustre and NFS may not), the file
-that names the holder is the lease: made by one process alone, renewed while that lives. A holder of this machine is
-alive if its process is, one of another machine as long as it renews.
+The operating system's locks end with their process. On file systems without locks (Lustre and NFS may have none), the
+holder's file is the lease: created by exactly one process, and renewed while it lives. A holder on this machine is
+alive if its process is, one on another machine as long as it renews.
 """
 
 import errno
@@ -23,21 +23,21 @@ from typing import Any
 from pearl.errors import Busy, RunError, reason, remedy
 from pearl.storage.inside import create_file, make_folder, replace_file, temporary_name
 
-LOCK = (".lock", ".holder.json")  # what a directory has in it while a process holds it
+LOCK = (".lock", ".holder.json")  # files in a directory while a process holds it
 RENEW = 10.0  # seconds between two renewals of a lease
-LEASE = 60.0  # seconds without one after which a holder of another machine may be dead,
-WATCH = 25.0  # and is, if it does not renew in so many more: clocks may jump
-LOOK = 0.2  # seconds between two looks at what is waited for
+LEASE = 60.0  # seconds without renewal after which a holder on another machine may be dead,
+WATCH = 25.0  # and after this many more is dead: clocks may jump
+LOOK = 0.2  # seconds between two polls while waiting
 
 _TAKEN = {errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES}
-# not implemented, not supported (of user space, and the kernel's own number), no locks, refused by the server
+# not implemented, not supported (user-space and kernel numbers), no locks, refused by the server
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, 524, errno.ENOLCK, errno.EINVAL, errno.EIO}
 _HELD: set[tuple[int, int]] = set()  # device and inode; lockf does not exclude the process that holds it
 _GUARD = threading.Lock()
 
 
 class Held(Exception):
-    """Another process holds the lock. Says which, as far as is known, and what to do if that is gone."""
+    """Another process holds the lock. Names it, as far as known, and the fix if it is gone."""
 
     def __init__(self, holder: dict[str, Any] | None = None, fix: str = "") -> None:
         try:
@@ -50,21 +50,21 @@ class Held(Exception):
 
 
 class Lock:
-    """The lock `file`, with `holder` beside it, a JSON file that says who has it."""
+    """The lock `file`, with `holder`, a JSON file that describes its process."""
 
     def __init__(self, file: Path, holder: Path) -> None:
         self.file, self.holder = file, holder
-        self.lost = False  # a lease that another process has taken over, as this one seemed dead
+        self.lost = False  # a lease that another process has taken over because this one seemed dead
         self._descriptor = -1
         self._facts: dict[str, Any] = {}
         self._ended = threading.Event()
 
     def acquire(self) -> None:
-        """Take the lock, or leave it.
+        """Take the lock, or raise.
 
         Raises:
             Held: another process has it.
-            OSError: it cannot be taken, for a reason that has nothing to do with others.
+            OSError: it cannot be taken for another reason.
         """
         try:
             self._descriptor, by = _locked(self.file)
@@ -77,7 +77,7 @@ class Lock:
                 self._ended.clear()
                 threading.Thread(target=self._renew, daemon=True).start()
             else:
-                if self._elsewhere():  # a machine that has no locks on this file system
+                if self._elsewhere():  # a machine without locks on this file system
                     self._check_dead(self._read())
                 replace_file(self.holder, json.dumps(self._facts).encode())
         except BaseException:
@@ -85,7 +85,7 @@ class Lock:
             raise
 
     def wait(self) -> None:
-        """Take the lock once it is free.
+        """Wait for the lock and take it.
 
         Raises:
             OSError: see `acquire`.
@@ -97,7 +97,7 @@ class Lock:
                 time.sleep(LOOK)
 
     def release(self) -> None:
-        """Give the lock back; what cannot be removed is left, and tells the next one nothing."""
+        """Release the lock; files that cannot be removed are ignored by the next process."""
         self._ended.set()
         try:
             with suppress(OSError):
@@ -107,10 +107,10 @@ class Lock:
             self._close()
 
     def held(self) -> bool:
-        """Return True if a process has the lock, without taking it.
+        """Return True if a process holds the lock, without taking it.
 
         Raises:
-            OSError: that cannot be found out.
+            OSError: that cannot be determined.
         """
         try:
             descriptor, by = _locked(self.file)
@@ -132,7 +132,7 @@ class Lock:
             with suppress(FileExistsError):
                 create_file(self.holder, json.dumps(self._facts).encode())
                 if (self._read() or {}).get("token") != self._facts["token"]:
-                    raise Held(self._read())  # taken for one that was dead, by a process that looked just before
+                    raise Held(self._read())  # removed as a dead process's by a process that had checked just before
                 return
             known = self._read()
             self._check_dead(known)
@@ -140,21 +140,21 @@ class Lock:
             with suppress(FileNotFoundError):  # another process was faster
                 self.holder.rename(aside)
                 taken = _json(aside)
-                if taken != known:  # a lease that another process has just taken in the dead one's place
+                if taken != known:  # a lease that another process has just created instead of the dead one's
                     with suppress(OSError):
                         os.link(aside, self.holder)
                 with suppress(OSError):
                     aside.unlink()
 
     def _check_dead(self, known: dict[str, Any] | None) -> None:
-        """See that who is named as the holder is dead, which may take a while.
+        """Check that the named holder is dead, which may take a while.
 
         Raises:
-            Held: it is not, or nobody can know.
+            Held: it is alive, or that cannot be determined.
         """
         remove = f"if that process is gone, remove {self.holder}"
         if known and known.get("by") in ("flock", "lockf") and not _here(known):
-            raise Held(known, f"; {remove}")  # on a machine with locks, which nobody renews
+            raise Held(known, f"; {remove}")  # on a machine with locks, where holders do not renew
         if self._alive(known):
             raise Held(known, "" if _here(known) else f"; {remove}, or wait {LEASE + WATCH:.0f} s")
         if _here(known):
@@ -166,37 +166,37 @@ class Lock:
                 raise Held(self._read())
 
     def _alive(self, known: dict[str, Any] | None) -> bool:
-        """Return True if the holder seems to be alive, judged by its process, or on another machine by its lease."""
+        """Return True if the holder seems to be alive, by its process, or by its lease on another machine."""
         if known and _here(known):
             return _runs(known)
         renewed = self._renewed()
         return bool(renewed) and 0 <= _now(self.holder.parent) - renewed < LEASE * 1e9
 
     def _elsewhere(self) -> bool:
-        """Return True if the holder's file names a lease of another machine."""
+        """Return True if the holder's file is a lease of another machine."""
         known = self._read()
         return known is not None and known.get("by") == "lease" and not _here(known)
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEW):
-            with suppress(OSError):  # a server that does not answer just now
+            with suppress(OSError):  # the server does not respond at the moment
                 if (self._read() or {}).get("token") != self._facts["token"]:
                     self.lost = not self._ended.is_set()
                     return
                 os.utime(self.holder, follow_symlinks=False)
 
     def check(self) -> None:
-        """See that nobody has taken the lock over meanwhile; of a lease alone somebody may have.
+        """Check that no process has taken over the lock meanwhile, which is possible for leases.
 
         Raises:
-            Busy: somebody has, since this process had stood still for a minute.
+            Busy: another process has, since this one was suspended for a minute.
         """
         if self.lost:
-            raise Busy(f"{self.file.parent}: {Held(self._read()).who} has taken it over, as this one had stood still")
+            raise Busy(f"{self.file.parent}: {Held(self._read()).who} has taken it over, since this one was suspended")
 
     def _renewed(self) -> int:
-        """When the holder's file was renewed last, in ns of the file system's clock; 0 if it is not there."""
-        try:  # opened, since a network's file system may know of a name only what it was a while ago
+        """Return the time of the holder file's last renewal, in ns of the file system's clock; 0 if it is missing."""
+        try:  # opened, since a network file system may cache outdated attributes of a name
             descriptor = os.open(self.holder, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
             return 0
@@ -210,7 +210,7 @@ class Lock:
 
 
 def _json(file: Path) -> dict[str, Any] | None:
-    """Read a holder's file; return None if it is missing or half-written."""
+    """Read a holder's file; return None if it is missing or incomplete."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -222,7 +222,7 @@ def _json(file: Path) -> dict[str, Any] | None:
 
 
 def _locked(file: Path) -> tuple[int, str]:
-    """A descriptor of a lock's file that holds the operating system's lock, and by which call; `lease` if by none.
+    """Return a descriptor with the operating system's lock on a file, and the call that took it; `lease` if none did.
 
     Raises:
         Held: another process has the lock, or this one.
@@ -230,7 +230,7 @@ def _locked(file: Path) -> tuple[int, str]:
     """
     with _GUARD:
         for last in (*[False] * 9, True):
-            with suppress(FileNotFoundError):  # before it is opened: to close a file ends all its locks by lockf
+            with suppress(FileNotFoundError):  # before opening: closing a file ends all its lockf locks
                 if _identity(file.lstat()) in _HELD:
                     raise Held
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -238,8 +238,9 @@ def _locked(file: Path) -> tuple[int, str]:
             try:
                 by = _by(descriptor)
                 opened = os.fstat(descriptor)
-                with suppress(FileNotFoundError):  # its holder has removed it just now: another one is to be made
-                    if last or os.path.samestat(opened, file.lstat()):  # where files keep no numbers it is never so
+                with suppress(FileNotFoundError):  # its holder has just removed it: create another one
+                    # never equal on file systems without inode numbers
+                    if last or os.path.samestat(opened, file.lstat()):
                         _HELD.add(_identity(opened))
                         return descriptor, by
             except BaseException:
@@ -278,14 +279,14 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 def _self() -> dict[str, Any]:
-    """This process, so that others can tell it from a later one of the same number."""
+    """Identify this process, also against a later one with the same number."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     facts = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
     return {**facts, **_machine(), "started": _started(os.getpid()), "token": secrets.token_hex(8)}
 
 
 def _machine() -> dict[str, str]:
-    """Identify the machine beside its host name: by its boot, and on Linux by the namespace of processes."""
+    """Identify the machine in addition to its host name: by its boot, and on Linux by the namespace of processes."""
     found = {}
     with suppress(OSError):
         found["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -305,21 +306,21 @@ def _runs(known: dict[str, Any]) -> bool:
         pid = int(known["pid"])
         os.kill(pid, 0)
     except PermissionError:
-        pass  # it is somebody else's
+        pass  # it belongs to another user
     except (OSError, LookupError, TypeError, ValueError, OverflowError):
         return False
     return known.get("started") == _started(pid)
 
 
 def _started(pid: int) -> str:
-    """When a process was started, in ticks since the machine was; nothing where Linux does not say it."""
+    """Return the start time of a process, in ticks since boot; None if Linux does not provide it."""
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
     return ""
 
 
 def _now(folder: Path) -> int:
-    """Nanoseconds since 1970 by the clock of the folder's file system, which may be another machine's."""
+    """Return nanoseconds since 1970 by the clock of the folder's file system, which may be another machine's."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_mtime_ns
 
@@ -329,20 +330,20 @@ def _now(folder: Path) -> int:
 
 @contextmanager
 def locked(path: Path) -> Iterator[Lock]:
-    """Hold a directory for this process. The lock goes with its process, however that ends.
+    """Hold a directory for this process. The lock ends with the process.
 
     Raises:
-        Busy: another process holds it, and which.
-        RunError: it cannot be written to.
+        Busy: another process holds it; names it.
+        RunError: it is not writable.
     """
     lock = Lock(path / LOCK[0], path / LOCK[1])
     try:
         make_folder(path)
         lock.acquire()
     except Held as held:
-        raise Busy(f"{path}: {held} is at work on it; wait for it to end, or stop it{held.fix}") from None
+        raise Busy(f"{path}: {held} is working on it; wait for it to end, or stop it{held.fix}") from None
     except OSError as error:
-        fix = remedy(error, "choose another place (PEARL_RUNS, for runs)")
+        fix = remedy(error, "choose another path (PEARL_RUNS, for runs)")
         raise RunError(f"{path}: cannot be written ({reason(error)}); {fix}") from None
     try:
         yield lock
@@ -351,9 +352,9 @@ def locked(path: Path) -> Iterator[Lock]:
 
 
 def is_held(path: Path) -> bool:
-    """Return True if a process is at work on a directory, which is not created.
+    """Return True if a process works on a directory, which is not created.
 
     Raises:
-        OSError: that cannot be found out.
+        OSError: that cannot be determined.
     """
     return (path / LOCK[0]).exists() and Lock(path / LOCK[0], path / LOCK[1]).held()

@@ -1,4 +1,4 @@
-"""Downloads that cannot come are found out in seconds: whoever has no internet should not wait for it."""
+"""Early detection of failing downloads: without internet, an error within seconds."""
 
 import socket
 import threading
@@ -7,24 +7,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-SECONDS = 4.0  # for a connection to be made
-STALLED = 30.0  # seconds without a byte, after which a download is given up
-# Downloads change settings of the process, and put them back: two at a time would put back each other's.
+SECONDS = 4.0  # for a connection
+STALLED = 30.0  # seconds without data after which a download is abandoned
+# Downloads change global settings and restore them, so only one may run at a time.
 _ALONE = threading.RLock()
 
 
 def reach(address: str, *, seconds: float | None = None) -> None:
-    """See that the host of an address answers. What goes through a proxy is taken to.
+    """Check that the host of an address responds. Connections by proxy are assumed to work.
 
     Raises:
-        OSError: it does not, within so many seconds (default: `SECONDS`).
+        OSError: it does not within the limit in seconds (default: `SECONDS`).
     """
     parts = urlsplit(address)
     if parts.scheme in urllib.request.getproxies() or not parts.hostname:
         return
     end = (parts.hostname, parts.port or {"http": 80}.get(parts.scheme, 443))
     limit = SECONDS if seconds is None else seconds
-    failed: list[OSError] = [TimeoutError(f"{parts.hostname} does not answer within {limit:g} seconds")]
+    failed: list[OSError] = [TimeoutError(f"{parts.hostname} does not respond within {limit:g} seconds")]
 
     def attempt() -> None:
         try:
@@ -33,7 +33,7 @@ def reach(address: str, *, seconds: float | None = None) -> None:
         except OSError as error:
             failed[:] = [error]
 
-    # looking a name up has no timeout of its own, so that it is waited for from outside
+    # name resolution has no timeout, so it runs in a thread
     trying = threading.Thread(target=attempt, daemon=True)
     trying.start()
     trying.join(limit)
@@ -42,7 +42,7 @@ def reach(address: str, *, seconds: float | None = None) -> None:
 
 
 class _Reached(urllib.request.BaseHandler):
-    """Asks whether a host answers before each download from it; of one that does not, once."""
+    """Checks that a host responds before each download from it; once for a host that does not."""
 
     def __init__(self) -> None:
         self.failed: dict[str, OSError] = {}
@@ -62,7 +62,7 @@ class _Reached(urllib.request.BaseHandler):
 
 @contextmanager
 def short_waits() -> Iterator[None]:
-    """Meanwhile a download by the standard library fails in seconds if its host does not answer, or stalls."""
+    """Make downloads by the standard library fail within seconds if their host does not respond or stalls."""
     with _ALONE:
         before, timeout = urllib.request._opener, socket.getdefaulttimeout()  # type: ignore[attr-defined]
         urllib.request.install_opener(urllib.request.build_opener(_Reached()))
@@ -76,7 +76,7 @@ def short_waits() -> Iterator[None]:
 
 @contextmanager
 def hub(*, offline: bool = False) -> Iterator[None]:
-    """Meanwhile the Hugging Face hub is offline, if it does not answer or is not to be asked: its cache is all."""
+    """Make the Hugging Face hub offline, using only its cache, if it does not respond or must not be used."""
     from huggingface_hub import constants
 
     with short_waits():

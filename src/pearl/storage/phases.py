@@ -1,8 +1,8 @@
-"""Finished phases, kept by what decides their result: FOLDER/KEY/{weights.safetensors, manifest.json}. No torch.
+"""Files of the phase cache, by digest: FOLDER/KEY/{weights.safetensors, manifest.json}. No torch.
 
-The folder is $PEARL_CACHE (default: phases/ in the data folder), `off` for none. It never holds more than
-$PEARL_CACHE_GB gigabytes (default: 10), nor more than it leaves free on its disk; what was not used for longest goes
-first. All in it is derived: whatever is removed or damaged is trained again.
+The folder is $PEARL_CACHE (default: phases/ in the data folder), `off` for none. Its size is limited to $PEARL_CACHE_GB
+gigabytes (default: 10), and to the free space of its disk; the least recently used entries are removed first. Removed
+or damaged entries are trained again.
 """
 
 import os
@@ -18,7 +18,7 @@ from pearl.errors import ConfigError
 from pearl.storage.paths import as_path, data_root
 from pearl.storage.stored_task import MANIFEST
 
-STALE = 24 * 3600.0  # seconds after which what a killed process left may go
+STALE = 24 * 3600.0  # age in seconds at which leftovers of killed processes are removed
 _ASIDE = re.compile(r"[0-9a-f]{64}\.[0-9a-f]{32}\.tmp")
 _ENTRY = re.compile(r"[0-9a-f]{64}")
 _LOCK = re.compile(r"[0-9a-f]{64}\.(lock|holder\.json)")
@@ -26,18 +26,18 @@ _LOCK = re.compile(r"[0-9a-f]{64}\.(lock|holder\.json)")
 
 @dataclass(frozen=True)
 class Entry:
-    """A phase on disk."""
+    """A cached phase on disk."""
 
     path: Path
     bytes: int
-    used: float  # when, in seconds since 1970
+    used: float  # time of last use, in seconds since 1970
 
 
 def folder() -> Path | None:
-    """Where phases are kept; None where they are not.
+    """Return the folder of the cache; None if it is disabled.
 
     Raises:
-        ConfigError: PEARL_CACHE is no path.
+        ConfigError: PEARL_CACHE is not a path.
     """
     text = os.environ.get("PEARL_CACHE", "")
     if text == "off":
@@ -46,46 +46,46 @@ def folder() -> Path | None:
 
 
 def limit() -> int:
-    """Most bytes that phases may take.
+    """Return the maximum bytes of the cache.
 
     Raises:
-        ConfigError: PEARL_CACHE_GB is no number of gigabytes.
+        ConfigError: PEARL_CACHE_GB is not a number of gigabytes.
     """
     text = os.environ.get("PEARL_CACHE_GB") or "10"
-    with suppress(ValueError, OverflowError):  # infinity is none either
+    with suppress(ValueError, OverflowError):  # also excludes infinity
         if (found := int(float(text) * 1e9)) >= 0:
             return found
-    raise ConfigError(f"PEARL_CACHE_GB={text}: no number of gigabytes; give one, as 10, or set PEARL_CACHE=off")
+    raise ConfigError(f"PEARL_CACHE_GB={text}: not a number of gigabytes; give one, such as 10, or set PEARL_CACHE=off")
 
 
 def entries(root: Path) -> list[Entry]:
-    """All phases of a folder, that used longest ago first; none if it is not there."""
+    """Return all entries of a folder, least recently used first; empty if it does not exist."""
     found = []
     for place in root.iterdir() if root.is_dir() else ():
-        with suppress(OSError):  # another process removes it just now
+        with suppress(OSError):  # another process is removing it
             if _ENTRY.fullmatch(place.name):
                 size = sum(file.stat().st_size for file in place.iterdir())
-                manifest = place / MANIFEST  # is gone where a process was killed as it removed a phase
+                manifest = place / MANIFEST  # missing if a process was killed while removing an entry
                 found.append(Entry(place, size, (manifest if manifest.exists() else place).stat().st_mtime))
     return sorted(found, key=lambda entry: entry.used)
 
 
 def touch(entry: Path) -> None:
-    """Note that a phase is used."""
-    with suppress(OSError):  # of others, whose folder may be read only
+    """Record that an entry is used."""
+    with suppress(OSError):  # another user's folder, which may be read-only
         os.utime(entry / MANIFEST)
 
 
 def aside(entry: Path) -> Path:
-    """A new name beside that of a phase, for one that is being written."""
+    """Return a new name beside an entry's, for writing."""
     return entry.with_name(f"{entry.name}.{uuid.uuid4().hex}.tmp")
 
 
 def make_room(root: Path, size: int) -> bool:
-    """Remove what was not used for longest until so many bytes more may be kept; False if that can never be.
+    """Remove the least recently used entries until this many bytes fit; return False if that is impossible.
 
     Raises:
-        OSError: the folder cannot be looked into.
+        OSError: the folder is unreadable.
     """
     _remove_leftovers(root)
     there = entries(root)
@@ -102,7 +102,7 @@ def make_room(root: Path, size: int) -> bool:
 
 
 def empty(root: Path) -> None:
-    """Remove all phases, and nothing else that may lie there. A process that trains one keeps its lock."""
+    """Remove all entries, and no other files. A process that trains one keeps its lock."""
     for place in [*root.iterdir()] if root.is_dir() else ():
         if _ENTRY.fullmatch(place.name) or _ASIDE.fullmatch(place.name):
             shutil.rmtree(place, ignore_errors=True)
@@ -110,7 +110,7 @@ def empty(root: Path) -> None:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """What was left long ago by processes that were killed. Whose lock goes while he still trains is not waited for."""
+    """Remove old leftovers of killed processes."""
     for place in [*root.iterdir()] if root.is_dir() else ():
         with suppress(OSError):
             old = time.time() - place.stat().st_mtime > STALE

@@ -1,7 +1,6 @@
-"""What the JSON files of a run have to hold. They may hold more: a newer pearl of the same format writes more.
+"""Schemas of a run's JSON files. Additional entries are allowed: newer versions with the same format write more.
 
-Whoever reads such a file names its shape, so that a file that was damaged, or made by hand, is found out where it is
-read and not where a number turns out to be a text.
+Every reader of such a file passes its schema, so that damaged or hand-written files are detected when they are read.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -10,20 +9,20 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 
 
 def _text(value: Any) -> str:
-    # pydantic's own takes no name of a file that is no UTF-8
+    # pydantic's own type rejects file names that are not UTF-8
     if not isinstance(value, str):
-        raise ValueError("input should be a text")
+        raise ValueError("input should be a string")
     return value
 
 
 Text = Annotated[str, PlainValidator(_text)]
-Whole = Annotated[int, Field(strict=True, ge=0, lt=2**62)]  # that NumPy can count with
+Whole = Annotated[int, Field(strict=True, ge=0, lt=2**62)]  # within NumPy's range
 Number = Annotated[float, Field(strict=True)]
 Names = dict[Text, Any]
 
 
 class Record(BaseModel):
-    """Any of the files; entries that are not named here may be anything, numbers are finite."""
+    """Base of all files; other entries may be anything, numbers are finite."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -40,7 +39,7 @@ def problem(value: Any, shape: type[Record]) -> str:
 
 
 class Part(Record):
-    """manifest.json beside a file of weights."""
+    """manifest.json of a weight file."""
 
     sha256: dict[Text, Text]
     bytes: Whole
@@ -54,7 +53,7 @@ class Reference(Part):
 
 
 class Trained(Record):
-    """What is told of an epoch."""
+    """The event of an epoch."""
 
     epoch: Whole
     loss: Number
@@ -63,7 +62,7 @@ class Trained(Record):
 
 
 class Moment(Part):
-    """resume/*/manifest.json, and that of a phase that is kept. The first versions wrote phase and steps alone."""
+    """resume/*/manifest.json, and that of a cached phase. The first versions wrote only phase and steps."""
 
     phase: Text
     steps: Whole
@@ -74,7 +73,7 @@ class Moment(Part):
 
 
 class Layer(Record):
-    """What a task's manifest says about one layer, if ranks are chosen."""
+    """A task manifest's entry for one layer, if ranks are chosen."""
 
     layer: Text
     threshold: Number
@@ -84,37 +83,37 @@ class Layer(Record):
 
 
 class Estimate(Record):
-    """What was said of a task's images that it was not compared with, or not trained on: counts of each class."""
+    """Counts of predictions per class for a task's cross-validated or held-out images."""
 
     how: Literal["left out", "held out"]
     classes: list[Whole]  # logit indices
     total: list[Whole]
     class_il: list[Whole]
     task_il: list[Whole]
-    mistakes: list[tuple[Whole, Whole, Whole]]  # true class, answer, how often
+    mistakes: list[tuple[Whole, Whole, Whole]]  # true class, prediction, count
     reliability: list[tuple[Number, Number, Number]]  # see `sureness.reliability`
 
 
 class Task(Part):
-    """tasks/*/manifest.json. The first versions did not write how many images there were, nor isolation's size."""
+    """tasks/*/manifest.json. The first versions wrote neither the number of images nor isolation's size."""
 
     task: Whole
     name: Text
-    classes: list[Text]  # new ones; none if the task shows known ones again
+    classes: list[Text]  # new ones; empty if the task has known ones only
     also: list[Text] = []
     images: Whole | None = None
     parameters: Whole
-    nonzero: Whole | None = None  # of all parameters, with methods that leave most at 0
+    nonzero: Whole | None = None  # of all parameters, for methods with mostly zero ones
     isolation_parameters: Whole | None = None
     seconds: dict[Text, Number]
-    reused: list[Text] = []  # those of its phases that were not trained by this run
+    reused: list[Text] = []  # those of phases that another run trained
     layers: list[Layer] = []
-    spaces: list[Whole] = []  # tasks whose sub-networks are asked, where class statistics answer
+    spaces: list[Whole] = []  # tasks whose sub-networks are used by class statistics
     temperature: Number | None = None
-    refused: list[Number] = []  # from and to: the share of known images expected to be called unknown at a rate of 0.05
+    refused: list[Number] = []  # expected range of the share of known images called unknown at a rate of 0.05
     train: Names = {}
     estimate: Estimate | None = None
-    image_hashes: dict[Text, Text] = {}  # of the images that it learnt, by class; see `data.copies`
+    image_hashes: dict[Text, Text] = {}  # of the learnt images, by class; see `data.copies`
 
 
 class Listed(Record):
@@ -131,7 +130,7 @@ class Classes(Record):
 
 
 class Stage(Record):
-    """What was counted after one task."""
+    """The counts of one evaluation."""
 
     total: list[Whole]
     class_il: list[Whole]
@@ -194,10 +193,10 @@ class Environment(Record):
 
 
 class Pending(Record):
-    """resume/task.json, of the task that a model is learning."""
+    """resume/task.json, for a model's current task."""
 
     index: Whole | None = None
-    data: Text  # where its images are; empty if they were in memory
+    data: Text  # path of its images; empty if they are in memory
     name: Text
     config: Names
     aliases: dict[Text, Text] = {}
@@ -215,19 +214,19 @@ class Epoch(Trained):
 
 
 class OfTask(Record):
-    """A line of events.jsonl about a task: that it, or one of its phases, begins."""
+    """A line of events.jsonl about a task: the start of the task or of a phase."""
 
     task: Whole
 
 
 class Finished(OfTask):
-    """A line of events.jsonl about a task that is learnt."""
+    """A line of events.jsonl about a finished task."""
 
     parameters: Whole
 
 
 class Seen(OfTask):
-    """A line of events.jsonl about a task that is evaluated."""
+    """A line of events.jsonl about a task's evaluation."""
 
     class_il: Number
     task_il: Number

@@ -1,4 +1,4 @@
-"""Tables as CSV, text and HTML, taken for what they are by spreadsheets, terminals and pages: names may be anything."""
+"""Tables as CSV, text and HTML that are safe for spreadsheets, terminals and pages: names may be anything."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ from pearl.errors import printable
 
 
 def cell(value: Any) -> Any:
-    """A value as a cell: of a text, what cannot be printed is escaped, and a formula gets an apostrophe before it."""
+    """Return a value as a cell: in texts, unprintable characters are escaped, and formulas get an apostrophe."""
     if not isinstance(value, str):
         return value
     text = printable(value)
@@ -19,14 +19,14 @@ def cell(value: Any) -> Any:
 
 
 def rows_as_csv(rows: Iterable[Iterable[Any]], *, end: str = "\r\n") -> str:
-    """Rows of values, each on a line of its own."""
+    """Return rows of values as CSV, one per line."""
     file = io.StringIO()
     csv.writer(file, lineterminator=end).writerows([cell(value) for value in row] for row in rows)
     return file.getvalue()
 
 
 def aligned(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
-    """A table of texts for a terminal; `numbers` are all columns but the first, and end below each other."""
+    """Return a table of texts for a terminal; with `numbers`, all columns but the first are right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = ["<", *(">" if numbers else "<" for _ in widths[1:])]
     lines = (
@@ -36,7 +36,7 @@ def aligned(rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
 
 
 def rows_as_html(rows: Sequence[Sequence[str]]) -> str:
-    """A table for a notebook; the first row is its head."""
+    """Return a table for a notebook; the first row is its header."""
 
     def line(row: Sequence[str], tag: str) -> str:
         return f"<tr>{''.join(f'<{tag}>{escape(text)}</{tag}>' for text in row)}</tr>"

@@ -1,1 +1,1 @@
-"""Many runs at once, on this machine or on a cluster."""
+"""Many runs in parallel, on this machine or on a cluster."""

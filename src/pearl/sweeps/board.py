@@ -1,4 +1,4 @@
-"""How far many runs are, read off their events.jsonl: a live table on a terminal, plain lines elsewhere. No torch."""
+"""Progress of many runs from their events.jsonl: a live table on a terminal, plain lines elsewhere. No torch."""
 
 import sys
 import time
@@ -20,18 +20,18 @@ from pearl.storage.events import Tail
 
 
 class Position:
-    """Where a run is, from what is added to its events from now on."""
+    """Progress of a run, from events added to its file from now on."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.tail = file, Tail(file)
-        self.learnt: int | None = None  # tasks; None until the run has said
+        self.learnt: int | None = None  # number of tasks; None until the run has reported it
         self.tasks = 0
         self.doing = "starting"
 
     def read(self) -> None:
-        """Read on."""
+        """Read new events. An incomplete line is left for the next call."""
         for event in self.tail.read():
-            with suppress(ValueError, KeyError, TypeError):  # one that says less than pearl writes
+            with suppress(ValueError, KeyError, TypeError):  # an event with fewer fields than pearl writes
                 self._take(event)
 
     def _take(self, event: Mapping[str, Any]) -> None:
@@ -53,31 +53,31 @@ class Position:
 
 @dataclass
 class Status:
-    """How far all runs are together, in tasks: those of one run take longer than those of another, so it is rough."""
+    """Progress of all runs together, in tasks; tasks of different runs take different times, so it is approximate."""
 
     tasks: Mapping[Path, int]  # of each run
-    learnt: dict[Path, int] = field(default_factory=dict)  # before the work began, of those that are not done
-    states: dict[Path, str] = field(default_factory=dict)  # of those that have ended
-    running: list[tuple[str, Position, float]] = field(default_factory=list)  # name, where it is, seconds
+    learnt: dict[Path, int] = field(default_factory=dict)  # tasks learnt before the start, of unfinished runs
+    states: dict[Path, str] = field(default_factory=dict)  # of ended runs
+    running: list[tuple[str, Position, float]] = field(default_factory=list)  # name, progress, seconds
     began: float = 0.0
 
     def begin(self, learnt: dict[Path, int]) -> None:
-        """The work begins: so many tasks of each run that is not done are learnt."""
+        """Start the progress: the number of tasks learnt of each unfinished run."""
         self.learnt, self.began = learnt, time.monotonic()
 
     def ended(self, run: Path, state: str) -> None:
-        """A run has ended."""
+        """Record that a run has ended."""
         self.states[run] = state
 
     @property
     def share(self) -> float:
-        """How much of the work is behind us, from 0 to 1."""
+        """Return the completed share of the work, from 0 to 1."""
         todo = sum(self.tasks[run] - learnt for run, learnt in self.learnt.items())
         return self._behind / todo if todo else 1.0
 
     @property
     def left(self) -> float | None:
-        """Seconds that are left, if it goes on as so far; None before the first task is learnt."""
+        """Return the estimated remaining seconds at the current speed; None before the first task is learnt."""
         share = self.share
         return (time.monotonic() - self.began) * (1 - share) / share if share else None
 
@@ -101,27 +101,27 @@ class Status:
 
 
 class Board:
-    """Is told how far all is. This one shows nothing."""
+    """Receives the progress of all runs. The base class shows nothing."""
 
     def say(self, line: str) -> None:
-        """Something worth a line."""
+        """Print an event."""
 
     def update(self, status: Status) -> None:
-        """Called a few times a second."""
+        """Called a few times per second."""
 
     def close(self) -> None:
-        """All has ended, well or not."""
+        """Called when all runs have ended, successfully or not."""
 
 
 def board(quiet: bool = False) -> Board:
-    """The board that fits where the output goes."""
+    """Return the board that fits the output."""
     if quiet:
         return Board()
     return LiveBoard() if sys.stderr.isatty() else LineBoard()
 
 
 class LineBoard(Board):
-    """A line for each run that ends, and every minute, or when the first one starts, one for all."""
+    """Prints a line for each run that ends, and one for all every minute and when the first one starts."""
 
     interval = 60.0
 
@@ -130,11 +130,11 @@ class LineBoard(Board):
         self.said = -self.interval
 
     def say(self, line: str) -> None:
-        """Print it."""
+        """Print a line."""
         self.console.print(printable(line), markup=False)
 
     def update(self, status: Status) -> None:
-        """Print where all are, now and then."""
+        """Print the progress of all runs, at intervals."""
         if len(status.states) < len(status.tasks) and time.monotonic() - self.said >= self.interval:
             self.said = time.monotonic()
             self.say(str(status))
@@ -143,14 +143,14 @@ class LineBoard(Board):
 
 
 class LiveBoard(LineBoard):
-    """A table with a line per run that is at work, and a bar for all, below the lines."""
+    """A table with a line per active run and a bar for all, below the lines."""
 
     def __init__(self) -> None:
         super().__init__()
         self.live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def update(self, status: Status) -> None:
-        """Draw it anew."""
+        """Draw the table again."""
         self.live.start()
         table = Table.grid(padding=(0, 2), expand=True)
         table.add_column(no_wrap=True, overflow="ellipsis")
@@ -161,5 +161,5 @@ class LiveBoard(LineBoard):
         self.live.update(Group(table, Text(str(status)), ProgressBar(completed=100 * status.share)), refresh=True)
 
     def close(self) -> None:
-        """Give the terminal its cursor back."""
+        """Restore the terminal's cursor."""
         self.live.stop()

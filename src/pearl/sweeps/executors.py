@@ -1,4 +1,4 @@
-"""Where jobs are at work, as those who start jobs see it: processes of this machine, or of a cluster."""
+"""Interface for running jobs: as processes of this machine or of a cluster."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,23 +6,23 @@ from typing import Protocol
 
 
 class Process(Protocol):
-    """A job at work."""
+    """A running job."""
 
     def poll(self) -> int | str | None:
-        """None while it is at work; then its exit code, or in words why it has none."""
+        """Return None while it runs; then its exit code, or the reason why there is none."""
 
     def stop(self) -> None:
-        """Let it store what it has learnt and end; called again: at once."""
+        """Ask it to store its state and end; a second call does not wait."""
 
 
 class Executor(Protocol):
-    """Where jobs are at work."""
+    """Runs jobs."""
 
-    workers: int  # how many at once
-    again: bool  # whether a job that is told to stop from outside, and has learnt something, is started again
+    workers: int  # maximum number of parallel jobs
+    again: bool  # True if a job that was stopped from outside, after some progress, is started again
 
     def start(self, worker: int, arguments: Sequence[str], log: Path) -> Process:
-        """Start pearl with these arguments on a worker that is free; what it says is added to `log`.
+        """Start pearl with these arguments on a free worker; its output is appended to `log`.
 
         Raises:
             RunError: it cannot be started.

@@ -1,9 +1,9 @@
-"""Many runs at once, a process each: one that crashes, or is killed, takes no other with it. No torch.
+"""Many runs in parallel, each in its own process, so that a crash affects one run only. No torch.
 
-A job is what `pearl run` is given. Where another differs from it in how tasks are told apart alone, it takes what that
-one has trained (`pearl refit`). All there is to know of a job is in its run directory: whether it is done, who is at
-work on it, and in events.jsonl how far it is. So the processes that work tell nothing to the one that started them,
-several of those can meet at one run, and whoever is started again goes on.
+A job has the arguments of `pearl run`. If two jobs differ only in the classifier, one uses the sub-networks of the
+other (`pearl refit`). The state of a job is in its run directory: whether it is done, which process works on it, and in
+events.jsonl its progress. Worker processes therefore need not report to their parent, several parents may share a run,
+and a restarted parent continues.
 """
 
 import json
@@ -27,13 +27,13 @@ from pearl.sweeps.executors import Executor, Process
 from pearl.sweeps.workers import Place, executor_for
 from pearl.training import launch
 
-LOOK = 0.2  # seconds between two looks at the processes
-LOOK_AT_LOCKS = 2.0  # the same, when all that is left is locked by others
+LOOK = 0.2  # seconds between two polls of the processes
+LOOK_AT_LOCKS = 2.0  # the same, if all remaining runs are locked by others
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: what `pearl run` is given. `name` is what it is called while it runs."""
+    """A run, as arguments of `pearl run`. `name` is its title during the sweep."""
 
     recipe: str
     overrides: tuple[str, ...] = ()
@@ -42,33 +42,33 @@ class Job:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The configuration.
+        """Return the configuration.
 
         Raises:
-            ConfigError: with every problem of it.
+            ConfigError: lists every problem.
         """
         return load_config(self.recipe, self.overrides, smoke=self.smoke)
 
     @property
     def run(self) -> Path:
-        """The run directory, which its configuration names."""
+        """Return the run directory, whose name follows from the configuration."""
         return runs_root() / self.config.id
 
     @property
     def title(self) -> str:
-        """The name, or else recipe and overrides."""
+        """Return the name, or recipe and overrides."""
         return self.name or " ".join([self.recipe, *self.overrides])
 
     @cached_property
     def source(self) -> Path | None:
-        """The run whose sub-networks this one would train again, see `refit.source_of`."""
+        """Return the run with the same sub-networks that this one would train again, see `refit.source_of`."""
         from pearl.lifecycle.refit import source_of
 
         return source_of(self.config)
 
     @property
     def arguments(self) -> list[str]:
-        """What follows `pearl` on the command line."""
+        """Return the arguments of `pearl`."""
         from pearl.lifecycle.refit import can_be_taken
 
         if self.source and can_be_taken(self.source):
@@ -78,24 +78,24 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended."""
+    """The result of a job."""
 
     job: Job
     run: Path
-    state: Literal["done", "failed", "skipped"]  # skipped: it was done already, or another process has done it
+    state: Literal["done", "failed", "skipped"]  # skipped: it was done before, or another process finished it
     error: str = ""  # one line, if it failed
-    log: Path | None = None  # where all that it said is, if it was started
+    log: Path | None = None  # the log with its output, if it was started
     seconds: float = 0.0
 
 
 def failures(outcomes: Iterable[Outcome]) -> list[str]:
-    """What to tell of those that failed, a line for each run and one at the end; nothing if none did."""
+    """Return a message for failed jobs, a line for each and one at the end; empty if none failed."""
     failed = {outcome.run: outcome for outcome in outcomes if outcome.state == "failed"}.values()
     if not failed:
         return []
     logs = [f"; see {outcome.log}" if outcome.log else "" for outcome in failed]
     lines = [f"{outcome.job.title}: {outcome.error}{log}" for outcome, log in zip(failed, logs, strict=True)]
-    return [*lines, f"{counted(len(failed), 'run')} failed; once mended, the same command runs them again"]
+    return [*lines, f"{counted(len(failed), 'run')} failed; fix the errors and run the same command again"]
 
 
 def run_jobs(
@@ -110,26 +110,26 @@ def run_jobs(
     manifest: Mapping[str, Any] | None = None,
     show: Board | None = None,
 ) -> list[Outcome]:
-    """Run all jobs that are not done, `workers` at once, and say how each ended, in the order given.
+    """Run all unfinished jobs, `workers` in parallel, and return their outcomes in the given order.
 
-    Jobs of the same configuration run once. One that fails is an `Outcome`, and the others go on. A run that another
-    process is at work on is waited for, while others are run.
+    Jobs of the same configuration run once. A failed job is an `Outcome`; the others continue. While another process
+    works on a run, other runs go first.
 
     Args:
-        jobs: what to run.
-        workers: how many at once; by default as many as the machine has room for (see `Local`), on SLURM all.
-        executor: processes of this machine, or jobs of SLURM (`submitit-local`: the same without SLURM, to try it).
+        jobs: jobs to run.
+        workers: parallel jobs; by default as many as the machine supports (see `Local`), on SLURM all.
+        executor: processes of this machine, or jobs of SLURM (`submitit-local`: the same without SLURM, for tests).
         device: auto, cpu or cuda.
-        per_gpu: how many workers share a GPU, where `workers` is not given.
+        per_gpu: workers per GPU, if `workers` is not given.
         slurm: options of sbatch, for `executor="slurm"`.
-        folder: where the logs of the jobs are kept; by default in sweeps/ below the runs folder.
-        manifest: what `folder`/sweep.json is to say beside the jobs; none is written if not given.
-        show: is told how far all is.
+        folder: folder of the jobs' logs; by default in sweeps/ below the runs folder.
+        manifest: entries of `folder`/sweep.json in addition to the jobs; not written if None.
+        show: receives progress.
 
     Raises:
-        ConfigError: jobs that cannot be configured, every problem at once, or no such workers; nothing is started then.
+        ConfigError: invalid jobs, with every problem, or invalid workers; no job is started then.
         RunError: the folder cannot be written to.
-        Interrupted: a signal to stop, such as Ctrl-C. All jobs have stored what they learnt, and the same call goes on.
+        Interrupted: a stop signal, such as Ctrl-C. All jobs have stored their state, and the same call resumes them.
     """
     check(jobs)
     folder = folder or runs_root() / "sweeps"
@@ -139,7 +139,7 @@ def run_jobs(
     place = executor_for(
         len(unique), folder, workers=workers, executor=executor, device=device, per_gpu=per_gpu, slurm=slurm
     )
-    if manifest is not None:  # now that all is checked
+    if manifest is not None:  # after all checks
         runs = [{"overrides": [*job.overrides], "run": job.run.name} for job in jobs]
         write_json(folder / "sweep.json", {"format": FORMAT, **manifest, "jobs": runs})
     options = ["--device", device] if device != "auto" else []
@@ -153,10 +153,10 @@ def run_jobs(
 
 
 def check(jobs: Iterable[Job]) -> None:
-    """See that all jobs can be configured, that their methods can learn on their networks, and their weights are there.
+    """Check the jobs' configurations, that methods support their networks, and that weights exist.
 
     Raises:
-        ConfigError: a line for each problem, with the jobs that have it.
+        ConfigError: has a line per problem, with its jobs.
     """
     jobs = list(jobs)
     having: dict[str, list[Job]] = {}
@@ -175,11 +175,11 @@ def check(jobs: Iterable[Job]) -> None:
         raise ConfigError(*lines)
 
 
-_BUILT: dict[str, tuple[str, ...]] = {}  # what was wrong, by method and network: a ViT takes most of a second
+_BUILT: dict[str, tuple[str, ...]] = {}  # problems by method and network: a ViT takes almost a second
 
 
 def _method_problems(config: RunConfig) -> tuple[str, ...]:
-    """What is wrong with a method on its network, found by building both without memory for the weights."""
+    """Return a method's problems with its network, found by building both without memory for the weights."""
     import torch
 
     from pearl.lifecycle.saved import build_method
@@ -193,12 +193,12 @@ def _method_problems(config: RunConfig) -> tuple[str, ...]:
         except PearlError as error:
             _BUILT[key] = (f"method {config.method['name']} on {config.backbone['name']}: {error}",)
         except (NotImplementedError, RuntimeError):
-            pass  # a network that cannot be _BUILT so; the run will tell
+            pass  # a network that cannot be built this way; the run will report problems
     return _BUILT[key]
 
 
 def _weight_problems(job: Job) -> tuple[str, ...]:
-    """That a file of weights is not there, which a run needs when it begins."""
+    """Yield missing weight files that runs need at their start."""
     weights, begun = job.config.backbone.get("weights"), RunDirectory(job.run).reference_manifest.is_file()
     try:
         if weights and not begun and not job.smoke:
@@ -214,13 +214,13 @@ class _Running:
     process: Process
     log: Path
     said: int  # size of the log before
-    stored: list[str]  # what was stored of the run before
+    stored: list[str]  # stored state of the run before
     position: Position
     began: float = field(default_factory=time.monotonic)
 
 
 class _Work:
-    """The jobs that wait, are at work, and have ended."""
+    """Waiting, running and ended jobs."""
 
     def __init__(
         self, jobs: Mapping[Path, Job], executor: Executor, logs: Path, options: Sequence[str], board: Board
@@ -229,9 +229,9 @@ class _Work:
         self.waiting: list[Path] = []
         self.running: dict[int, _Running] = {}  # by worker
         self.outcomes: dict[Path, Outcome] = {}
-        self.look_at_locks = 0.0  # when to
-        self.asked: list[int] = []  # signals to stop, and of these
-        self.told = 0  # so many have been passed on
+        self.look_at_locks = 0.0  # time of the next attempt
+        self.asked: list[int] = []  # stop signals received,
+        self.told = 0  # and forwarded
         tasks = {run: job.config.stream.tasks for run, job in jobs.items()}
         self.status = Status({run: n if isinstance(n, int) else len(n) for run, n in tasks.items()})
 
@@ -251,18 +251,18 @@ class _Work:
                     self._show()
                     if self.running or self.waiting:
                         time.sleep(LOOK)
-            finally:  # they store what they have learnt, whatever went wrong here
+            finally:  # they store their state, whatever failed here
                 self._stop()
         left = len(self.jobs) - len(self.outcomes)
         if left:
             raise Interrupted(
-                f"interrupted; not done: {left} of {counted(len(self.jobs), 'run')}; what they have learnt is stored, "
-                f"and the same command goes on"
+                f"interrupted; not done: {left} of {counted(len(self.jobs), 'run')}; their state is stored; run the "
+                f"same command to continue"
             )
         return self.outcomes
 
     def _on_signal(self, number: int, _: object) -> None:
-        """Note it. Jobs are told again, and then do not wait, if a person asks a second time; see `Stop`."""
+        """Record a signal. A second one from a user makes jobs stop without waiting; see `Stop`."""
         person = number in launch.OF_PERSONS
         if not self.asked or (person and not {*launch.OF_PERSONS}.isdisjoint(self.asked)):
             self.asked.append(number)
@@ -270,12 +270,12 @@ class _Work:
     def _stop(self) -> None:
         self.told = len(self.asked)
         if self.running:
-            self.board.say(f"stopping: storing what was learnt by {counted(len(self.running), 'run')}")
+            self.board.say(f"stopping: storing the state of {counted(len(self.running), 'run')}")
         for one in self.running.values():
             one.process.stop()
 
     def _ended_already(self, run: Path) -> bool:
-        """Whether there is nothing to do: it is done, or damaged."""
+        """Return True if there is nothing to run: the run is done, or damaged."""
         try:
             if RunDirectory(run).is_done:
                 self._end(Outcome(self.jobs[run], run, "skipped"))
@@ -284,7 +284,7 @@ class _Work:
         return run in self.outcomes
 
     def _collect(self) -> None:
-        """See who has ended."""
+        """Collect ended jobs."""
         for worker, one in [*self.running.items()]:
             code = one.process.poll()
             if code is None:
@@ -294,12 +294,12 @@ class _Work:
             if code == launch.BUSY:
                 self.waiting.append(run)
                 continue
-            with suppress(RunError):  # that its results are damaged it has said itself
+            with suppress(RunError):  # it has reported the damage itself
                 if RunDirectory(run).is_done:
                     self._end(Outcome(one.job, run, "done", "", one.log, seconds))
                     continue
             progress = self.executor.again and code == launch.INTERRUPTED and stored(run) != one.stored
-            if self.asked or progress:  # it has stored and stopped
+            if self.asked or progress:  # it has stored its state and stopped
                 self.waiting.append(run)
                 continue
             with one.log.open("rb") as file:
@@ -308,7 +308,7 @@ class _Work:
             self._end(Outcome(one.job, run, "failed", reason(code, said), one.log, seconds))
 
     def _start(self) -> None:
-        """Give those who are free the next runs that nobody is at work on."""
+        """Start the next runs that are not locked, on free workers."""
         free = [worker for worker in range(self.executor.workers) if worker not in self.running]
         if not free or time.monotonic() < self.look_at_locks:
             return
@@ -353,14 +353,14 @@ class _Work:
 
 
 def locked(run: Path) -> bool:
-    """Whether a process is at work on a run; asked without making its directory."""
-    with suppress(OSError):  # whoever starts it will be told why it cannot be locked
+    """Return True if a process works on a run; does not create its directory."""
+    with suppress(OSError):  # starting the run will report why it cannot be locked
         return is_held(run)
     return False
 
 
 def stored(run: Path) -> list[str]:
-    """What is stored of a run: finished tasks, and moments of the next."""
+    """Return the stored state of a run: finished tasks, and checkpoints of the next."""
     directory = RunDirectory(run)
     return sorted(
         path.name for folder in (directory.tasks_folder, directory.resume_folder) for path in folder.glob("*")
@@ -368,20 +368,20 @@ def stored(run: Path) -> list[str]:
 
 
 def reason(code: int | str, said: str) -> str:
-    """Why a job failed, in a line: its exit code, or why it has none, and its last words."""
+    """Return one line about a failed job: its exit code, or why it has none, and its last output."""
     if isinstance(code, str):
         return code
     if code < 0:
-        memory = "; perhaps memory was short: use fewer workers" * (code == -signal.SIGKILL)
+        memory = "; possibly out of memory: use fewer workers" * (code == -signal.SIGKILL)
         return f"ended by signal {-code} ({signal.strsignal(-code)}){memory}"
     if code == 0:
-        return "ended well, but the run is not done; was its directory moved?"
+        return "exited normally, but the run is not done; was its directory moved?"
     lines = [line for line in said.splitlines() if line.strip()]
     own = [line.removeprefix("pearl: ") for line in lines if line.startswith("pearl: ")]
-    return one_line(own or lines[-1:] or [f"exit code {code} without a word"])
+    return one_line(own or lines[-1:] or [f"exit code {code} without output"])
 
 
 def one_line(lines: Sequence[str]) -> str:
-    """The first of several lines, and how many more there are."""
+    """Return the first of several lines, and the number of others."""
     more = f" (and {counted(len(lines) - 1, 'more line')})" if len(lines) > 1 else ""
     return f"{lines[0]}{more}"

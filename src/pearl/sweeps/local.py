@@ -1,4 +1,4 @@
-"""Jobs as processes of this machine. No torch, but to count the GPUs."""
+"""Jobs as processes of this machine. Imports torch only to count the GPUs."""
 
 import os
 import subprocess
@@ -12,13 +12,12 @@ from pearl.training import launch
 
 
 class Local:
-    """Processes of this machine: all together with as many threads as there are cores, and spread over the GPUs.
+    """Processes of this machine, which share its cores as threads and its GPUs.
 
-    Without a number of workers there are `per_gpu` for each GPU; on a CPU one for each 4 cores, or for as many as
-    OMP_NUM_THREADS says.
+    The default number of workers is `per_gpu` per GPU; on a CPU one per 4 cores, or per OMP_NUM_THREADS cores.
 
     Raises:
-        ConfigError: no such device, or less than one worker.
+        ConfigError: unknown device, or less than one worker.
     """
 
     again = False
@@ -28,7 +27,7 @@ class Local:
             raise ConfigError(f"--device {device}: cannot be used here; use auto, cpu or cuda")
         gpus = visible_gpus() if device != "cpu" else []
         if device == "cuda" and not gpus:
-            raise ConfigError("--device cuda: no GPU can be seen here; use auto or cpu")
+            raise ConfigError("--device cuda: no GPU is available; use auto or cpu")
         for name, number in (("workers", workers), ("per-gpu", per_gpu)):
             if number is not None and number < 1:
                 raise ConfigError(f"--{name} {number}: give 1 or more")
@@ -49,7 +48,7 @@ class Local:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs of this machine as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs of this machine as in CUDA_VISIBLE_DEVICES."""
     import torch
 
     count = torch.cuda.device_count()
@@ -58,7 +57,7 @@ def visible_gpus() -> list[str]:
 
 
 class _Child:
-    """A process that `launch.child` has started."""
+    """A process started by `launch.child`."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process

@@ -1,7 +1,7 @@
 """Jobs on a SLURM cluster, through submitit (`pip install "pearl[slurm]"`). No torch.
 
-submitit writes, into the folder it is given, a batch script, and pickles of the function it is to call (`on_node`, by
-its name) and of what that gave (an exit code). pearl itself reads none of them, and nothing of a run is in them.
+submitit writes a batch script into its folder, and pickles of the function to call (`on_node`, by name) and its result
+(an exit code). pearl does not read them, and they contain no data of a run.
 """
 
 import os
@@ -20,16 +20,16 @@ from pearl.sweeps.executors import Process
 from pearl.training import launch
 
 DAY = 24 * 60  # minutes
-ASK = 30.0  # seconds between two questions to SLURM about a job: each costs its controller something
-SOON = 2.0  # the same, where someone waits for the answer
+ASK = 30.0  # seconds between two queries of a job's state: each loads SLURM's controller
+SOON = 2.0  # the same, while a user waits for the result
 AT_WORK = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "UNKNOWN"}
 
 
 def parse_options(items: Sequence[str]) -> dict[str, str | int | bool]:
-    """Options of sbatch as the command line gives them. Not as YAML, to which 10:00:00 is a number.
+    """Parse options of sbatch from the command line; not as YAML, which reads 10:00:00 as a number.
 
     Raises:
-        ConfigError: with every item that is not key=value.
+        ConfigError: lists every item that is not key=value.
     """
     pairs = [item.partition("=") for item in items]
     wrong = [
@@ -45,14 +45,14 @@ def parse_options(items: Sequence[str]) -> dict[str, str | int | bool]:
 
 
 def on_node(arguments: Sequence[str], log: str) -> int:
-    """What a job of SLURM does: pearl with these arguments; its exit code.
+    """Run pearl with these arguments in a SLURM job; return its exit code.
 
-    The warning before the time is up, a preemption and scancel let it store what it has learnt, as Ctrl-C does. Some
-    clusters send them to this process alone, some to all, so only this one listens and passes them on once.
+    Before the time limit, on preemption and on scancel it stores its state, as on Ctrl-C. Some clusters send these
+    signals to this process only, some to all, so only this one handles them and forwards them once.
     """
     kinds = (signal.SIGTERM, *launch.OF_MACHINES)
     for kind in kinds:
-        signal.signal(kind, signal.SIG_IGN)  # the one that is started inherits that
+        signal.signal(kind, signal.SIG_IGN)  # the child inherits that
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(log, "ab") as file:  # noqa: PTH123
         process = launch.child(arguments, {}, file)
@@ -65,13 +65,13 @@ def on_node(arguments: Sequence[str], log: str) -> int:
 
 
 class Submitit:
-    """Jobs of SLURM, or without it processes of submitit's own (`real` is false), at most `workers` at once.
+    """Jobs of SLURM, or processes of submitit without SLURM (`real` is false), at most `workers` in parallel.
 
-    A job that has stopped before its time was up, or since another took its place, is submitted again. SLURM must not
-    requeue it as well, so jobs say `--no-requeue`: a preempted one then ends, whatever the cluster's PreemptMode.
+    A job that stopped at its time limit or by preemption is submitted again. SLURM must not requeue it as well, so jobs
+    have `--no-requeue`: a preempted one then ends, whatever the cluster's PreemptMode.
 
     Raises:
-        ConfigError: submitit or SLURM is not here, or it knows no such option.
+        ConfigError: submitit or SLURM is missing, or an option is unknown.
     """
 
     again = True
@@ -84,7 +84,7 @@ class Submitit:
         if workers < 1:
             raise ConfigError(f"--workers {workers}: give 1 or more")
         if "requeue" in options:
-            raise ConfigError("--slurm requeue: pearl itself submits a job again that was preempted; leave it out")
+            raise ConfigError("--slurm requeue: pearl resubmits preempted jobs itself; remove it")
         self.workers, self.real = workers, real
         try:
             if real:
@@ -93,15 +93,15 @@ class Submitit:
                 known = self.executor._valid_parameters()
                 settings = {"job_name": "pearl", "time": DAY}
                 settings |= {key: value for key, value in options.items() if key in known}
-                more = {key: value for key, value in options.items() if key not in known}  # sbatch knows
-                os.environ.pop("SBATCH_REQUEUE", None)  # it would count for more than what the batch script says
+                more = {key: value for key, value in options.items() if key not in known}  # options that sbatch accepts
+                os.environ.pop("SBATCH_REQUEUE", None)  # they would override the batch script's
                 self.executor.update_parameters(**settings, additional_parameters={"no_requeue": True, **more})
             else:
-                os.environ["PYTHONSAFEPATH"] = "1"  # the same, also for the process that submitit puts in between
+                os.environ["PYTHONSAFEPATH"] = "1"  # the same, for submitit's intermediate process
                 self.executor = submitit.LocalExecutor(folder)
                 self.executor.update_parameters(timeout_min=DAY, **options)
         except RuntimeError:
-            raise ConfigError("--executor slurm: no srun here; start it where SLURM's commands are") from None
+            raise ConfigError("--executor slurm: srun not found; run this on a machine with SLURM's commands") from None
         except (ValueError, TypeError, AssertionError) as error:
             raise ConfigError(f"--slurm: {' '.join(str(error).split())}") from None
 
@@ -109,48 +109,49 @@ class Submitit:
         """See `jobs.Executor`."""
         import submitit
 
-        log.touch()  # it may end before it has begun
+        log.touch()  # it may end before it has started
         try:
             return _Submitted(self.executor.submit(on_node, [*arguments], str(log.resolve())), real=self.real)
         except (submitit.core.utils.FailedJobError, OSError) as error:
-            raise RunError(f"SLURM did not take the job: {' '.join(str(error).split())}") from None
+            raise RunError(f"SLURM rejected the job: {' '.join(str(error).split())}") from None
 
 
 class _Submitted:
-    """A job of submitit. It has ended when its exit code is there, or when SLURM says that it is no more at work.
+    """A job of submitit. It has ended when its exit code exists, or when SLURM reports that it no longer runs.
 
-    Not as submitit finds out, which asks for accounting: many a cluster has none, and a killed job would never end.
-    Why a job was told to stop only SLURM knows: one that `scancel` has ended is not to be started again.
+    submitit's own check needs accounting, which many clusters lack, so that a killed job would never end. Only SLURM
+    has the reason of a stop: a job ended by `scancel` must not be started again.
     """
 
     def __init__(self, job: Any, *, real: bool) -> None:
         self.job, self.real = job, real
         self.asked, self.every = time.monotonic(), ASK
-        self.ended = ""  # as what, when it was last asked
+        self.ended = ""  # its state at the last query
 
     def poll(self) -> int | str | None:
         code = self._exit()
         if code is not None:
             if code != launch.INTERRUPTED or not self.real:
                 return code
-            self.every = min(self.every, SOON)  # SLURM says why in a moment; until then the job may count as at work
+            # SLURM reports the reason a moment later; until then the job may count as running
+            self.every = min(self.every, SOON)
         if time.monotonic() - self.asked < self.every:
             return None
         self.asked, ended, state = time.monotonic(), self.ended, self._state()
         self.ended = "" if state in AT_WORK else state
-        # asked twice: on a shared disk the exit code may come later than SLURM's word
+        # queried twice: on a shared disk the exit code may appear after SLURM's report
         if not self.ended or not (ended or code is not None):
             return None
         if state == "CANCELLED":
-            return "cancelled; what it has learnt is stored"
+            return "cancelled; its state is stored"
         if state == "PREEMPTED":
-            return launch.BUSY  # its turn comes again, also if it had no time to learn anything
+            return launch.BUSY  # it is scheduled again, even if it had no time to store anything
         if code is None:
             return f"ended as {state}; see {self.job.paths.stderr}"
-        return self._exit()  # read again: an operator may have requeued the job, which has ended once more since
+        return self._exit()  # read again: an operator may have requeued the job, which has ended again since
 
     def _exit(self) -> int | str | None:
-        """The exit code of the job's newest start, the last words of one that submitit failed in, or None so far."""
+        """Return the exit code of the job's newest start, submitit's last error, or None if it has not ended."""
         if not self.job.paths.result_pickle.exists():
             return None
         if (error := self.job.exception()) is not None:
@@ -163,10 +164,10 @@ class _Submitted:
         asked = ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={self.job.job_id}"]
         answer = subprocess.run(asked, capture_output=True, text=True)
         if answer.returncode and "Invalid job id" not in answer.stderr:
-            return "UNKNOWN"  # its controller is busy, or away for a moment
+            return "UNKNOWN"  # the controller is busy or temporarily unavailable
         return answer.stdout.strip() or "FORGOTTEN"
 
     def stop(self) -> None:
-        self.every = SOON  # someone waits
+        self.every = SOON  # a user waits
         with suppress(OSError):
-            self.job.cancel(check=False)  # with its controller away, the others are still to be told
+            self.job.cancel(check=False)  # if the controller is unavailable, still cancel the others

@@ -1,9 +1,9 @@
-"""A grid of settings times seeds, as jobs; the directory that holds its manifest and logs; its table of results.
+"""A grid of settings times seeds as jobs, with the directory of its manifest and logs, and its table of results.
 
 runs/sweeps/RECIPE-HASH/sweep.json    the command, and for each job its overrides and the name of its run directory
-runs/sweeps/RECIPE-HASH/logs/         what each job said, by the name of its run directory
+runs/sweeps/RECIPE-HASH/logs/         output of each job, by the name of its run directory
 
-No torch at import. What is done is read off the run directories, so nothing here can be out of date.
+Does not import torch. Progress is read from the run directories, so that it cannot be out of date.
 """
 
 import hashlib
@@ -39,29 +39,29 @@ COLUMNS = {
     "parameters_million": "parameters (M)",
 }
 FORMATS = (".csv", ".md", ".json")
-MOST_JOBS = 10_000  # of one sweep; each is configured before the first starts
+MOST_JOBS = 10_000  # of one sweep; each is configured before the first one starts
 
-Point = dict[str, str]  # a value, as it is written, for each axis
+Point = dict[str, str]  # a value, as text, for each axis
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A recipe, what is set in it, and with which seeds."""
+    """A recipe with settings and seeds."""
 
     recipe: str
-    settings: Mapping[str, Sequence[str]]  # values by key, as they are written; more than one are an axis
-    axes: tuple[str, ...]  # the keys that are shown
-    seeds: tuple[int, ...] = ()  # none: as the settings say
+    settings: Mapping[str, Sequence[str]]  # values by key, as text; more than one are an axis
+    axes: tuple[str, ...]  # the keys shown
+    seeds: tuple[int, ...] = ()  # empty: the settings' seed
     smoke: bool = False
 
     @cached_property
     def points(self) -> list[Point]:
-        """The grid: a value for each axis."""
+        """Return the grid: a value for each axis."""
         values = itertools.product(*(self.settings[key] for key in self.axes))
         return [dict(zip(self.axes, one, strict=True)) for one in values]
 
     def jobs_of(self, point: Point) -> list[Job]:
-        """The jobs of a point, one for each seed."""
+        """Return the jobs of a point, one per seed."""
         common = [f"{key}={point.get(key, values[0])}" for key, values in self.settings.items()]
         label = [f"{key}={value}" for key, value in point.items()]
         seeds = [[f"seed={seed}"] for seed in self.seeds] or [[]]
@@ -71,28 +71,28 @@ class Sweep:
 
     @cached_property
     def jobs(self) -> list[Job]:
-        """All jobs, those of a point together."""
+        """Return all jobs, grouped by point."""
         return [job for point in self.points for job in self.jobs_of(point)]
 
     @cached_property
     def path(self) -> Path:
-        """The sweep's directory, named by its runs: the same grid has the same one, however it is written."""
+        """Return the sweep's directory, named by its runs: equal grids have the same one, however they are written."""
         digest = hashlib.sha256(json.dumps(sorted({job.run.name for job in self.jobs})).encode()).hexdigest()[:8]
         return runs_root() / "sweeps" / f"{self.jobs[0].config.recipe}-{digest}"
 
     def manifest(self, command: str) -> dict[str, Any]:
-        """What the sweep is made of, and the command that goes on with it."""
+        """Return the sweep's contents, and the command that resumes it."""
         facts = {"command": command, "recipe": self.recipe, "smoke": self.smoke}
         return facts | {"axes": [*self.axes], "seeds": [*self.seeds]}
 
 
 def parse(recipe: str, items: Sequence[str], seeds: str | None = None, *, smoke: bool = False) -> Sweep:
-    """A sweep as the command line writes it: `key=[a,b,c]` is an axis, `key=value` is set in all jobs.
+    """Parse a sweep from the command line: `key=[a,b,c]` is an axis, `key=value` is set in all jobs.
 
-    `seeds` is how many ("3" is 0, 1 and 2) or which ("0,1,5").
+    `seeds` is a number ("3" is 0, 1 and 2) or a list ("0,1,5").
 
     Raises:
-        ConfigError: a line for each thing that is wrong, with the jobs that cannot be configured.
+        ConfigError: has a line per problem, with the invalid jobs.
     """
     problems: list[str] = []
     settings: dict[str, list[str]] = {}
@@ -115,9 +115,9 @@ def parse(recipe: str, items: Sequence[str], seeds: str | None = None, *, smoke:
         else:
             settings[key] = [text]
     if "seed" in axes:
-        problems.append(f"seed={settings['seed']}: a mean is over seeds; give them as --seeds 0,1,5")
+        problems.append(f"seed={settings['seed']}: means are over seeds; give them as --seeds 0,1,5")
     elif "seed" in settings and seeds is not None:
-        problems.append("seed: given twice; leave it out, or --seeds")
+        problems.append("seed: given twice; remove it, or --seeds")
     numbers: tuple[int, ...] = ()
     try:
         numbers = parse_seeds(seeds) if seeds is not None else ()
@@ -138,35 +138,35 @@ def parse(recipe: str, items: Sequence[str], seeds: str | None = None, *, smoke:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """`"3"` is 0, 1 and 2; `"0,1,5"` is what it says; `"7,"` is 7 alone.
+    """Parse `"3"` to 0, 1 and 2; `"0,1,5"` to these; `"7,"` to 7.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: another format.
     """
     parts = [part.strip() for part in text.removesuffix(",").split(",")]
     if not all(part.isascii() and part.isdecimal() for part in parts):
-        raise ConfigError(f"--seeds {text}: give how many, as 3, or which, as 0,1,5")
+        raise ConfigError(f"--seeds {text}: give a number, such as 3, or a list, such as 0,1,5")
     if any(len(part) > 10 for part in parts):
-        raise ConfigError(f"--seeds {text}: a seed is a number below 2**32; give smaller ones")
+        raise ConfigError(f"--seeds {text}: seeds must be below 2**32; give smaller ones")
     numbers = [int(part) for part in parts]
     if len(numbers) > 1 or text.endswith(","):
         return tuple(dict.fromkeys(numbers))
     if not 1 <= numbers[0] <= MOST_JOBS:
-        raise ConfigError(f"--seeds {text}: give 1 to {MOST_JOBS:,}, or which, as 0,")
+        raise ConfigError(f"--seeds {text}: give 1 to {MOST_JOBS:,}, or a list, such as 0,")
     return tuple(range(numbers[0]))
 
 
 def written(value: Any) -> str:
-    """A value as one writes it after `key=`."""
+    """Return a value as it is written after `key=`."""
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-# -------------------------------------------------------------------------------------------------- before it runs
+# -------------------------------------------------------------------------------------------------- before the runs
 
 
 def plan(sweep: Sweep, workers: int) -> str:
-    """The grid as text: each job, what is done of it, and how long the rest takes where that is known."""
+    """Return the grid as text: each job, its state, and the estimated time of the rest."""
     unique = {job.run: job for job in sweep.jobs}
     states = {run: _state(run) for run in unique}
     took = {run: RunDirectory(run).seconds for run in unique if states[run] == "done"}
@@ -180,12 +180,12 @@ def plan(sweep: Sweep, workers: int) -> str:
     total += f"{counted(len(unique), 'run')}: {len(took)} done, {len(missing)} missing"
     trained = [run for run in missing if not _is_taken(unique[run], unique)]
     if len(trained) < len(missing):
-        total += f", of which {len(missing) - len(trained)} only gather statistics in what another has trained"
+        total += f", of which {len(missing) - len(trained)} only fit class statistics to sub-networks of other runs"
     if took and trained:
         expected, usual = _expected(sweep, took), mean(took.values())
         seconds = sum(expected.get(run, usual) for run in trained)
         total += (
-            f"; about {duration(seconds / min(workers, len(trained)))} with {workers} at once, by those that are done"
+            f"; about {duration(seconds / min(workers, len(trained)))} with {workers} in parallel, by the finished runs"
         )
     return "\n".join([*lines, "", total, f"sweep directory: {sweep.path}"])
 
@@ -197,7 +197,7 @@ def _is_taken(job: Job, jobs: Mapping[Path, Job]) -> bool:
 
 
 def _expected(sweep: Sweep, took: Mapping[Path, float]) -> dict[Path, float]:
-    """How long runs take by what others of their point took, where any has."""
+    """Return the expected seconds of runs, from finished runs of their point."""
     expected: dict[Path, float] = {}
     for point in sweep.points:
         runs = [job.run for job in sweep.jobs_of(point)]
@@ -219,18 +219,18 @@ def _state(run: Path) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """A point of the grid, over the seeds that are done."""
+    """A point of the grid, over its finished seeds."""
 
     point: Point
     runs: list[str]
-    values: dict[str, tuple[float | None, float | None]]  # mean and standard deviation (n - 1) by metric
+    values: dict[str, tuple[float | None, float | None]]  # mean and standard deviation (n - 1), by metric
 
 
 def rows(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Row]:
-    """The table of results; a point of which no run is done has no values.
+    """Return the table of results; points without finished runs have no values.
 
     Raises:
-        RunError: the files of a run that is done are damaged.
+        RunError: a finished run is damaged.
     """
     from pearl.reports.compared import spread
     from pearl.reports.records import read
@@ -246,12 +246,12 @@ def rows(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Row]:
 
 
 def _finite(*numbers: float | None) -> Any:
-    """Not a number is none: of a single task there is no forgetting."""
+    """Drop NaN values: with a single task, forgetting is undefined."""
     return tuple(None if number is None or math.isnan(number) else float(number) for number in numbers)
 
 
 def cells(sweep: Sweep, table: Sequence[Row]) -> list[list[str]]:
-    """The table as text, its head first."""
+    """Return the table as text, with a header."""
     head = [*(sweep.axes or ["recipe"]), "n", *COLUMNS.values()]
     lines = [
         [*(row.point.values() or [sweep.recipe]), str(len(row.runs)), *(_cell(*row.values[key]) for key in COLUMNS)]
@@ -267,33 +267,33 @@ def _cell(mean: float | None, std: float | None) -> str:
 
 
 def page(sweep: Sweep, table: Sequence[Row]) -> str:
-    """The table for a terminal."""
+    """Return the table for a terminal."""
     shown = [[printable(cell) for cell in line] for line in cells(sweep, table)]
     return f"{aligned(shown)}\n\nmean ± standard deviation over n seeds; accuracies in %"
 
 
 def check_output(output: Path) -> None:
-    """See that a table can be written to this name.
+    """Check that a table can be written to this path.
 
     Raises:
-        ReportError: a folder, or of an ending that has no format.
-        RunError: it cannot be written there.
+        ReportError: it is a folder, or its suffix has no format.
+        RunError: it cannot be written.
     """
     if output.is_dir() or output.suffix.lower() not in FORMATS:
         raise ReportError(f"{output}: give the table a name that ends in {', '.join(FORMATS)}")
-    check_writable(output.parent, mend="choose another place with -o")
+    check_writable(output.parent, mend="choose another path with -o")
 
 
 def write(sweep: Sweep, table: Sequence[Row], output: Path) -> Path:
-    """Write the table whole or not at all, as CSV, Markdown or JSON by the name's ending; with every digit but in .md.
+    """Write the table atomically, as CSV, Markdown or JSON by suffix; with all digits except in .md.
 
     Raises:
-        ReportError: a name of another ending.
-        RunError: it cannot be written there.
+        ReportError: unknown suffix.
+        RunError: it cannot be written.
     """
     check_output(output)
     text = {".csv": _csv, ".md": _markdown, ".json": _json}[output.suffix.lower()](sweep, table)
-    write_file(output, text.encode(), mend="choose another place with -o")
+    write_file(output, text.encode(), mend="choose another path with -o")
     return output
 
 

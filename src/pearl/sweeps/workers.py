@@ -1,4 +1,4 @@
-"""Where jobs run: processes of this machine, or SLURM. No torch."""
+"""Executors of jobs: processes of this machine, or SLURM. No torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,11 +21,13 @@ def executor_for(
     per_gpu: int,
     slurm: Mapping[str, Any] | None,
 ) -> Executor:
-    """What so many runs are started by, with files in `folder`; see `jobs.run_jobs`. Nothing is started or written.
+    """Return the executor for this many runs, with files in `folder`; see `jobs.run_jobs`.
+
+    Nothing is started or written.
 
     Raises:
-        ConfigError: no such workers, device, or options.
-        RunError: the folder cannot be written to.
+        ConfigError: invalid workers, device, or options.
+        RunError: the folder is not writable.
     """
     check_writable(folder)
     if executor == "local":

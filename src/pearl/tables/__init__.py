@@ -1,9 +1,11 @@
-"""Every table and figure of the paper, ours beside theirs: `pearl table NAME`.
+"""Every table and figure of the paper next to our results: `pearl table NAME`.
 
-NAME.yaml    what a table is: rows, columns, the paper's values, which runs give ours, what the paper claims from it
-spec.py      reads and checks these files; from a cell to the configuration of the run that supports it
-values.py    run directories -> numbers in cells, differences in standard errors, whether claims hold
-objects.py   what needs no run: parameters counted on models without memory, and how long runs would take
-missing.py   runs what cells wait for
-show.py      a filled table as text, Markdown, HTML, CSV or LaTeX; the list of all
+NAME.yaml    the definition of a table: rows, columns, the paper's values, our runs, the paper's claims
+spec.py      reads and checks these files; maps a cell to the configuration of its runs
+values.py    run directories -> numbers in cells, differences in standard errors, verdicts on claims
+objects.py   values without runs: parameters counted on models without memory, and estimated times
+missing.py   runs missing runs
+show.py      a filled table as text, Markdown, HTML, CSV or LaTeX
+listing.py   the list of all tables
+words.py     the texts of a filled table
 """

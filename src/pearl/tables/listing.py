@@ -1,4 +1,4 @@
-"""The list of all tables: what each needs, what is done, about how long the rest takes."""
+"""The list of all tables: requirements, progress, estimated time of the rest."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from pearl.tables.words import Lines
 
 
 def listing(size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> str:
-    """All tables: where they stand, what they need, what is done, about how long the rest takes."""
+    """Return all tables with their location in the paper, requirements, progress and estimated time of the rest."""
     rows: Lines = [["name", "where", "title", "cells done", "runs missing", "CPU core", "GPU", "needs"]]
     waiting: dict[Path, Missing] = {}
     for name in spec.names():
@@ -35,7 +35,7 @@ def listing(size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> 
         )
     rows.append(["all", "", "", "", str(len(waiting)), *_times([*waiting.values()]), ""])
     counts = f"Size {size}, {counted(seeds, 'seed')}" if seeds else f"Size {size}"
-    return f"{counts}. A run that several tables share is run once. Times are rough.\n{aligned(rows)}"
+    return f"{counts}. Runs that several tables share are run once. Times are rough.\n{aligned(rows)}"
 
 
 def _times(missing: Sequence[Missing]) -> tuple[str, str]:
@@ -44,7 +44,7 @@ def _times(missing: Sequence[Missing]) -> tuple[str, str]:
 
 
 def _needs(filled: Filled) -> str:
-    """Data and networks of its runs."""
+    """Return the data and networks of its runs."""
     configs: list[RunConfig] = [one.request.config for one in filled.missing]
     parts = [*(config.data["name"] for config in configs), *(config.backbone["name"] for config in configs)]
     return ", ".join(dict.fromkeys(parts)) or ("nothing" if filled.ours[1] or not filled.columns else "")

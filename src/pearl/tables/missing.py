@@ -1,4 +1,4 @@
-"""Runs that a table waits for: run them, several at once, and measure what is measured on a finished run."""
+"""Missing runs of a table: start them in parallel, and measure inference time on finished ones."""
 
 import statistics
 import time
@@ -13,18 +13,18 @@ from pearl.sweeps.board import Board
 from pearl.sweeps.jobs import Job, Outcome, one_line, run_jobs
 from pearl.tables.values import Filled
 
-IMAGES = 32  # at a time
+IMAGES = 32  # images per batch
 PASSES = 5
 
 
 def run_missing(
     filled: Filled, *, workers: int | None = None, device: str = "auto", per_gpu: int = 1, show: Board | None = None
 ) -> list[Outcome]:
-    """Run what cells wait for, and say how each ended. The same call goes on where one was stopped.
+    """Run missing runs of cells, and return their outcomes. The same call resumes an interrupted one.
 
     Raises:
-        ConfigError: runs that cannot be configured; nothing is started then.
-        Interrupted: a signal to stop, such as Ctrl-C.
+        ConfigError: invalid runs; none is started then.
+        Interrupted: a stop signal, such as Ctrl-C.
     """
     jobs = [
         Job(one.request.recipe, one.request.overrides(one.seed), one.request.smoke, one.path.name)
@@ -41,12 +41,12 @@ def run_missing(
 
 
 def _unmeasured(filled: Filled, jobs: Sequence[Job]) -> list[Job]:
-    """Those whose runs are finished and whose time of answering is asked for, and not known."""
+    """Return the finished runs whose inference time is needed and not measured."""
     timed = {column.id for column in filled.columns if column.metric == "inference_ms"}
     runs = {one.path for (_, id), cell in filled.cells.items() if id in timed for one in cell.missing}
     found = []
     for job in jobs:
-        with suppress(RunError):  # a damaged one has failed already
+        with suppress(RunError):  # damaged ones have failed before
             directory = RunDirectory(job.run)
             if job.run in runs and directory.is_done and not directory.inference_file.exists():
                 found.append(job)
@@ -54,10 +54,10 @@ def _unmeasured(filled: Filled, jobs: Sequence[Job]) -> list[Job]:
 
 
 def measure(run: Path, *, device: str = "auto") -> float:
-    """Milliseconds per image in class-IL: the median of several passes of a batch. Written into the run.
+    """Measure milliseconds per image in class-IL: the median of several passes of a batch. Store it in the run.
 
     Raises:
-        PearlError: the run cannot be opened, or its directory not written to.
+        PearlError: the run cannot be opened, or its directory is not writable.
     """
     import numpy as np
     import torch
@@ -67,11 +67,11 @@ def measure(run: Path, *, device: str = "auto") -> float:
     model = Model.open(run, device=device)
     side = model.config.images.stored
     pixels = np.random.default_rng(0).integers(0, 256, (IMAGES, side, side, 3), dtype=np.uint8)
-    model.logits(pixels)  # makes what is kept from one question to the next
+    model.logits(pixels)  # creates the cached objects
     passes = []
     for _ in range(PASSES):
         started = time.perf_counter()
-        model.logits(pixels).cpu()  # waits for a GPU
+        model.logits(pixels).cpu()  # synchronises with the GPU
         passes.append(1000 * (time.perf_counter() - started) / IMAGES)
     facts = {"images": IMAGES, "passes": PASSES, "device": str(model.method.device), "threads": torch.get_num_threads()}
     milliseconds = statistics.median(passes)

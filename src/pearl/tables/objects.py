@@ -1,4 +1,4 @@
-"""What needs no training: parameters counted on models without memory, and about how long runs would take."""
+"""Values without training: parameters counted on models without memory, and estimated times of runs."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -14,12 +14,12 @@ from pearl.tables.spec import Request
 if TYPE_CHECKING:
     from pearl.methods.base import Method
 
-UNTRAINED = ("pearl", "isolation", "finetune", "joint")  # make all their tensors without looking at an image
+UNTRAINED = ("pearl", "isolation", "finetune", "joint")  # methods that create all their tensors without images
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """How large a data set is."""
+    """The size of a data set."""
 
     classes: int
     per_class: int  # training images
@@ -35,7 +35,7 @@ DATA_SETS = {
 
 
 def classes_per_task(config: RunConfig) -> list[int]:
-    """How many classes each task has."""
+    """Return the number of classes of each task."""
     tasks = config.stream.tasks
     count = config.stream.classes or DATA_SETS[config.data["name"]].classes
     return [count // tasks] * tasks if isinstance(tasks, int) else tasks
@@ -45,7 +45,7 @@ def classes_per_task(config: RunConfig) -> list[int]:
 
 
 def parameters(request: Request) -> int | None:
-    """Of the whole model after its last task; None if they depend on what is learnt."""
+    """Return the parameters of the model after its last task; None if they depend on training."""
     method = request.config.method
     if method["name"] not in UNTRAINED or ("rank" in method and RANK_RULES.build(method["rank"]).learnt):
         return None
@@ -62,13 +62,13 @@ def _parameters(request: Request) -> int:
     with torch.device("meta"):
         method = build_method(config, structure_only=True)
     classes = classes_per_task(config)
-    if config.method["name"] == "isolation":  # no need to make all its networks
+    if config.method["name"] == "isolation":  # avoids building all its networks
         return isolation_size(method, classes)
     return learnt(method, classes, config.images).size()
 
 
 def learnt(method: "Method", classes: list[int], view_of: ImagesConfig) -> "Method":
-    """All that a method without memory makes for tasks of so many classes; the training itself is left out."""
+    """Create everything that a method without memory creates for tasks of these classes, without training."""
     import numpy as np
     import torch
 
@@ -87,7 +87,7 @@ def learnt(method: "Method", classes: list[int], view_of: ImagesConfig) -> "Meth
 
 
 def implied_rank(request: Request, total: float) -> float:
-    """The mean rank that a total of parameters implies, weighted by (rows + columns) as parameters are.
+    """Return the mean rank of a total of parameters, weighted by (rows + columns) as parameters are.
 
     Parameters grow by the same with each rank until a layer is full.
     """
@@ -98,18 +98,18 @@ def implied_rank(request: Request, total: float) -> float:
     return 1 + (total - one) / (two - one)
 
 
-# ------------------------------------------------------------------------------------------------- about how long
+# -------------------------------------------------------------------------------------------- estimated times
 
-# Sustained floating-point operations a second, and seconds that a step takes at least: one core of an AMD EPYC with
-# AVX-512 BF16 (ResNet-18 at 32 pixels: 110 images/s in training); a GPU of 2024, whose small batches wait for Python.
+# Sustained floating-point operations per second, and minimum seconds per step: one core of an AMD EPYC with AVX-512
+# BF16 (ResNet-18 at 32 pixels: 110 images/s in training); a GPU of 2024, whose small batches wait for Python.
 CPU_CORE = (1.5e11, 0.02)
 GPU = (1e14, 0.006)
 
 
 def seconds(config: RunConfig, machine: tuple[float, float]) -> float:
-    """About how long a run takes on a machine: the training that its method declares, and a tenth of it for the rest.
+    """Return the estimated seconds of a run on a machine: its declared training plus a tenth for the rest.
 
-    A phase that comes as often as what is learnt asks for is counted as often as it comes at least.
+    A phase whose number depends on training is counted with its minimum.
     """
     from pearl.training.optimizers import Course
 
@@ -130,7 +130,7 @@ def seconds(config: RunConfig, machine: tuple[float, float]) -> float:
 
 
 def _operations(config: RunConfig) -> float:
-    """Floating-point operations of a forward pass on one image."""
+    """Return the floating-point operations of a forward pass of one image."""
     options = {key: value for key, value in config.backbone.items() if key not in {"pretrained", "weights"}}
     return _of_backbone(tuple(options.items()), config.images.size)
 

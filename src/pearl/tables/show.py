@@ -1,4 +1,4 @@
-"""A filled table as text, Markdown, HTML, CSV or LaTeX. The CSV has a line for each cell, with every digit."""
+"""A filled table as text, Markdown, HTML, CSV or LaTeX. The CSV has a line per cell, with all digits."""
 
 import os
 from collections.abc import Callable
@@ -19,34 +19,34 @@ from pearl.tables.values import Cell, Filled
 
 
 def write(filled: Filled, output: Path) -> Path:
-    """Write a table in the format that the name of the file ends in, whole or not at all.
+    """Write a table atomically, in the format of the file's suffix.
 
     Raises:
-        ConfigError: no format has this ending.
-        RunError: it cannot be written there.
+        ConfigError: unknown suffix.
+        RunError: it cannot be written.
     """
     check_output(output)
     text = FORMATS[output.suffix.lower()](filled, output.parent)
-    write_file(output, text.encode("utf-8", "replace"), mend="choose another place with -o")
+    write_file(output, text.encode("utf-8", "replace"), mend="choose another path with -o")
     return output
 
 
 def check_output(output: Path) -> None:
-    """See that a file can have a table, before anything is run for it.
+    """Check that a table can be written to a file, before any run.
 
     Raises:
-        ConfigError: a folder, or no format has this ending.
-        RunError: it cannot be written there.
+        ConfigError: it is a folder, or its suffix is unknown.
+        RunError: it cannot be written.
     """
     if output.is_dir():
-        raise ConfigError(f"-o {output}: is a folder; give the file a name in it")
+        raise ConfigError(f"-o {output}: is a folder; give a file in it")
     if output.suffix.lower() not in FORMATS:
         raise ConfigError(f"-o {output}: give it a name that ends in {', '.join(FORMATS)}")
-    check_writable(output.parent, mend="choose another place with -o")
+    check_writable(output.parent, mend="choose another path with -o")
 
 
 def page(filled: Filled) -> str:
-    """The table for a terminal."""
+    """Return the table for a terminal."""
     table = filled.table
     parts = [f"{table.title} ({table.name})", *words.about(filled)]
     if body := words.lines(filled):
@@ -65,7 +65,7 @@ def page(filled: Filled) -> str:
 
 
 def _once(head: list[str]) -> list[str]:
-    """A heading that stands above several columns, at the first of them only."""
+    """Return a heading over several columns at the first of them only."""
     return [text if not i or text != head[i - 1] else "" for i, text in enumerate(head)]
 
 
@@ -87,12 +87,12 @@ def _markdown(filled: Filled, folder: Path) -> str:
 
 
 def _address(path: Path, folder: Path) -> str:
-    """A run directory as seen from the folder of the page."""
+    """Return a run directory relative to the folder of the page."""
     return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
 
 
 def _goes_along(path: Path, folder: Path) -> bool:
-    """Whether a run lies below its page, so that a link holds wherever both go; elsewhere it is named alone."""
+    """Return True if a run is below its page, so that a relative link remains valid; other runs are named only."""
     return path.resolve().is_relative_to(folder.resolve())
 
 
@@ -150,7 +150,7 @@ def _figures(filled: Filled) -> list[Figure]:
 
 
 def _over_columns(filled: Filled) -> list[Figure]:
-    """A curve of ours per row over the columns."""
+    """Draw a curve per row of our values over the columns."""
     table, columns = filled.table, filled.columns
     curves: dict[str, Any] = {}
     for row in filled.rows:

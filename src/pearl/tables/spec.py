@@ -1,7 +1,7 @@
-"""What a table is: a file in this folder, read and checked. From a cell to the run that supports it.
+"""The definition of a table: a file in this folder, read and checked; and the run of each cell.
 
-A run is found by its configuration: a cell's recipe and settings name the run directory of each seed, so that there is
-no list of runs to keep.
+A run is found by its configuration: a cell's recipe and settings determine the run directory of each seed, so that no
+list of runs is needed.
 """
 
 import re
@@ -21,19 +21,19 @@ from pearl.yaml_io import parse_yaml
 Size = Literal["smoke", "cpu", "schedule", "paper"]
 SIZES: tuple[Size, ...] = get_args(Size)
 
-# The smaller recipe of each network; its stream is cut into as many tasks as the paper's.
+# The smaller recipe of each network; its stream has as many tasks as the paper's.
 SMALL = {"resnet18": "table-resnet18", "bsc": "table-bsc", "vit": "table-deit_tiny"}
 AS_LONG = {"resnet18": "schedule-resnet18", "bsc": "schedule-bsc", "vit": "schedule-deit_tiny"}
 
-# Metrics beside those of `metrics.summary` are mean_rank, inference_ms, settings.KEY, seconds.PHASE (a mean over
-# tasks), and these of figures, one number per task or layer: `values.py` reads them off the files of a run.
+# Metrics in addition to those of `metrics.summary` are mean_rank, inference_ms, settings.KEY, seconds.PHASE (a mean
+# over tasks), and these of figures, one number per task or layer, which `values.py` reads from the files of a run.
 OF_TASKS = ("class_il.each", "task_il.each", "share.each")
 OF_LAYERS = ("threshold.layers", "rank.layers", "full_rank.layers")
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A number as a paper prints it."""
+    """A number as printed in a paper."""
 
     text: str
     mean: float
@@ -41,12 +41,12 @@ class Printed:
 
     @classmethod
     def read(cls, cell: Any) -> "Printed | None":
-        """From `51.97 ± 0.93` or `51.97`; nothing from `-`, which stands where a paper has no value."""
+        """Parse `51.97 ± 0.93` or `51.97`; None for `-`, where the paper has no value."""
         if cell is None or cell == "-":
             return None
         match = re.fullmatch(r"([\d,]+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?", str(cell))
         if match is None:
-            raise ValueError(f"{cell!r} is no value of a paper; write 51.97, '51.97 ± 0.93' or '-'")
+            raise ValueError(f"{cell!r} is not a value of a paper; write 51.97, '51.97 ± 0.93' or '-'")
         mean, std = match.groups()
         return cls(str(cell), float(mean.replace(",", "")), None if std is None else float(std))
 
@@ -56,7 +56,7 @@ class _Section(BaseModel):
 
 
 def _cells(cells: Any) -> list[Printed | None]:
-    """The paper's values in a row, as `51.97 ± 0.93 | - | 41.11`."""
+    """Parse the paper's values in a row, such as `51.97 ± 0.93 | - | 41.11`."""
     return [Printed.read(cell.strip()) for cell in str(cells).split("|")] if cells else []
 
 
@@ -66,69 +66,69 @@ Settings = Annotated[list[str], AfterValidator(lambda items: [str(item) for item
 
 
 class _Line(_Section):
-    """What rows and columns share."""
+    """Common fields of rows and columns."""
 
-    given: dict[str, str] = {}  # words for $word in recipes and settings, of this row or column and what crosses it
-    recipe: str = ""  # a row's goes before a column's, a column's before the table's
-    counted: Settings = []  # set as well where parameters are counted without a run
+    given: dict[str, str] = {}  # replacements of $word in recipes and settings, for this row or column
+    recipe: str = ""  # a row's precedes a column's, a column's the table's
+    counted: Settings = []  # set as well if parameters are counted without a run
     notes: Notes = []
-    sizes: list[Size] = [*SIZES]  # left out: where runs would take too long or say nothing
+    sizes: list[Size] = [*SIZES]  # sizes to leave out, if runs would take too long or be meaningless
 
     def is_at(self, size: Size) -> bool:
-        """Whether there are runs of it."""
+        """Return True if there are runs of it at a size."""
         return size in self.sizes
 
 
 class Row(_Line):
-    """A line of the table: a method or variant. Without `set` no run of ours supports it."""
+    """A line of the table: a method or variant. Without `set` there are no runs of it."""
 
     name: str
-    set: Settings | None = None  # what its runs have set, as on the command line; [] for the recipe as it is
+    set: Settings | None = None  # settings of its runs, as on the command line; [] for the recipe's
     paper: Cells = []
-    statistics: bool = False  # a second row: the same sub-networks, told apart by class statistics
-    quoted: str = ""  # the paper took the values from there
+    statistics: bool = False  # adds a second row: the same sub-networks with class statistics
+    quoted: str = ""  # source of values that the paper quotes
     mean_of: list[str] = []  # instead of runs: the mean over these rows
-    add: list[float] = []  # a number per column, to values of ours, for what the paper counts and we do not have
+    add: list[float] = []  # a number per column to add to our values, for what only the paper counts
 
     def told_apart(self) -> "Row":
-        """The same by class statistics, which the paper does not have."""
+        """Return the same row with class statistics, which the paper does not have."""
         settings = [*(self.set or []), "method.classifier={name: chain, train: all}"]
         return self.model_copy(update={"name": f"{self.name}, class statistics", "set": settings, "paper": []})
 
 
 class Column(_Line):
-    """A column: what is measured, and on what."""
+    """A column: a metric and its data."""
 
     id: str
     name: str
-    group: str = ""  # heading above several columns
+    group: str = ""  # heading over several columns
     set: Settings = []
     metric: str
-    implied_from: str = ""  # the paper's mean rank, as its total of parameters in that column implies it
-    add: float = 0.0  # to all values of the column
-    at: float | None = None  # figures over columns: where on the axis
+    implied_from: str = ""  # the paper's mean rank, implied by its total of parameters in that column
+    add: float = 0.0  # added to all values of the column
+    at: float | None = None  # figures over columns: position on the axis
 
     @property
     def title(self) -> str:
-        """Group and name."""
+        """Return group and name."""
         return f"{self.group}: {self.name}" if self.group else self.name
 
     @property
     def vector(self) -> bool:
-        """Whether it has a number per task or layer."""
+        """Return True if it has a number per task or layer."""
         return self.metric in {*OF_TASKS, *OF_LAYERS}
 
 
-Place = tuple[str, str]  # row's name and column's id
+Place = tuple[str, str]  # the row's name and the column's id
 
 
 class Claim(_Section):
-    """What the paper says of the table, in a form that can be checked where there is one.
+    """A claim of the paper about the table, in checkable form if possible.
 
-    A place has `more` or `less` than all others; of vectors their means are compared, or their unevenness: the standard
-    deviation over layers or tasks, divided by the mean. Places have a `spread` (standard deviation) `below` some number
-    of points. A vector `rises` if the mean of its later half is above that of its earlier half, and `peaks` if the mean
-    of its middle third is above those of the two others.
+    A cell has `more` or `less` than all others; vectors are compared by mean, or by unevenness: the standard deviation
+    over layers or tasks divided by the mean. Cells have a `spread` (standard deviation) `below` some number of points.
+    A vector `rises` if the mean of its later half is above that of its earlier half, and `peaks` if the mean of its
+    middle third is above those of the two others.
     """
 
     text: str
@@ -152,25 +152,25 @@ class Claim(_Section):
 
     @property
     def places(self) -> list[Place]:
-        """All that it compares."""
+        """Return all cells that it compares."""
         return [place for place in (self.more, self.less, *self.than, *self.spread, self.rises, self.peaks) if place]
 
 
 class Table(_Section):
-    """A table or figure of the paper, or one beyond it."""
+    """A table or figure of the paper, or an additional one."""
 
     name: str
     title: str
     kind: Literal["table", "figure"] = "table"
     where: str  # "Table 4", or "beyond the paper"
-    label: str = ""  # of the LaTeX environment that has the values
+    label: str = ""  # name of the LaTeX environment with the values
     about: str = ""
-    paper_runs: Annotated[int, Field(ge=1)] = 3  # over which the paper's mean and standard deviation are
-    seeds: Annotated[int, Field(ge=1)] = 3  # of ours, unless said otherwise
+    paper_runs: Annotated[int, Field(ge=1)] = 3  # number of seeds of the paper's means and standard deviations
+    seeds: Annotated[int, Field(ge=1)] = 3  # our default number of seeds
     rows_are: str = ""
     recipe: str = ""
-    values: str = ""  # figures over columns: what is drawn, with its unit ...
-    over: str = ""  # ... and over what
+    values: str = ""  # figures over columns: label of the values, with unit ...
+    over: str = ""  # ... and of the axis
     columns: list[Column] = []
     rows: list[Row] = []
     claims: list[Claim] = []
@@ -187,7 +187,7 @@ class Table(_Section):
         for names in (columns, rows):
             twice = [name for name in names if names.count(name) > 1]
             if twice:
-                raise ValueError(f"{twice[0]} stands there twice; give each its own name")
+                raise ValueError(f"{twice[0]} is repeated; give each its own name")
         for row in self.rows:
             for values, of in ((row.paper, "of the paper"), (row.add, "to add")):
                 if values and len(values) != len(columns):
@@ -196,19 +196,19 @@ class Table(_Section):
         lost = [place for place in places if place[0] not in rows or place[1] not in columns]
         lost += [(name, row.name) for row in self.rows for name in row.mean_of if name not in rows]
         if lost:
-            raise ValueError(f"there is no place {lost[0]}; give a row's name and a column's id")
+            raise ValueError(f"there is no cell {lost[0]}; give a row's name and a column's id")
         parts: list[_Line] = [*self.rows, *self.columns]
         used = {key for part in parts for key in part.notes}
         if used != set(self.notes):
-            raise ValueError(f"notes {sorted(used ^ set(self.notes))} are used or written only; do both")
+            raise ValueError(f"notes {sorted(used ^ set(self.notes))} are only used or only written; do both")
         return self
 
     def added(self, row: Row, index: int) -> float:
-        """What the paper counts in a cell and we do not have; at its own settings."""
+        """Return what only the paper counts in a cell, at its own settings."""
         return self.columns[index].add + (row.add[index] if row.add else 0.0)
 
     def request(self, row: Row, column: Column, size: Size, extra: tuple[str, ...] = ()) -> "Request | None":
-        """The run that supports a cell, or None."""
+        """Return the run of a cell, or None."""
         if row.set is None or not row.is_at(size) or not column.is_at(size):
             return None
         words = {**column.given, **row.given}
@@ -222,7 +222,7 @@ class Table(_Section):
 
 @dataclass(frozen=True)
 class Request:
-    """A run less its seed."""
+    """A run without its seed."""
 
     recipe: str
     settings: tuple[str, ...]
@@ -230,24 +230,24 @@ class Request:
 
     @cached_property
     def config(self) -> RunConfig:
-        """The configuration, with seed 0 if the settings say none.
+        """Return the configuration, with seed 0 if the settings have none.
 
         Raises:
-            ConfigError: with every problem of it.
+            ConfigError: lists every problem.
         """
         return _config(self)
 
     def seeds(self, count: int) -> list[int]:
-        """Which seeds to run: the one that the settings have, or the first `count`."""
+        """Return the seeds to run: that of the settings, or the first `count`."""
         given = any(item.startswith("seed=") for item in self.settings)
         return [self.config.seed] if given else [*range(count)]
 
     def overrides(self, seed: int) -> tuple[str, ...]:
-        """What `pearl run RECIPE` is given for one seed."""
+        """Return the overrides of `pearl run RECIPE` for one seed."""
         return (*(item for item in self.settings if not item.startswith("seed=")), f"seed={seed}")
 
     def id(self, seed: int) -> str:
-        """Name of the run directory of one seed."""
+        """Return the name of the run directory of one seed."""
         return self.config.model_copy(update={"seed": seed}).id
 
 
@@ -257,10 +257,10 @@ def _config(request: Request) -> RunConfig:
 
 
 def sized(recipe: str, size: Size) -> tuple[str, list[str]] | None:
-    """A recipe at a size, and what it has set there; None if there is none.
+    """Return a recipe at a size, and its additional settings; None if there is none.
 
-    Small ones learn CIFAR-100, in as many tasks as the paper's: TinyImageNet has no counterpart on CPUs, and in smoke
-    runs, whose results say nothing, CIFAR-100 stands in.
+    Small ones use CIFAR-100 in as many tasks as the paper: TinyImageNet has no small recipe, and CIFAR-100 replaces it
+    in smoke runs, whose results are meaningless.
     """
     match = re.fullmatch(r"(cifar100|tinyimagenet|imagenet_r)-(\d+)t-(\w+)", recipe)
     if size == "paper" or match is None:
@@ -272,10 +272,10 @@ def sized(recipe: str, size: Size) -> tuple[str, list[str]] | None:
 
 
 def as_size(text: str) -> Size:
-    """A size by its name.
+    """Return a size by name.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: unknown size.
     """
     for size in SIZES:
         if text == size:
@@ -284,15 +284,15 @@ def as_size(text: str) -> Size:
 
 
 def names() -> list[str]:
-    """Names of all tables, those of the paper first, in its order."""
+    """Return the names of all tables, the paper's first, in its order."""
     return [table.name for table in sorted(map(read, _files()), key=lambda table: _order(table.where))]
 
 
 def read(name: str) -> Table:
-    """A table by its name.
+    """Read a table by name.
 
     Raises:
-        ConfigError: no such table, or its file is wrong.
+        ConfigError: unknown table, or an invalid file.
     """
     known = _files()
     if name not in known:
@@ -314,7 +314,7 @@ def _files() -> tuple[str, ...]:
 
 
 def _order(where: str) -> tuple[int, int]:
-    """Tables, figures, and what is not of the paper; by number."""
+    """Sort tables, figures, and additional ones; by number."""
     kind, _, number = where.partition(" ")
     return ("Table", "Figure").index(kind) if kind in {"Table", "Figure"} else 2, int(
         number

@@ -1,4 +1,4 @@
-"""From run directories to the numbers in cells, and to what they say about the paper's claims."""
+"""From run directories to the numbers in cells, and to verdicts on the paper's claims."""
 
 import itertools
 import math
@@ -21,63 +21,63 @@ from pearl.storage.run_directory import RunDirectory
 from pearl.tables.objects import classes_per_task, implied_rank, parameters
 from pearl.tables.spec import OF_LAYERS, OF_TASKS, Claim, Column, Place, Printed, Request, Row, Size, Table
 
-LEVEL = 0.05  # how often seeds alone may decide a claim
+LEVEL = 0.05  # significance level of claims
 
 
 @dataclass(frozen=True)
 class Missing:
-    """A run that a cell waits for."""
+    """A missing run of a cell."""
 
     request: Request
     seed: int
 
     @property
     def path(self) -> Path:
-        """Its directory."""
+        """Return its directory."""
         return runs_root() / self.request.id(self.seed)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is known of one cell. Values are one per seed; of a figure they are vectors."""
+    """The values of one cell, one per seed; in a figure they are vectors."""
 
     paper: Printed | None = None
     quoted: str = ""
     values: tuple[Any, ...] = ()
     runs: tuple[Path, ...] = ()
     missing: tuple[Missing, ...] = ()
-    counted: bool = False  # exact, from a model object or from settings: no run, no seed
-    labels: tuple[str, ...] = ()  # of a vector's entries
+    counted: bool = False  # exact, from a model object or settings: without runs and seeds
+    labels: tuple[str, ...] = ()  # labels of a vector's entries
 
     @property
     def n(self) -> int:
-        """How many seeds."""
+        """Return the number of seeds."""
         return len(self.values)
 
     @property
     def mean(self) -> Any:
-        """Over seeds; None without any."""
+        """Return the mean over seeds; None without any."""
         return spread(self.values)[0]
 
     @property
     def std(self) -> Any:
-        """Over seeds, with n - 1; None for fewer than two."""
+        """Return the standard deviation over seeds (n - 1); None for fewer than two."""
         return spread(self.values)[1]
 
     @property
     def sample(self) -> "Sample":
-        """Mean, standard deviation and number; what is counted does not vary."""
+        """Return mean, standard deviation and number; counted values do not vary."""
         return self.mean, 0.0 if self.counted else self.std, self.n
 
 
-Sample = tuple[float, float | None, int]  # mean, standard deviation (None: not known), over how many
+Sample = tuple[float, float | None, int]  # mean, standard deviation (None: unknown), number of seeds
 
 
 def difference(ours: Sample, other: Sample) -> tuple[float, float | None]:
-    """The difference of two means, and the same in standard errors of the difference.
+    """Return the difference of two means, and the same in standard errors of the difference.
 
-    The standard error is sqrt(s1^2 / n1 + s2^2 / n2); where a side has no standard deviation, that of the other alone,
-    which makes it too small. None if neither has one, or if they do not vary.
+    The standard error is sqrt(s1^2 / n1 + s2^2 / n2); without a standard deviation on one side, it is that of the
+    other, and so too small. None if neither has one, or if they do not vary.
     """
     variance = sum(std**2 / n for _, std, n in (ours, other) if std is not None)
     apart = float(ours[0] - other[0])
@@ -86,7 +86,7 @@ def difference(ours: Sample, other: Sample) -> tuple[float, float | None]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds here."""
+    """The verdict on a claim."""
 
     claim: Claim
     holds: str  # yes, no, within noise; open: runs are missing; not here: there are none at this size
@@ -95,38 +95,38 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Filled:
-    """A table with what the runs on this machine say."""
+    """A table with the values of the runs on this machine."""
 
     table: Table
     size: Size
     seeds: int
     cells: Mapping[Place, Cell] = field(repr=False)
-    damaged: tuple[str, ...] = ()  # what is wrong with runs that could not be read
+    damaged: tuple[str, ...] = ()  # problems of unreadable runs
 
     @cached_property
     def missing(self) -> list[Missing]:
-        """Runs that cells wait for, each once."""
+        """Return the missing runs of cells, each once."""
         found = {waiting.path: waiting for cell in self.cells.values() for waiting in cell.missing}
         return [*found.values()]
 
     @property
     def rows(self) -> list[Row]:
-        """Rows that there are at this size."""
+        """Return the rows at this size."""
         return [row for row in self.table.rows if row.is_at(self.size)]
 
     @property
     def columns(self) -> list[Column]:
-        """Columns that there are at this size."""
+        """Return the columns at this size."""
         return [column for column in self.table.columns if column.is_at(self.size)]
 
     @property
     def scalars(self) -> list[Column]:
-        """Those of them that have one number a cell."""
+        """Return the columns at this size with one number per cell."""
         return [column for column in self.columns if not column.vector]
 
     @property
     def runs(self) -> dict[Path, str]:
-        """Finished runs that a number came from, and the first cell that used it."""
+        """Return the finished runs of all numbers, with the first cell that used each."""
         found: dict[Path, str] = {}
         for (row, _), cell in self.cells.items():
             for path in cell.runs:
@@ -135,14 +135,14 @@ class Filled:
 
     @property
     def ours(self) -> tuple[int, int]:
-        """How many cells of ours are complete, and how many there can be."""
+        """Return how many of our cells are complete, and how many there can be."""
         cells = [cell for cell in self.cells.values() if cell.values or cell.missing]
         return sum(not cell.missing for cell in cells), len(cells)
 
     def difference(self, cell: Cell) -> tuple[float | None, float | None]:
-        """Ours less the paper's, and the same in standard errors; None for what cannot be said.
+        """Return ours minus the paper's, and the same in standard errors; None if undefined.
 
-        Other settings than the paper's are not held against its values, only against its claims.
+        Runs at other settings than the paper's are compared with its claims, not with its values.
         """
         if self.size != "paper" or cell.paper is None or not cell.values or cell.labels:
             return None, None
@@ -150,16 +150,16 @@ class Filled:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """What the runs say about each claim."""
+        """Return the verdicts of the runs on all claims."""
         titles = {column.id: column.title for column in self.table.columns}
         return [verdict(claim, self.cells, titles) for claim in self.table.claims]
 
 
 def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> Filled:
-    """Find what runs there are for each cell. `extra` is set in all of them. A damaged run is as good as missing.
+    """Collect the existing runs of each cell. `extra` is set in all of them. A damaged run counts as missing.
 
     Raises:
-        ConfigError: settings that cannot be.
+        ConfigError: invalid settings.
     """
     filling = _Filling(table, size, seeds or table.seeds, tuple(extra))
     cells: dict[Place, Cell] = {}
@@ -175,7 +175,7 @@ def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str
 
 
 class _Filling:
-    """Cells from runs, each of which is read once."""
+    """Cells from runs; each run is read once."""
 
     def __init__(self, table: Table, size: Size, seeds: int, extra: tuple[str, ...]) -> None:
         self.table, self.size, self.seeds, self.extra = table, size, seeds, extra
@@ -183,7 +183,7 @@ class _Filling:
         self.damaged: list[str] = []
 
     def cell(self, row: Row, index: int) -> Cell:
-        """The cell of a row in a column."""
+        """Return the cell of a row in a column."""
         column = self.table.columns[index]
         paper = row.paper[index] if row.paper else None
         blank = Cell(self.implied(row, column) or paper, row.quoted if paper else "")
@@ -196,12 +196,12 @@ class _Filling:
             return replace(blank, values=(value,), counted=True)
         if column.metric == "parameters_million" or column.implied_from:
             exact = parameters(_as_counted(request, row, column))
-            if exact is not None:  # then there are no ranks that depend on what is learnt
+            if exact is not None:  # then no ranks depend on training
                 return blank if column.implied_from else replace(blank, values=(exact / 1e6 + add,), counted=True)
         return self.measure(blank, request, column, add)
 
     def measure(self, blank: Cell, request: Request, column: Column, add: float) -> Cell:
-        """What the runs of a cell say."""
+        """Return the value of a cell from its runs."""
         values: list[Any] = []
         runs: list[Path] = []
         missing: list[Missing] = []
@@ -220,7 +220,7 @@ class _Filling:
         return replace(blank, values=tuple(values), runs=tuple(runs), missing=tuple(missing), labels=labels)
 
     def implied(self, row: Row, column: Column) -> Printed | None:
-        """The mean rank that a total of the paper implies, where the total depends on ranks."""
+        """Return the mean rank implied by a total of the paper, if the total depends on ranks."""
         index = next((i for i, one in enumerate(self.table.columns) if one.id == column.implied_from), None)
         if index is None or not row.paper:
             return None
@@ -232,7 +232,7 @@ class _Filling:
         return Printed(f"{rank:.1f}", rank)
 
     def record(self, path: Path) -> Record | None:
-        """A run if it is complete."""
+        """Return a run if it is complete."""
         if path not in self.records:
             self.records[path] = None
             try:
@@ -249,7 +249,7 @@ def _as_counted(request: Request, row: Row, column: Column) -> Request:
 
 
 def measured(record: Record, metric: str) -> Any:
-    """A metric of a run: a number, or for a figure one by label; None if the run has none."""
+    """Return a metric of a run: a number, or numbers by label for a figure; None if the run has none."""
     if metric == "inference_ms":
         file = RunDirectory(record.path).inference_file
         return float(read_json(file)["milliseconds"]) if file.is_file() else None
@@ -277,7 +277,7 @@ def _numbers(values: Any) -> list[str]:
 
 
 def _setting(request: Request, key: str) -> float:
-    """A number that a recipe sets."""
+    """Return a number of a recipe's settings."""
     if key == "classes_per_task":
         return float(classes_per_task(request.config)[0])
     return float(flat(request.config.model_dump(mode="json"))[key])
@@ -287,11 +287,11 @@ def _setting(request: Request, key: str) -> float:
 
 
 def verdict(claim: Claim, cells: Mapping[Place, Cell], titles: Mapping[str, str]) -> Verdict:
-    """Whether a claim holds: `yes`, `no`, or `within noise` where other seeds might say otherwise.
+    """Return the verdict on a claim: `yes`, `no`, or `within noise` if other seeds might give another result.
 
     Means are compared by Welch's t-test. A claim of several comparisons holds if each of them does, and is refuted by
-    any, at a level divided by their number; so it may be refuted while runs of others are missing. Rows that there are
-    not at this size are left out. `titles` are the columns' by their ids.
+    any, at a level divided by their number; it may therefore be refuted while runs are missing. Rows without runs at
+    this size are left out. `titles` are the columns' titles by id.
     """
     missing = [place for place in claim.places if cells[place].missing]
     absent = [place for place in claim.places if not cells[place].missing and not cells[place].values]
@@ -318,7 +318,7 @@ def verdict(claim: Claim, cells: Mapping[Place, Cell], titles: Mapping[str, str]
 def _comparisons(
     claim: Claim, rivals: Sequence[Place], cells: Mapping[Place, Cell], titles: Mapping[str, str]
 ) -> list[tuple[str, Sample, Sample]]:
-    """What a claim compares, each with its name and two samples."""
+    """Return the comparisons of a claim, each with its name and two samples."""
     if claim.rises or claim.peaks:
         place, parts = next(filter(None, (claim.rises, claim.peaks))), 2 if claim.rises else 3
         means = np.array([[part.mean() for part in np.array_split(vector, parts)] for vector in cells[place].values])
@@ -335,7 +335,7 @@ def _comparisons(
 
 
 def _measured(cell: Cell, measure: str) -> Cell:
-    """A cell of numbers; of vectors, one of their means or of their unevenness."""
+    """Return a cell of numbers; for vectors, of their means or their unevenness."""
     if not cell.labels:
         return cell
     vectors = [np.asarray(vector, float) for vector in cell.values]
@@ -344,7 +344,7 @@ def _measured(cell: Cell, measure: str) -> Cell:
 
 
 def _compared(comparisons: Sequence[tuple[str, Sample, Sample]], of: int, sign: int) -> tuple[list[str], str]:
-    """What comparisons, out of so many that a claim makes, come to: the differences in words, and whether it holds.
+    """Return the differences of comparisons in words, and the verdict, at a level divided by their number.
 
     It holds if all differences have this sign.
     """
@@ -353,7 +353,7 @@ def _compared(comparisons: Sequence[tuple[str, Sample, Sample]], of: int, sign: 
     for name, a, b in comparisons:
         apart, p = a[0] - b[0], chance(a, b)
         parts.append((sign * apart, p))
-        reason = ", and one seed does not tell how much seeds differ" if p is None else f" (p = {p:.2g})" if p else ""
+        reason = ", and one seed does not show how much seeds differ" if p is None else f" (p = {p:.2g})" if p else ""
         because.append(f"{apart:+.2f} against {name}{reason}")
     if all(apart > 0 and p is not None and p < LEVEL for apart, p in parts):
         return because, "yes"
@@ -362,9 +362,9 @@ def _compared(comparisons: Sequence[tuple[str, Sample, Sample]], of: int, sign: 
 
 
 def chance(a: Sample, b: Sample) -> float | None:
-    """How often seeds alone would set two means as far apart: p of Welch's t-test, two-sided.
+    """Return p of Welch's t-test, two-sided: the probability that seeds alone set two means as far apart.
 
-    0 where neither varies; None where one of them has a single seed.
+    0 if neither varies; None if one of them has a single seed.
     """
     if a[1] is None or b[1] is None:
         return None
@@ -377,19 +377,19 @@ def chance(a: Sample, b: Sample) -> float | None:
 
 
 def _spread(claim: Claim, cells: Sequence[Cell]) -> Verdict:
-    """Whether means differ by less than some standard deviation, beside what their own seeds make of it.
+    """Return the verdict that means differ by less than a standard deviation, given the variance due to their seeds.
 
-    At just that deviation the variance of the means over what is expected of it has an F distribution: of one degree
-    less than there are means, and of as many (Satterthwaite) as the seeds' part of it has.
+    At exactly that deviation, the variance of the means over its expected value has an F distribution; its degrees of
+    freedom are the number of means minus one, and those of the seeds' part (Satterthwaite).
     """
     found, free = float(np.std([cell.mean for cell in cells], ddof=1)), len(cells) - 1
     because = f"standard deviation {found:.2f} over {len(cells)}, against {claim.below:g}"
     own = [(std**2 / n, n - 1) for _, std, n in (cell.sample for cell in cells) if std is not None]
     if len(own) < len(cells):
-        return Verdict(claim, "within noise", f"{because}; one seed each does not tell how much of it is the seeds'")
+        return Verdict(claim, "within noise", f"{because}; one seed each does not show how much of it is due to seeds")
     seeds = math.sqrt(sum(part for part, _ in own) / len(own))
     expected = claim.below**2 + seeds**2
     known = expected**2 * sum(n for _, n in own) / seeds**4 if seeds else 1e9
     share = stats.f.cdf(found**2 / expected, free, known)
     holds = "yes" if share < LEVEL / 2 else "no" if share > 1 - LEVEL / 2 else "within noise"
-    return Verdict(claim, holds, f"{because}; seeds alone make {seeds:.2f}")
+    return Verdict(claim, holds, f"{because}; seeds alone give {seeds:.2f}")

@@ -1,4 +1,4 @@
-"""What a filled table says, as texts: lines of cells, notes, verdicts, what its runs were made with.
+"""Texts of a filled table: lines of cells, notes, verdicts, settings of its runs.
 
 Each row has up to three lines: what the paper prints or quotes, ours, and the difference of the two in standard errors.
 """
@@ -16,7 +16,7 @@ Lines = list[list[str]]
 
 
 def lines(filled: Filled) -> Lines:
-    """The table less its head: name of the row, which line of it this is, a text for each column."""
+    """Return the table without its header: row name, kind of line, a text per column."""
     found = []
     for row in filled.rows:
         cells = [filled.cells[row.name, column.id] for column in filled.scalars]
@@ -33,7 +33,7 @@ def lines(filled: Filled) -> Lines:
 
 
 def head(filled: Filled) -> list[str]:
-    """What stands above `lines`, each column by its whole name."""
+    """Return the header of `lines`, with the full name of each column."""
     return [filled.table.rows_are, "", *(f"{column.title}{marks(filled, column)}" for column in filled.scalars)]
 
 
@@ -55,13 +55,13 @@ def _apart(filled: Filled, cell: Cell) -> str:
 
 
 def marks(filled: Filled, part: Row | Column) -> str:
-    """The numbers of the notes that a row or column has."""
+    """Return the numbers of the notes of a row or column."""
     numbers = [[*filled.table.notes].index(key) + 1 for key in part.notes]
     return "".join(f" [{number}]" for number in numbers)
 
 
 def notes(filled: Filled) -> list[str]:
-    """What stands below the table: its notes, the sources of what is quoted, damaged runs."""
+    """Return the text below the table: its notes, sources of quoted values, damaged runs."""
     used = {key for row in filled.rows for key in row.notes} | {key for c in filled.columns for key in c.notes}
     numbered = enumerate(filled.table.notes.items(), start=1)
     sources: dict[str, list[str]] = {}
@@ -74,13 +74,13 @@ def notes(filled: Filled) -> list[str]:
 
 
 def about(filled: Filled) -> list[str]:
-    """Where the table stands, what it is about, and how much of it is ours."""
+    """Return the table's place in the paper, its subject, and how much of ours is complete."""
     table, (done, cells) = filled.table, filled.ours
     at = {
         "paper": "the paper's settings",
-        "schedule": "the epochs, batches and rates that the paper states, on smaller networks and CIFAR-100",
+        "schedule": "the paper's epochs, batch sizes and rates, on smaller networks and CIFAR-100",
         "cpu": "settings for CPUs, far smaller than the paper's",
-        "smoke": "smoke runs, whose numbers say nothing",
+        "smoke": "smoke runs, whose numbers are meaningless",
     }
     state = f"Ours: {at[filled.size]}; {done} of {cells} cells complete, {counted(len(filled.missing), 'run')} missing."
     where = f"{table.where[0].upper()}{table.where[1:]}."
@@ -88,7 +88,7 @@ def about(filled: Filled) -> list[str]:
 
 
 def _recipes(filled: Filled) -> str:
-    """Which recipes stand in the place of the paper's, and in which columns if these decide."""
+    """Return the recipes used instead of the paper's, by column if they differ."""
     columns: dict[str, list[str]] = {}
     for column in filled.columns if filled.size != "paper" else ():
         title = column.group or column.name
@@ -103,10 +103,10 @@ def _recipes(filled: Filled) -> str:
 
 
 def made(filled: Filled) -> list[str]:
-    """What runs were made with, a line for those made alike, and how long they took together."""
+    """Return the environment of runs, a line per group, and their total time."""
     alike: dict[str, list[tuple[float, float]]] = {}
     for run in filled.runs:
-        with suppress(RunError, KeyError):  # a run can be without it, and still has its numbers
+        with suppress(RunError, KeyError):  # missing in some runs, which still have their numbers
             directory = RunDirectory(run)
             made = directory.environment
             on = f"{made['device']}, threads: {made['threads']}, {made['precision']}"
@@ -117,26 +117,26 @@ def made(filled: Filled) -> list[str]:
     lines = []
     for facts, took in alike.items():
         every, reused = (sum(each) for each in zip(*took, strict=True))
-        shared = f", {duration(reused)} of it in phases that others of them have trained" if reused else ""
+        shared = f", {duration(reused)} of it in phases shared with others of them" if reused else ""
         lines.append(f"{counted(len(took), 'run')} in {duration(every)}{shared}: {facts}")
     return lines
 
 
 READING = (
     "Ours: mean ± standard deviation (n - 1) over n seeds; a value without n is exact, from a model object. "
-    "Difference: ours less the paper's, and in standard errors, sqrt(s²/n + s²/n) of what has a standard deviation; "
-    "at the paper's settings only. An empty cell has no run; what is quoted the paper took from elsewhere."
+    "Difference: ours minus the paper's, and in standard errors, sqrt(s²/n + s²/n) of values with a standard "
+    "deviation; at the paper's settings only. An empty cell has no run; quoted values are from other papers."
 )
 VERDICT = ["claim", "holds", "because"]
 
 
 def verdicts(filled: Filled) -> Lines:
-    """The claims, whether they hold, and why; below the head `VERDICT`."""
+    """Return the claims, their verdicts and reasons, with the header `VERDICT`."""
     return [[verdict.claim.text, verdict.holds, verdict.because] for verdict in filled.verdicts]
 
 
 def vectors(filled: Filled) -> list[tuple[str, Lines]]:
-    """Of a figure over tasks or layers: for each column its title, and a table with a line per label."""
+    """Return, for figures over tasks or layers, the title of each column, and a table with a line per label."""
     found = []
     for column in filled.columns:
         there = [(row.name, filled.cells[row.name, column.id]) for row in filled.rows] if column.vector else []

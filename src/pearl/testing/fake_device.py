@@ -1,8 +1,8 @@
-"""Another device than the CPU, for machines that have none: its tensors lie in the CPU's memory, but nothing mixes.
+"""A simulated device besides the CPU, for machines without a GPU: its tensors are in the CPU's memory, but do not mix.
 
 Inside `fake_device()` a tensor is on the device `FAKE_DEVICE` or on the host. As on a GPU, an operation on both is an
-error, NumPy sees the host's alone, and a generator of the host draws nothing elsewhere. PyTorch calls the device
-"meta", the one that every build accepts; unlike real meta tensors these have numbers. One thread may do this at a time.
+error, NumPy accepts only the host's, and a generator of the host cannot draw elsewhere. PyTorch calls the device
+"meta", which every build accepts; unlike real meta tensors these have values. Only one thread at a time may use it.
 """
 
 from collections.abc import Iterator
@@ -29,16 +29,17 @@ from pearl.training.engine import Engine
 from pearl.training.optimizers import make_optimizers
 
 FAKE_DEVICE = torch.device("meta")
-ROUNDING = 2e-3  # what a few methods make of the rounding of other kernels
-CROSSED: list[str] = []  # operations for which a GPU's host waits, since `fake_device()` was entered
-_READS = {"_local_scalar_dense", "equal"}  # what they give is on the host
-_SIZED = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}  # by numbers that the host reads
-_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # whose indices may be on the host
-_ALIKE = {"cat", "stack"}  # where even a single number must not be on the host
+ROUNDING = 2e-3  # tolerance for methods that amplify the rounding of other kernels
+CROSSED: list[str] = []  # operations for which a GPU's host would wait, since `fake_device()` was entered
+_READS = {"_local_scalar_dense", "equal"}  # their results are on the host
+# they depend on values that the host reads
+_SIZED = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"}
+_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # their indices may be on the host
+_ALIKE = {"cat", "stack"}  # not even a single number may be on the host
 
 
 def shows_the_same_on_another_device(make: Make) -> None:
-    """Trained and asked on another device a method leaves nothing behind on the host, and says what it says there."""
+    """Check that a method leaves no tensor on the host after training and prediction elsewhere, with equal results."""
     with fake_device():
         there = _learnt(make)
     for ours, its in zip(there, _learnt(make), strict=True):
@@ -46,28 +47,28 @@ def shows_the_same_on_another_device(make: Make) -> None:
 
 
 def _learnt(make: Make) -> list[Tensor]:
-    """What a method says of some images after two tasks, and how familiar they are to it; on the host."""
+    """Return a method's logits and in-distribution scores for some images after two tasks; on the host."""
     method = make()
     method.fast = False
-    unfused = partial(make_optimizers, device=FAKE_DEVICE)  # as there are no fused ones elsewhere
+    unfused = partial(make_optimizers, device=FAKE_DEVICE)  # fused optimizers do not exist elsewhere
     with patch.object(engine_of, "make_optimizers", lambda settings, groups, *_, **__: unfused(settings, groups)):
         learn_two(method, Engine(config(train={"epochs": 1, "batch_size": 8}), device="cpu"))
-    method.fast = True  # of a ViT all sub-networks are asked at once
+    method.fast = True  # all sub-networks of a ViT run at once
     with torch.no_grad():
         ensemble, x = Ensemble(method), images().to(method.device)
         found = [ensemble(x), ensemble(x, 0), *(ensemble.judge(x) if ensemble.judge else ())]
     if not all(type(part) is type(x) for part in found):
-        raise AssertionError("an answer is not on the device of the images")
+        raise AssertionError("a result is not on the device of the images")
     return [part.cpu() for part in found]
 
 
 def learn_two(method: Method, engine: Engine, view: View | None = None) -> None:
-    """Let a method learn two tasks where the engine is, their images seen as `view` says."""
+    """Train a method on two tasks with the engine, with images transformed by `view`."""
     learn(engine.place(method), range(2), engine, view=view, device=engine.fabric.device)
 
 
 class _Fabric:
-    """As much of Lightning Fabric as the engine asks for."""
+    """The part of Lightning Fabric that the engine uses."""
 
     device = FAKE_DEVICE
     autocast = staticmethod(nullcontext)
@@ -87,9 +88,9 @@ class _Fabric:
 
 @contextmanager
 def fake_device() -> Iterator[None]:
-    """The device exists, and every engine that is made is on it, whatever device it is asked for.
+    """Make the device available, and the device of every new engine.
 
-    Batches are made two at a time there, and a ViT's tasks asked at once, as on a GPU.
+    Batches are made two at a time there, and a ViT's tasks are evaluated at once, as on a GPU.
     """
     tensor, autocast = torch.tensor, torch.autocast
 
@@ -108,8 +109,9 @@ def fake_device() -> Iterator[None]:
     CROSSED.clear()
     augment._scale_and_shift.cache_clear()
     with ExitStack() as changed, _Elsewhere():
-        changed.callback(augment._scale_and_shift.cache_clear)  # its constants are of no use to real meta tensors
-        for name, function in instead.items():  # PyTorch's own make no numbers on "meta", and have no autocast for it
+        changed.callback(augment._scale_and_shift.cache_clear)  # its constants are unusable for real meta tensors
+        # PyTorch's own functions create no values on "meta", and have no autocast for it
+        for name, function in instead.items():
             changed.enter_context(patch.object(torch, name, function))
         changed.enter_context(patch.object(torch.amp, "autocast", without))
         changed.enter_context(patch.object(torch, "is_autocast_enabled", lambda *_: False))
@@ -120,10 +122,10 @@ def fake_device() -> Iterator[None]:
 
 
 class _There(Tensor):
-    """A tensor elsewhere; `here` are its numbers."""
+    """A tensor elsewhere; `here` are its values."""
 
     here: Tensor
-    is_meta = False  # or `torch.nn.init` would leave it as it is
+    is_meta = False  # otherwise `torch.nn.init` would not change it
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
@@ -169,14 +171,14 @@ class _There(Tensor):
 
 
 class _Elsewhere(TorchDispatchMode):
-    """Sees what is made elsewhere of nothing that is there."""
+    """Handles functions that create tensors elsewhere from nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _done(func, args, kwargs or {})
 
 
 def _done(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An operation, by its numbers on the host; what it gives is where a GPU would leave it."""
+    """Run an operation on the values on the host; return its result where a GPU would have it."""
     name, target = func.overloadpacket.__name__, kwargs.get("device")
     there = any(isinstance(x, _There) for x in tree_leaves((args, kwargs)))
     to = there if target is None else torch.device(target) == FAKE_DEVICE
@@ -198,14 +200,14 @@ def _here(value: Any) -> Any:
 
 
 def _indices(index: Any) -> Any:
-    """Lists of indices as tensors of the host, since PyTorch would make them on "meta"."""
+    """Convert lists of indices to tensors of the host, since PyTorch would create them on "meta"."""
     if isinstance(index, tuple):
         return tuple(map(_indices, index))
     return torch.tensor(index) if isinstance(index, list | np.ndarray) else index
 
 
 def _waits(name: str, args: Any, there: bool, to: bool) -> bool:
-    """Whether the host waits for the device."""
+    """Return True if the host waits for the device."""
     if name == "_to_copy":
         return to != there
     if name == "copy_":
@@ -217,10 +219,10 @@ def _waits(name: str, args: Any, there: bool, to: bool) -> bool:
 
 
 def _check(func: Any, name: str, args: Any, kwargs: dict[str, Any], there: bool, to: bool) -> None:
-    """Raise RuntimeError for what a GPU refuses."""
+    """Raise RuntimeError for operations that fail on a GPU."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     if any(x.device == FAKE_DEVICE and not isinstance(x, _There) for x in tensors):
-        raise RuntimeError(f"{func}: a tensor that was made on this pretended device in a way that it does not know")
+        raise RuntimeError(f"{func}: a tensor created on the simulated device in an unsupported way")
     if kwargs.get("generator") is not None and (there or to):
         raise RuntimeError(f"{func}: a generator of the host draws on another device")
     if not there or name in {"_to_copy", "copy_"}:
@@ -233,6 +235,6 @@ def _check(func: Any, name: str, args: Any, kwargs: dict[str, Any], there: bool,
     hosts = [x for x in tree_leaves(mixed) if isinstance(x, Tensor) and not isinstance(x, _There)]
     if hosts and func._schema.is_mutable and args[0] is hosts[0]:
         raise RuntimeError(f"{func}: a tensor on the host is changed by one on another device")
-    if any(x.ndim or name in _ALIKE for x in hosts):  # elsewhere a number may come from the host
+    if any(x.ndim or name in _ALIKE for x in hosts):  # a number elsewhere may be set from the host
         shapes = [tuple(x.shape) for x in hosts]
         raise RuntimeError(f"{func}: some of its tensors are on another device, but those of {shapes} on the host")

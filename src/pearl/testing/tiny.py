@@ -97,7 +97,7 @@ def images(count: int = 6) -> torch.Tensor:
 
 @torch.no_grad()
 def logits(method: Method, task: int | None = None) -> torch.Tensor:
-    """What a method says of these images."""
+    """Return a method's logits for these images."""
     return method.eval()(images(), task)
 
 
@@ -109,7 +109,7 @@ def reload(method: Method, make: Make) -> Method:
 
 
 def on_threads(ask: Callable[[], T], count: int = 8) -> list[T]:
-    """Return what `ask` gives to so many threads that call it at the same time."""
+    """Return the results of `ask` in this many threads that call it at the same time."""
     start = threading.Barrier(count)
 
     def begin(_: int) -> T:

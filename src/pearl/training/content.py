@@ -1,8 +1,8 @@
-"""All that decides what a phase ends with, as one digest. Of two phases with the same one, one need not be trained.
+"""A digest of everything that determines a phase's result, so that phases with equal digests are trained once.
 
-A phase says which modules its loss reads (`Phase.reads`). Their tensors, structure and code go in, the task's images
-and labels, settings and machine, and what the loss itself holds: a function is what its source says of the values that
-it closes over. Where one of these is nothing of which that can be known, the phase has no digest.
+A phase declares the modules that its loss depends on (`Phase.reads`). The digest covers their tensors, structure and
+code, the task's images and labels, settings and machine, and the values held by the loss: a function by its source and
+closure. If one of these cannot be digested, the phase has no digest.
 """
 
 import hashlib
@@ -27,26 +27,26 @@ from pearl.methods.base import Phase
 from pearl.storage.checkpoint import fingerprint
 from pearl.version import LOADED
 
-FORMAT = 1  # of the digest and of what is kept under it
+FORMAT = 1  # version of the digest and of the files stored under it
 HOME = Path(__file__).parents[1]
-ROOMS = ("settings", "storage", "data", "nn", "methods", "training")  # of pearl, those whose code a phase may run
-# of whose code the version says enough; pearl's is read
+ROOMS = ("settings", "storage", "data", "nn", "methods", "training")  # rooms of pearl whose code a phase may run
+# packages whose version determines their code; pearl's source is read
 _TRUSTED = sys.stdlib_module_names | {"torch", "torchvision", "timm", "numpy", "lightning_fabric"}
-# exactly these: what is derived from them may do anything
+# exactly these types: subclasses may do anything
 _PLAIN = {type(None), type(...), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format}
 _TENSORS = {Tensor, nn.Parameter}
-_OF_MODULES = nn.Module().__dict__.keys() - {"training"}  # what torch keeps in every module
+_OF_MODULES = nn.Module().__dict__.keys() - {"training"}  # attributes of every torch module
 
 
 class Unknown(Exception):
-    """Something of which it cannot be said what it does."""
+    """A value whose behaviour cannot be determined."""
 
 
 def code() -> str:
-    """A digest of pearl's own source.
+    """Return a digest of pearl's own source.
 
     Raises:
-        Unknown: some of it was changed after it was loaded.
+        Unknown: a file was changed after it was loaded.
     """
     files = sorted(file for room in ROOMS for file in (HOME / room).rglob("*.py"))
     if any(max((about := file.stat()).st_mtime, about.st_ctime) > LOADED for file in files):
@@ -63,10 +63,10 @@ def _digest_of(files: tuple[Path, ...]) -> str:
 
 
 def digest(phase: Phase, task: Task, facts: Mapping[str, Any]) -> str:
-    """Of a phase that is about to be trained on a task, with whatever else matters; empty if it has none.
+    """Return the digest of a phase before its training on a task, plus other inputs; empty if it has none.
 
-    Of a phase with hooks, with batches that are no task's, or whose loss holds more than its modules and plain values,
-    nobody can say what it depends on.
+    Phases with hooks, with batches other than a task's, or whose loss holds more than modules and plain values, have
+    none.
     """
     data = phase.data or task
     hooks = (phase.after_backward, phase.project, phase.after_step)
@@ -87,19 +87,19 @@ def digest(phase: Phase, task: Task, facts: Mapping[str, Any]) -> str:
             "data": said.of(data),
             **facts,
         }
-    # it trains what it does not read, a cell of its loss is empty, or a tensor or array has no bytes that can be read
+    # it trains undeclared modules, a cell of its loss is empty, or a tensor or array has no readable bytes
     except (Unknown, KeyError, ValueError, TypeError, RuntimeError, OSError):
         return ""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def together(modules: Sequence[nn.Module]) -> nn.Module:
-    """Several modules as one, their tensors named by their place."""
+    """Combine several modules into one, with their tensors named by position."""
     return nn.ModuleList(modules)
 
 
 class _Said:
-    """What values are, in JSON that is equal only if they compute the same. No module is known but those declared."""
+    """Converts values to JSON that is equal only if they compute the same. Only declared modules are supported."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.whole = together(modules)
@@ -107,10 +107,10 @@ class _Said:
         self._open: set[int] = set()
 
     def of(self, value: Any) -> Any:
-        """A value.
+        """Convert a value.
 
         Raises:
-            Unknown: it is, or holds, something else.
+            Unknown: it is, or contains, an unsupported object.
         """
         if type(value) in _PLAIN:
             return repr(value)
@@ -128,7 +128,7 @@ class _Said:
             return [_name(type(value)), [self.of(each) for each in value]]
         if isinstance(value, type):
             return _name(value)
-        if id(value) in self._open:  # it holds itself
+        if id(value) in self._open:  # it contains itself
             raise Unknown
         self._open.add(id(value))
         try:
@@ -140,7 +140,7 @@ class _Said:
         if isinstance(value, nn.Module):
             return self._of_module(value)
         if isinstance(value, types.FunctionType):
-            held = [cell.cell_contents for cell in value.__closure__ or ()]  # several functions may have one name
+            held = [cell.cell_contents for cell in value.__closure__ or ()]  # several functions may have the same name
             return [_name(value), self.of([value.__code__, held, value.__defaults__, value.__kwdefaults__])]
         if isinstance(value, types.CodeType):
             return ["code", self.of([value.co_firstlineno, value.co_code, value.co_names, value.co_consts])]
@@ -164,7 +164,7 @@ class _Said:
         raise Unknown
 
     def _of_module(self, module: nn.Module) -> Any:
-        """A declared module: its class and values, its hooks' absence, its tensors and modules by name."""
+        """Convert a declared module: class and values, absence of hooks, tensors and modules by name."""
         if id(module) not in self.places:
             raise Unknown
         own = vars(module)
@@ -179,7 +179,7 @@ class _Said:
 
 
 def _tied(whole: nn.Module) -> list[list[str]]:
-    """Names of the same memory: that it is that and not other memory of the same bits."""
+    """Return the names that share memory: tied tensors differ from separate ones with the same bits."""
     names: dict[tuple[int, int], list[str]] = {}
     for name, tensor in (*whole.named_parameters(remove_duplicate=False), *whole.named_buffers(remove_duplicate=False)):
         if tensor.numel():
@@ -188,10 +188,10 @@ def _tied(whole: nn.Module) -> list[list[str]]:
 
 
 def _name(value: Any) -> str:
-    """Of a class or function.
+    """Return the name of a class or function.
 
     Raises:
-        Unknown: it is none whose code is known: by its package, by pearl's rooms, or as a class that is made once.
+        Unknown: its code is not determined by its package, by pearl's rooms, or by a class that is defined once.
     """
     module = getattr(value, "__module__", None) or ""
     package, *room = module.split(".")

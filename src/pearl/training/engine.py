@@ -31,20 +31,20 @@ from pearl.training.world import World, kind_of, leave, make_fabric
 
 
 class Observer:
-    """Is told what happens. This one does not care; progress displays and logs override what they need."""
+    """Receives training events. The base class ignores them; progress displays and logs override some."""
 
     def event(self, kind: str, **facts: Any) -> None:
-        """Something worth a line: a task, a phase or an epoch has begun or ended."""
+        """Called for events worth a line: a task, phase or epoch has started or ended."""
 
     def step(self, done: int, total: int) -> None:
-        """A training step of the current phase is done. Must not read tensors: that would wait for the device."""
+        """Called after a training step of the current phase. Must not read tensors, which would wait for the device."""
 
     def close(self) -> None:
-        """The run has ended, well or not."""
+        """Called when the run has ended, successfully or not."""
 
 
 class Engine:
-    """Trains phases with the settings of a recipe, on one device or, in a `world` of processes, each on its own."""
+    """Trains phases with the settings of a recipe, on one device, or on one per process of a `world`."""
 
     def __init__(
         self,
@@ -58,44 +58,44 @@ class Engine:
     ) -> None:
         self.config = config
         self.kept = kept
-        self.reused: list[str] = []  # phases of the task that was learnt last, by the names that `learn` gives
+        self.reused: list[str] = []  # phases of the last task, by the names that `learn` returns
         self.world = world or World()
         self.observer = observer or Observer()
         self.precision = precision or config.engine.precision
         if self.precision == "auto":
             self.precision = "bf16" if has_fast_bf16(kind_of(device)) else "fp32"
         if self.precision == "bf16" and not computes_bf16(kind_of(device)):
-            raise ConfigError("engine.precision=bf16: this CPU does not compute in it; use engine.precision=fp32")
+            raise ConfigError("engine.precision=bf16: this CPU does not support it; use engine.precision=fp32")
         kind = "bf16-mixed" if self.precision == "bf16" else "32-true"
         self.fabric = make_fabric(device, self.world.here, precision=kind)
         if self.world.size > 1:
             self.fabric.launch()
             atexit.register(leave)
         graphs = config.engine.cuda_graphs and self.fabric.device.type == "cuda" and self.world.size == 1
-        self._handed: Optimizers = []  # of the phase before, for the next
+        self._handed: Optimizers = []  # those of the phase before, for the next one
         self.recorder: type[Recorder] | None = Recorder if graphs else None
         self.memory_format = torch.channels_last if config.engine.channels_last else torch.contiguous_format
 
     def place(self, method: Method) -> Method:
-        """Move a method to the device, in the layout of the recipe."""
+        """Move a method to the device, in the memory format of the recipe."""
         return placed(method, self.fabric.device, channels_last=self.config.engine.channels_last)
 
     def kernels(self, *modules: nn.Module | None) -> Callable[[], AbstractContextManager[object]]:
-        """What steps through these modules run under, so that none of their kernels is a slow one."""
+        """Return the context for steps through these modules that avoids slow kernels."""
         if self.fabric.device.type != "cpu" or not all(getattr(module, "fast", True) for module in modules):
             return nullcontext
         bf16 = self.precision == "bf16"
         return FastConvolutions if any(has_slow(module, bf16=bf16) for module in modules) else nullcontext
 
     def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
-        """Let a method learn one task. With `replay`, from where an earlier attempt ended.
+        """Train a method on one task. With `replay`, resume an earlier attempt.
 
-        Gives the seconds of each phase; those of one whose name comes again as "NAME 2", "NAME 3", ... Those of one
-        that is among `reused` it took another run to train it.
+        Returns the seconds of each phase; repeated names become "NAME 2", "NAME 3", ... For a phase in `reused` they
+        are those of the run that trained it.
 
         Raises:
             TrainingError: the loss is not finite, or memory is short.
-            Interrupted: the user asked to stop.
+            Interrupted: the user stopped the run.
         """
         replay = replay or Replay()
         replay.begin(method, task.id)
@@ -113,7 +113,7 @@ class Engine:
             again = f" {times[phase.name]}" if times[phase.name] > 1 else ""
             seconds[phase.name + again] = phase.seconds
             self.reused += [phase.name + again] * phase.reused
-            # what a method draws between two phases does not depend on how many draws the first one took
+            # random numbers between two phases do not depend on how many the first phase drew
             torch.manual_seed(fold(self.config.seed, task.id, position, "after"))
         if not method.oracle:
             task.close()
@@ -121,7 +121,7 @@ class Engine:
         return seconds
 
     def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
-        """Train one phase. Randomness depends on seed, task, position of the phase, and epoch alone."""
+        """Train one phase. Randomness depends only on seed, task, position of the phase, and epoch."""
         settings, data = self.config.train.phase(phase.name), phase.data or task
         changes = settings.images.model_dump(exclude_unset=True)
         if changes and isinstance(data, Task):
@@ -150,7 +150,7 @@ class Engine:
             phase.per_epoch = course.per_epoch
             again = {"reused": progress.seconds} if progress.reused else {}
             self.observer.event("phase", task=task.id, phase=phase.name, steps=course.steps, **begun, **again)
-            if progress.done > begun["done"]:  # it was trained before, of which the rest of the run sees nothing
+            if progress.done > begun["done"]:  # the phase was trained before; the rest of the run does not see this
                 for facts in progress.epochs:
                     self.observer.event("epoch", task=task.id, phase=phase.name, **facts)
                 self.observer.step(progress.done, course.steps)
@@ -161,7 +161,7 @@ class Engine:
                 epoch, skip = divmod(progress.done, course.per_epoch)
                 seed = fold(self.config.seed, task.id, position, epoch)
                 if not skip:
-                    torch.manual_seed(self.world.own(seed))  # for dropout and whatever else a loss draws
+                    torch.manual_seed(self.world.own(seed))  # for dropout and other random numbers of a loss
                 for batch in data.batches(settings.batch_size, seed, skip=skip):
                     set_rate(optimizers, learning_rate(settings, course, progress.done))
                     progress.losses.append(step(batch))
@@ -182,10 +182,10 @@ class Engine:
                 self.observer.event("epoch", task=task.id, phase=phase.name, **facts)
                 progress.losses = []
                 progress.epochs.append(facts)
-                if progress.done < course.steps and replay.due():  # an epoch's end is stored after it is told
+                if progress.done < course.steps and replay.due():  # checkpoints follow the events of an epoch's end
                     replay.store(at, scene, progress, finished=False)
             for parameter in phase.trained:
-                parameter.grad = None  # what is frozen from now on keeps no gradient
+                parameter.grad = None  # parameters that are frozen from now on keep no gradient
             if self.kept and progress.key and not progress.reused and self.world.first:
                 self.kept.keep(phase.name, phase.reads, progress, self._note(task))
             if begun["done"] != course.steps:
@@ -195,7 +195,7 @@ class Engine:
     def _key(
         self, method: Method, task: Task, phase: Phase, position: int, settings: PhaseConfig, course: Course
     ) -> str:
-        """What decides the result of a phase, see `content.digest`; empty if it is not to be kept."""
+        """Return the digest of a phase, see `content.digest`; empty if it is not to be cached."""
         if not (self.kept and phase.reads and type(self) is Engine):
             return ""
         facts = {
@@ -212,16 +212,16 @@ class Engine:
 
     @contextmanager
     def _tensor_float32(self) -> Iterator[None]:
-        """With bfloat16 on a GPU, round products that are left in float32, such as merged updates, to TensorFloat-32.
+        """With bfloat16 on a GPU, use TensorFloat-32 for products that remain float32, such as merged updates.
 
-        That is eight times as fine as the bfloat16 that a merged weight is cast to, and saves a seventh of a step. Who
-        has set anything about it keeps what was set.
+        It is eight times as precise as the bfloat16 of merged weights, and saves a seventh of a step. A user's own
+        setting is kept.
         """
         if self.fabric.device.type != "cuda" or self.precision != "bf16":
             yield
             return
         backends: Any = torch.backends
-        libraries = (backends.cuda.matmul, backends.mkldnn.matmul)  # PyTorch's switch is one for both
+        libraries = (backends.cuda.matmul, backends.mkldnn.matmul)  # PyTorch has one switch for both
         if any(library.fp32_precision != "none" for library in libraries):
             yield
             return
@@ -239,7 +239,7 @@ class Engine:
     def _step(
         self, method: Method, phase: Phase, settings: PhaseConfig, optimizers: Optimizers
     ) -> Callable[[Batch], Tensor]:
-        """One step of a phase, from a batch to its loss."""
+        """Run one step of a phase, from a batch to its loss."""
         module, *own = self.fabric.setup(_Step(phase, self.world), *optimizers)
         kernels = self.kernels(method, phase.extra)
 
@@ -265,7 +265,7 @@ class Engine:
 
 
 def mean_loss(progress: Progress, task: Task, phase: Phase, epoch: int, lr: float) -> float:
-    """The mean of an epoch's losses, for which the host waits for the device, once an epoch.
+    """Return the mean of an epoch's losses; the host waits for the device, once per epoch.
 
     Raises:
         TrainingError: one of them is not finite.
@@ -276,7 +276,7 @@ def mean_loss(progress: Progress, task: Task, phase: Phase, epoch: int, lr: floa
             step = progress.done - len(values) + index
             raise TrainingError(
                 f"loss became {value} in task {task.id + 1} ({task.name}), phase {phase.name}, epoch {epoch + 1}, "
-                f"step {step + 1}, lr {lr:g}; tasks before it are kept; lower "
+                f"step {step + 1}, lr {lr:g}; earlier tasks are stored; lower "
                 f"train.phases.{phase.name}.lr or set train.phases.{phase.name}.clip=1"
             )
     return sum(values) / len(values)
@@ -284,14 +284,14 @@ def mean_loss(progress: Progress, task: Task, phase: Phase, epoch: int, lr: floa
 
 @contextmanager
 def mistakes_named(phase: str) -> Iterator[None]:
-    """What PyTorch says of too little memory or too few images, in words that name the mend."""
+    """Turn PyTorch's errors for too little memory or too few images into messages with a fix."""
     try:
         yield
     except (torch.OutOfMemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         raise TrainingError(f"out of memory in phase {phase}; lower train.phases.{phase}.batch_size") from None
-    except ValueError as error:  # PyTorch's BatchNorm has no other word for it
+    except ValueError as error:  # PyTorch's BatchNorm has no special error type for it
         if "more than 1 value per channel" not in str(error):
             raise
         raise TrainingError(
@@ -301,15 +301,16 @@ def mistakes_named(phase: str) -> Iterator[None]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether memory was short: on a GPU by its type, on the CPU by the allocator's words alone."""
+    """Return True if memory was exhausted: by the error's type on a GPU, by the allocator's message on the CPU."""
     return isinstance(error, torch.OutOfMemoryError) or short_of_memory(error)
 
 
 def has_fast_bf16(device: str) -> bool:
-    """Return True if bfloat16 is faster than float32: on recent GPUs, and on CPUs where a product shows it.
+    """Return True if bfloat16 is faster than float32: on recent GPUs, and on CPUs by a timed product.
 
-    ResNet-18 trains 2.2 times faster with AMX and 1.8 times with an AMD's AVX-512 BF16. The instructions alone do not
-    tell: an Intel Xeon with AVX-512 BF16 and without AMX takes twice as long as in float32. So a CPU is timed once.
+    ResNet-18 trains 2.2 times faster with AMX and 1.8 times with an AMD's AVX-512 BF16. The instruction set is not
+    enough: an Intel Xeon with AVX-512 BF16 and without AMX takes twice as long as in float32. A CPU is therefore timed
+    once.
     """
     if device == "cuda":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -321,7 +322,7 @@ def has_fast_bf16(device: str) -> bool:
 
 @cache
 def _product_seconds(dtype: torch.dtype) -> float:
-    """The CPU time of a product of two 512 x 512 matrices, the shortest of ten."""
+    """Return the CPU time in seconds of a product of two 512 x 512 matrices, the shortest of ten."""
     matrix, seconds = torch.ones(512, 512, dtype=dtype), []
     for _ in range(10):
         started = time.process_time()
@@ -331,9 +332,10 @@ def _product_seconds(dtype: torch.dtype) -> float:
 
 
 class _Step(nn.Module):
-    """A phase as the module Fabric sets up: its parameters are the phase's, its forward is the phase's loss.
+    """A phase as the module that Fabric wraps: its parameters are the phase's, its forward is the phase's loss.
 
-    With other ranks it is the loss on this one's share of the batch, weighted so that their mean is the batch's loss.
+    With several ranks it is the loss on this rank's share of the batch, weighted so that the mean over ranks is the
+    batch's loss.
     """
 
     def __init__(self, phase: Phase, world: World) -> None:

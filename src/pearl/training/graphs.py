@@ -1,4 +1,4 @@
-"""A training step recorded once as a CUDA graph and replayed: at the paper's batch of 32 a GPU waits for launches."""
+"""Training steps captured as CUDA graphs: with the paper's batch size 32, a GPU waits for kernel launches."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,18 +9,19 @@ from torch import Tensor
 from pearl.data.batches import Batch
 
 Step = Callable[[Batch], Tensor]
-WARM_UP = 3  # steps of one size before it is recorded; by then optimizers and libraries have allocated what they keep
+# eager steps of one batch size before the capture; then optimizers and libraries have allocated their memory
+WARM_UP = 3
 
 
 class Recorder:
-    """One CUDA graph. What is recorded and what comes before it run on a stream of their own, as CUDA demands."""
+    """One CUDA graph. The capture and the steps before it run on a separate stream, as CUDA requires."""
 
     def __init__(self) -> None:
         self.graph = torch.cuda.CUDAGraph()
         self.stream = torch.cuda.Stream()
 
     def run(self, work: Callable[[], Tensor]) -> Tensor:
-        """Do the work, as it is."""
+        """Run the function without capture."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             result = work()
@@ -28,26 +29,26 @@ class Recorder:
         return result
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Record the work without doing it; what does it, and where its result will be."""
+        """Capture the function without running it; return the replay function and the result's tensors."""
         with torch.cuda.graph(self.graph, stream=self.stream):
             result = work()
         return self.graph.replay, result
 
 
 class GraphedStep:
-    """A step that is replayed for batches of the size that comes first so often; others run as they are.
+    """A step that is replayed for the first batch size that has repeated often enough; other batches run eagerly.
 
-    The step must do the same work on the device for every batch of that size, and nothing else (`Phase.steady`). It
-    reads its batch, learning rates and weights from where they were when it was recorded.
+    The step must do the same device work for every batch of that size, and nothing else (`Phase.steady`). A replay
+    reads batch, learning rates and weights from their memory at capture.
     """
 
     def __init__(self, step: Step, recorder: Recorder) -> None:
         self.step, self.recorder = step, recorder
         self._met: Counter[torch.Size] = Counter()
-        self._batch: Batch | None = None  # the recorded step reads it
+        self._batch: Batch | None = None  # the captured step reads it
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Train on a batch; its loss."""
+        """Train on a batch and return its loss."""
         size = batch.x.shape
         self._met[size] += 1
         if self._batch is None and self._met[size] > WARM_UP:

@@ -1,12 +1,12 @@
-"""Heartbeats between the processes that train one model: a machine that is lost ends them all. No torch.
+"""Heartbeats between the processes that train one model: a lost machine ends them all. Does not import torch.
 
-A collective waits for ever for a machine that has lost its power or its network, since nothing tells the others. So a
-thread of each process sends a beat to the first process ten times in `silence()` seconds, and receives its beats. Who
-has heard nothing for so long ends its process with `launch.UNREACHABLE` and the name of the lost machine; the first
-process tells the others before it ends. Threads beat while their process computes, decodes or waits.
+A collective operation waits for ever for a machine that has lost power or network. A thread of each process therefore
+sends a beat to the first process ten times in `silence()` seconds, and receives its beats. Without a beat for that
+long, it ends its process with `launch.UNREACHABLE` and the name of the lost machine; the first process notifies the
+others before it ends. Threads send beats while their process computes, decodes or waits.
 
-A connection that is closed without a goodbye belongs to a process that has ended. The others notice by themselves, when
-a collective fails; those that have not after `launch.GRACE` seconds end with `launch.LOST`.
+A connection closed without a goodbye message belongs to a process that has ended. In the others a collective fails;
+those still running after `launch.GRACE` seconds end with `launch.LOST`.
 """
 
 import hmac
@@ -26,14 +26,14 @@ from pearl.errors import ConfigError, RunError, counted
 from pearl.training import launch
 from pearl.training.stop import end
 
-BEAT, GOODBYE, ENDED, SILENT = range(4)  # kinds of messages: a kind, and the rank that it is about
+BEAT, GOODBYE, ENDED, SILENT = range(4)  # kinds of messages: a kind, and the rank that it concerns
 _MESSAGE = struct.Struct(">BI")
-_TOKEN = 16  # bytes, by which the first process knows the others
+_TOKEN = 16  # bytes by which the first process recognises the others
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def silence() -> float:
-    """Seconds without a beat after which a process counts as lost, from PEARL_SILENCE.
+    """Return the seconds without a beat after which a process counts as lost, from PEARL_SILENCE.
 
     Raises:
         ConfigError: it is not a number of seconds.
@@ -50,9 +50,11 @@ def silence() -> float:
 
 @contextmanager
 def joined_in_time(world: int) -> Iterator[None]:
-    """End this process if it has not met the `world` - 1 others after ten times the silence: one is lost already."""
+    """End this process if it has not met the `world` - 1 others after ten times the silence: one of them is lost."""
     seconds = 10 * silence()
-    words = f"of {counted(world, 'process')} some have not begun after {seconds:g} s: see what they say, or the network"
+    words = (
+        f"of {counted(world, 'process')} some have not started after {seconds:g} s: check their output and the network"
+    )
     late = threading.Timer(seconds, end, (launch.UNREACHABLE, words))
     late.daemon = True
     late.start()
@@ -64,13 +66,13 @@ def joined_in_time(world: int) -> Iterator[None]:
 
 @contextmanager
 def beating(rank: int, hosts: Sequence[str], address: str, same: Callable[[Any], Any]) -> Iterator[None]:
-    """Send and watch beats meanwhile. All processes call this together.
+    """Send and watch beats within the context. All processes call this together.
 
     Args:
-        rank: of this process.
-        hosts: the machine of each process.
-        address: of the first process's machine.
-        same: gives all processes the first one's value.
+        rank: rank of this process.
+        hosts: machine of each process.
+        address: address of the first process's machine.
+        same: returns the first process's value in all processes.
 
     Raises:
         RunError: a process cannot reach the first one.
@@ -90,7 +92,7 @@ def beating(rank: int, hosts: Sequence[str], address: str, same: Callable[[Any],
 def _links(
     rank: int, world: int, address: str, same: Callable[[Any], Any], opened: ExitStack
 ) -> dict[int, socket.socket]:
-    """Connections by rank: of the first process to all others, of any other to the first."""
+    """Return connections by rank: from the first process to all others, from any other to the first."""
     wait = silence()
     if rank:
         port, token = same(None)
@@ -115,13 +117,13 @@ def _links(
             said = _greeting(link)
             if hmac.compare_digest(said[:_TOKEN], token):
                 links[int.from_bytes(said[_TOKEN:], "big")] = opened.enter_context(link)
-            else:  # someone else
+            else:  # not one of our processes
                 link.close()
     return links
 
 
 def _greeting(link: socket.socket) -> bytes:
-    """The token and the rank that a new connection begins with, or less."""
+    """Return the token and rank that a new connection sends first, or less."""
     said = b""
     link.settimeout(1.0)
     with suppress(OSError):
@@ -131,7 +133,9 @@ def _greeting(link: socket.socket) -> bytes:
 
 
 def _listener(address: str) -> socket.socket:
-    """A port of this machine alone if all processes are here, else of all its addresses: it may have several names."""
+    """Open a port, for this machine only if all processes are here, else on all its addresses: it may have several
+    names.
+    """
     if address in _LOOPBACK:
         return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     if socket.has_dualstack_ipv6():
@@ -147,7 +151,7 @@ class _Heart(threading.Thread):
         self.received = dict.fromkeys(links, b"")
         self.well = False
         self.ended: list[int] = []  # processes that have ended without a goodbye
-        self.deadline = math.inf  # for this one to notice by itself
+        self.deadline = math.inf  # time limit for this one to notice
         self.woken, self.wake = socket.socketpair()
         self.ready = selectors.DefaultSelector()
         self.ready.register(self.woken, selectors.EVENT_READ)
@@ -156,7 +160,7 @@ class _Heart(threading.Thread):
             self.ready.register(link, selectors.EVENT_READ, other)
 
     def leave(self, *, well: bool) -> None:
-        """End the thread, with a goodbye if all went well."""
+        """End the thread, with a goodbye if the run succeeded."""
         self.well = well
         self.wake.send(b"\0")
         self.join()
@@ -164,7 +168,7 @@ class _Heart(threading.Thread):
             one.close()
 
     def run(self) -> None:
-        """See the module."""
+        """Run the thread; see the module."""
         interval = self.silence / 10
         beat = looked = time.monotonic()
         while True:
@@ -175,7 +179,7 @@ class _Heart(threading.Thread):
                     return
                 self.receive(key.data)
             now = time.monotonic()
-            if now - looked > self.silence / 2:  # this process was stopped, and perhaps all of them were
+            if now - looked > self.silence / 2:  # this process was stopped, and perhaps all of them
                 self.heard = dict.fromkeys(self.heard, now)
             looked = now
             if now >= beat:
@@ -190,11 +194,11 @@ class _Heart(threading.Thread):
     def tell(self, kind: int, rank: int) -> None:
         """Send a message to all others."""
         for link in self.links.values():
-            with suppress(OSError):  # one that is gone is noticed where it is read from
+            with suppress(OSError):  # a missing process is noticed when reading from it
                 link.send(_MESSAGE.pack(kind, rank))
 
     def say_goodbye(self) -> None:
-        """Tell the others that this process leaves, and read what they have sent: else the message could be lost."""
+        """Tell the others that this process leaves, and read their messages: otherwise the goodbye could be lost."""
         self.tell(GOODBYE, self.rank)
         for link in self.links.values():
             with suppress(OSError):
@@ -206,7 +210,7 @@ class _Heart(threading.Thread):
                     pass
 
     def receive(self, other: int) -> None:
-        """Read what has come from another process."""
+        """Read the messages from another process."""
         try:
             data = self.links[other].recv(4096)
         except BlockingIOError:
@@ -231,12 +235,12 @@ class _Heart(threading.Thread):
                 self.lose([rank])
 
     def drop(self, other: int) -> None:
-        """Neither send to another process nor expect its beats."""
+        """Stop sending to another process and expecting its beats."""
         self.ready.unregister(self.links.pop(other))
         del self.heard[other]
 
     def note_ended(self, rank: int) -> None:
-        """A process has ended without a goodbye: give this one the time to notice."""
+        """Record that a process has ended without a goodbye, and start the time limit for this one."""
         if rank in self.ended:
             return
         self.ended.append(rank)
@@ -244,17 +248,17 @@ class _Heart(threading.Thread):
         self.tell(ENDED, rank)
 
     def lose(self, ranks: Sequence[int]) -> None:
-        """Nothing has been heard of processes: tell the others, and end this one."""
+        """Report lost processes to the others, and end this one."""
         for rank in ranks:
             self.tell(SILENT, rank)
         for link in self.links.values():
             with suppress(OSError):
                 link.shutdown(socket.SHUT_WR)
-        time.sleep(0.2)  # what was sent arrives before a connection that is closed with unread beats is reset
+        time.sleep(0.2)  # messages arrive before a connection closed with unread beats is reset
         end(launch.UNREACHABLE, f"no sign of life from {self.named(ranks)} for {self.silence:g} s")
 
     def named(self, ranks: Sequence[int]) -> str:
-        """Machines, with the processes there."""
+        """Return machines, with their processes."""
         of = {host: [f"{rank + 1}" for rank in ranks if self.hosts[rank] == host] for host in self.hosts}
         return " and ".join(
             f"{host} (process {', '.join(numbers)} of {len(self.hosts)})" for host, numbers in of.items() if numbers

@@ -1,8 +1,8 @@
-"""Phases that were trained once: where another run has trained the same, bit for bit, its result is taken.
+"""The phase cache: a phase that another run has trained, bit by bit the same, is loaded instead of trained.
 
-A kept phase is as a finished moment of a run (see `replay`): tensors with checksums, what was told of its epochs, and
-the seconds it took. It is there whole or not at all; what is damaged is trained again. While one process trains a
-phase others that come to the same wait for it.
+A cached phase has the form of a run's checkpoint (see `replay`): tensors with checksums, the events of its epochs, and
+its duration in seconds. Entries are complete or absent; damaged ones are trained again. While one process trains a
+phase, others that need the same phase wait for it.
 """
 
 import shutil
@@ -24,11 +24,11 @@ from pearl.training.content import together
 from pearl.training.replay import Progress
 from pearl.training.world import World
 
-Tell = Callable[[str], object]  # a line for the user
+Tell = Callable[[str], object]  # a message for the user
 
 
 class Kept:
-    """The phases in a folder. Of several ranks the first one locks, looks and writes; each reads for itself."""
+    """A phase cache in a folder. With several ranks, the first one locks, searches and writes; each one reads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,14 +36,14 @@ class Kept:
 
     @classmethod
     def of(cls, config: ModelConfig, world: World) -> "Kept | None":
-        """Where settings and environment say; None if phases are not kept. On all ranks as on the first.
+        """Return the cache of the settings and the environment; None if it is disabled. The first rank decides for all.
 
         Raises:
-            ConfigError: the environment says what cannot be.
+            ConfigError: an environment variable has an invalid value.
         """
         folder = phases.folder() if config.engine.reuse and world.first else None
         if folder:
-            phases.limit()  # what is wrong with it is said before anything is trained
+            phases.limit()  # report problems before training
         folder = world.same(folder)
         return cls(folder) if folder else None
 
@@ -51,29 +51,29 @@ class Kept:
     def claimed(
         self, key: str, modules: Sequence[nn.Module], steps: int, world: World, tell: Tell
     ) -> Iterator[Progress | None]:
-        """What `find` finds; if that is nothing, no other process trains the phase meanwhile."""
+        """Return what `find` finds; if nothing, lock the phase so that no other process trains it meanwhile."""
         found = self.find(key, modules, steps, world, tell)
         with self._alone(key, tell) if found is None and world.first else nullcontext():
             yield found or self.find(key, modules, steps, world, tell)
 
     @contextmanager
     def _alone(self, key: str, tell: Tell) -> Iterator[None]:
-        """No other process is in here with the same key; but where a folder may only be read, one may be."""
+        """Exclude other processes with the same key; read-only folders have no lock."""
         with ExitStack() as held:
-            with suppress(OSError):  # of a folder that may only be read
+            with suppress(OSError):  # read-only folder
                 self.folder.mkdir(parents=True, exist_ok=True)
                 lock = Lock(self.folder / f"{key}.lock", self.folder / f"{key}.holder.json")
                 try:
                     lock.acquire()
                 except Held:
-                    tell("another process trains the same phase; its result will be taken")
+                    tell("another process is training the same phase; waiting for its result")
                     lock.wait()
                 held.callback(lock.release)
-                held.callback(_remove, lock.file)  # who waits for it finds it gone, and makes another one
+                held.callback(_remove, lock.file)  # a waiting process finds the file gone and creates another one
             yield
 
     def find(self, key: str, modules: Sequence[nn.Module], steps: int, world: World, tell: Tell) -> Progress | None:
-        """Put what a phase ended with into its modules, on all ranks; None, and nothing changed, if it is not there."""
+        """Load a phase's result into its modules, on all ranks; return None, without changes, if it is not cached."""
         there = self._there(key, modules, steps, tell) if world.first else None
         place = world.same(self.folder / key if there else None)
         if place is None:
@@ -93,21 +93,21 @@ class Kept:
         try:
             if not place.exists():
                 return None
-        except OSError:  # a folder of others, a disk that fails; `keep` will say it
+        except OSError:  # another user's folder, or a failing disk; `keep` reports it
             return None
         try:
             found = _read(place, key, modules, steps)
         except RunError as error:
-            if not place.exists():  # another process has just made room
+            if not place.exists():  # another process has just made space
                 return None
-            tell(f"a phase that was kept is damaged and trained again ({str(error).partition(';')[0]})")
+            tell(f"a cached phase is damaged and is trained again ({str(error).partition(';')[0]})")
             shutil.rmtree(place, ignore_errors=True)
             return None
         phases.touch(place)
         return found
 
     def keep(self, phase: str, modules: Sequence[nn.Module], progress: Progress, tell: Tell) -> None:
-        """Keep what a phase ended with, if there is room; what prevents it is said once."""
+        """Store a phase's result, if there is space; problems are reported once."""
         place, tensors = self.folder / progress.key, snapshot(together(modules).state_dict())
         aside = phases.aside(place)
         try:
@@ -115,14 +115,14 @@ class Kept:
                 return
             size = sum(tensor.nbytes for tensor in tensors.values())
             if not phases.make_room(self.folder, size):
-                raise RunError(f"{size / 1e6:.0f} MB are more than may lie there, see PEARL_CACHE_GB")
+                raise RunError(f"{size / 1e6:.0f} MB exceed the limit, see PEARL_CACHE_GB")
             write_part(aside, tensors, {"phase": phase, **progress.facts}, within=self.folder)
             aside.rename(place)
         except (OSError, RunError) as error:
             if not self._told:
                 self._told = True
                 reason = getattr(error, "strerror", None) or str(error).partition(";")[0]
-                tell(f"finished phases are not kept for other runs in {self.folder} ({reason})")
+                tell(f"finished phases are not cached for other runs in {self.folder} ({reason})")
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
@@ -133,15 +133,15 @@ def _remove(file: Path) -> None:
 
 
 def _read(place: Path, key: str, modules: Sequence[nn.Module], steps: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and manifest of a phase.
+    """Return tensors and manifest of a phase.
 
     Raises:
-        RunError: it is damaged, or of another phase.
+        RunError: it is damaged, or belongs to another phase.
     """
     tensors, manifest = read_part(place, Moment)
     wanted = together(modules).state_dict()
     shapes = {name: (value.dtype, value.shape) for name, value in tensors.items()}
     fits = shapes == {name: (value.dtype, value.shape) for name, value in wanted.items()}
     if not fits or manifest.get("key") != key or manifest["steps"] != steps:
-        raise RunError(f"{place}: of another phase than its name says")
+        raise RunError(f"{place}: belongs to another phase than its name")
     return tensors, manifest

@@ -1,9 +1,8 @@
-"""Processes of pearl that other processes start. No torch.
+"""Processes of pearl that other processes start. Does not import torch.
 
-Those of `--devices N` are started and watched here, or there already (torchrun, SLURM).
-
-The process that starts the others trains nothing: it cannot hang with them. It passes signals to stop on, once, and
-when one of them dies it ends the others and says in one line which it was and why.
+The processes of `--devices N` are started and watched here, or exist already (torchrun, SLURM). The parent process does
+not train, so that it cannot hang with the others. It forwards stop signals, once. If a child dies, it ends the others
+and prints one line with the process and the reason.
 """
 
 import os
@@ -22,38 +21,38 @@ from typing import IO, Any
 from pearl.errors import ConfigError, counted
 
 COMMAND = (sys.executable, "-P", "-m", "pearl")  # without -P, Python files of the current folder would be imported
-INTERRUPTED = 130  # exit code of a process that was told to stop
-LOST = 75  # exit code of a process that ends because another one has
-BUSY = 69  # exit code of a process that found another one at work on its directory
-UNREACHABLE = 68  # exit code of a process that ends because a machine has been lost
-GRACE = 15.0  # seconds that the others have to end by themselves, once one has failed
+INTERRUPTED = 130  # exit code after a stop signal
+LOST = 75  # exit code of a process that ends because another one has ended
+BUSY = 69  # exit code if another process works on the same directory
+UNREACHABLE = 68  # exit code after the loss of a machine
+GRACE = 15.0  # seconds for the others to end by themselves after one has failed
 OF_PERSONS = (signal.SIGINT, signal.SIGTERM)
-OF_MACHINES = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # of a lost connection, and of schedulers
+OF_MACHINES = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # of lost connections and of schedulers
 _WATCHED = "PEARL_WATCHED"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which of the processes this is."""
+    """The rank of this process."""
 
     rank: int
-    world: int  # processes in all
-    local_world: int  # processes on this machine
+    world: int  # number of processes
+    local_world: int  # number of processes on this machine
     slurm: bool = False
 
     @property
     def nodes(self) -> int:
-        """How many machines there are."""
+        """Return the number of machines."""
         return self.world // self.local_world
 
 
 def place(devices: int) -> Place | None:
-    """Where this process stands among those that were started to train together; None if it is alone.
+    """Return the rank of this process among those that train together; None for a single process.
 
-    With one device a process is alone, unless torchrun started one on each of several machines.
+    With one device there is a single process, unless torchrun started one on each of several machines.
 
     Raises:
-        ConfigError: another number of processes was started here than there are to be devices.
+        ConfigError: the number of processes started here differs from the number of devices.
     """
     if devices < 1:
         raise ConfigError(f"--devices {devices}: give 1 or more")
@@ -80,19 +79,19 @@ def place(devices: int) -> Place | None:
 
 
 def _number(name: str, default: int | None = None) -> int:
-    """A number from the environment, where torchrun and SLURM write it.
+    """Return a number from the environment, as written by torchrun and SLURM.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a number.
     """
     text = os.environ.get(name, "" if default is None else str(default))
     if not (text.isascii() and text.isdecimal() and len(text) < 7):
-        raise ConfigError(f"the environment's {name}={text!r} is no number of processes; unset it, or use torchrun")
+        raise ConfigError(f"the environment's {name}={text!r} is not a number of processes; unset it, or use torchrun")
     return int(text)
 
 
 def start(devices: int, arguments: Sequence[str]) -> int:
-    """Run pearl with these arguments in one process per device, and wait; the exit code of them all."""
+    """Run pearl with these arguments in one process per device, and wait; return the common exit code."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -109,7 +108,7 @@ def start(devices: int, arguments: Sequence[str]) -> int:
             try:
                 for rank in range(devices):
                     own = {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-                    processes.append(child(arguments, own, said[rank] if rank else None))  # the first alone speaks
+                    processes.append(child(arguments, own, said[rank] if rank else None))  # only the first prints
                 codes = _wait(processes)
             finally:
                 for process in processes:
@@ -125,9 +124,10 @@ def start(devices: int, arguments: Sequence[str]) -> int:
 def child(
     arguments: Sequence[str], environment: Mapping[str, str], out: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start pearl with these arguments. It stops, as on SIGTERM, when its stdin is closed or this process is no more.
+    """Start pearl with these arguments in a child process, which stops as on SIGTERM when its stdin closes or this
+    process ends.
 
-    What it says goes to `out`, or where this process speaks.
+    Its output goes to `out`, or to this process's output.
     """
     return subprocess.Popen(
         [*COMMAND, *arguments],
@@ -135,12 +135,12 @@ def child(
         stdin=subprocess.PIPE,  # see `enter`
         stdout=out,
         stderr=out,
-        process_group=0,  # its own: Ctrl-C in a terminal reaches it through whoever started it alone
+        process_group=0,  # a separate session: the parent forwards Ctrl-C itself
     )
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
-    """Exit codes by rank, in the order in which they ended."""
+    """Return exit codes by rank, in the order in which processes ended."""
     codes: dict[int, int] = {}
     deadline = float("inf")
     while len(codes) < len(processes):
@@ -160,7 +160,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
 
 
 def _verdict(codes: Mapping[int, int], said: Sequence[IO[bytes]]) -> tuple[int, str]:
-    """The exit code, and what is left to say beside what the first process has said itself."""
+    """Return the exit code, and a message in addition to the first process's own."""
     failed = {rank: code for rank, code in codes.items() if code}
     if not failed:
         return 0, ""
@@ -171,9 +171,12 @@ def _verdict(codes: Mapping[int, int], said: Sequence[IO[bytes]]) -> tuple[int, 
     name = f"process {rank + 1} of {len(codes)}"
     if code < 0:
         kind = signal.Signals(-code).name
-        return 128 - code, f"pearl: {name} was killed ({kind}); what is stored is kept, the same command goes on"
+        return (
+            128 - code,
+            f"pearl: {name} was killed ({kind}); stored steps are complete; run the same command to continue",
+        )
     if code == LOST:
-        return code, "pearl: the processes lost each other; what is stored is kept, the same command goes on"
+        return code, "pearl: the processes lost each other; stored steps are complete; run the same command to continue"
     said[rank].seek(0)
     lines = said[rank].read().decode(errors="replace").rstrip().splitlines() or [f"ended with exit code {code}"]
     if lines[-1].startswith("pearl: "):
@@ -182,21 +185,22 @@ def _verdict(codes: Mapping[int, int], said: Sequence[IO[bytes]]) -> tuple[int, 
 
 
 def ignored(kind: signal.Signals) -> bool:
-    """Whether this process does not hear a signal."""
+    """Return True if this process ignores a signal."""
     return signal.getsignal(kind) == signal.SIG_IGN
 
 
 def stopping() -> list[signal.Signals]:
-    """The signals that ask this process to store what it has learnt and to end.
+    """Return the signals that make this process store its state and end.
 
-    Those that it was started to ignore stay ignored: by `nohup`, or by who tells it in another way (`slurm.on_node`).
+    Signals ignored at its start stay ignored: by `nohup`, or by a parent that stops it in another way
+    (`slurm.on_node`).
     """
     return [signal.SIGINT, *(kind for kind in (signal.SIGTERM, *OF_MACHINES) if not ignored(kind))]
 
 
 @contextmanager
 def handled(handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """Have a function called on signals to stop; in any thread but the main one they cannot be handled."""
+    """Call a function on stop signals within the context; only the main thread can handle them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -209,11 +213,11 @@ def handled(handler: Callable[[int, Any], object]) -> Iterator[None]:
 
 
 def enter() -> bool:
-    """Begin as what this process is; whether `child` started it, to whose process it can leave the last words.
+    """Initialise this process by its role; return True if `child` started it, whose parent prints the final message.
 
-    If so it stops when that one is gone, as on SIGTERM, so all is stored.
+    It then stops when the parent ends, as on SIGTERM, so that its state is stored.
     """
-    if os.environ.keys() & {"RANK", "SLURM_PROCID"}:  # before torch is there: warnings of its C++ parts from each rank
+    if os.environ.keys() & {"RANK", "SLURM_PROCID"}:  # before torch is imported: its C++ parts would warn on each rank
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if os.environ.pop(_WATCHED, None) is None:
         return False

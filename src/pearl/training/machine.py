@@ -1,4 +1,4 @@
-"""What the bits of a result depend on beside its configuration: versions, the device, its threads, switches."""
+"""The environment that affects a result's bits in addition to its configuration: versions, device, flags."""
 
 import os
 import platform
@@ -15,10 +15,10 @@ import torch
 from pearl.version import __version__
 
 PACKAGES = ("torch", "torchvision", "timm", "lightning-fabric", "numpy", "safetensors")
-# of the libraries that multiply: which instructions they use, how exact and in which order
+# environment variables of math libraries: instruction set, precision, order of sums
 _LIBRARIES = ("ATEN", "CUBLAS", "CUBLASLT", "CUDNN", "DNNL", "KMP", "MKL", "NCCL", "OMP", "ONEDNN", "OPENBLAS")
 _SWITCHES = (*(f"{library}_" for library in _LIBRARIES), "NVIDIA_TF32", "PYTORCH_", "TORCH_")
-# of torch.backends; where PyTorch has no such flag, it has nothing that this would switch
+# of torch.backends; where PyTorch has no such flag, there is nothing to switch
 _PRECISION = ("", "mkldnn.", "mkldnn.conv.", "mkldnn.matmul.", "mkldnn.rnn.", "cudnn.", "cudnn.conv.", "cudnn.rnn.")
 _FLAGS = (
     *(f"{of}fp32_precision" for of in (*_PRECISION, "cuda.matmul.")),
@@ -35,7 +35,7 @@ _FLAGS = (
 
 @cache
 def versions() -> dict[str, Any]:
-    """As they were when first asked, of pearl, Python and the packages that compute."""
+    """Return versions, at the first call, of pearl, Python and the packages that compute."""
     return {
         "pearl": __version__,
         "python": platform.python_version(),
@@ -44,7 +44,7 @@ def versions() -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's or CPU's model."""
+    """Return the GPU's or CPU's model."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
 
 
@@ -59,7 +59,7 @@ def _cpu_name() -> str:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """All of it, as JSON: two machines that say the same give the same bits."""
+    """Return all of it, as JSON: machines with equal values give equal bits."""
     return {
         **versions(),
         "build": [torch.__config__.show(), torch.version.git_version, platform.platform(), np.__version__],
@@ -77,13 +77,13 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def _flag(name: str) -> Any:
-    """One of `torch.backends`; some of them are functions that say it."""
+    """Return one flag of `torch.backends`; some are functions."""
     value = attrgetter(name)(torch.backends)
     return value() if callable(value) else value
 
 
 def _said(ask: Callable[[], Any]) -> str:
-    """What it says; PyTorch has not all of them, and refuses where its older and its newer switches were both used."""
+    """Return a flag's value; PyTorch lacks some, and refuses if its older and newer switches were both used."""
     try:
         return str(ask())
     except (AttributeError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""What a phase's settings say of its steps: how many there are, at which rate, by which optimizers."""
+"""The steps of a phase by its settings: number, learning rate, optimizers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,32 +16,32 @@ Optimizers = list[torch.optim.Optimizer]
 
 @dataclass(frozen=True)
 class Course:
-    """How long a phase is, in steps."""
+    """The length of a phase in steps."""
 
     per_epoch: int
-    planned: int  # what the schedule spans
-    steps: int  # what is trained: less where `engine.max_steps` ends it early
+    planned: int  # steps that the schedule spans
+    steps: int  # trained steps: fewer if `engine.max_steps` ends it early
 
     @classmethod
     def of(cls, settings: PhaseConfig, items: int, max_steps: int | None) -> "Course":
-        """The course of a phase with so many items an epoch."""
+        """Return the course of a phase with this many items per epoch."""
         per_epoch = len(batch_bounds(items, settings.batch_size))
         planned = settings.steps or settings.epochs * per_epoch
         return cls(per_epoch, planned, min(planned, max_steps or planned))
 
     @property
     def epochs(self) -> int:
-        """Epochs that the schedule spans, the last one perhaps cut off."""
+        """Return the epochs that the schedule spans, the last one possibly partial."""
         return math.ceil(self.planned / self.per_epoch)
 
 
 def learning_rate(settings: PhaseConfig, course: Course, done: int) -> float:
-    """The rate of the step that comes after `done` steps of a phase.
+    """Return the learning rate of the step after `done` steps of a phase.
 
-    `quarter_cosine` is that of CODA-Prompt's and InfLoRA's code (utils/schedulers.py): an epoch e of K has
-    cos(99 pi e / (200 (K - 1))) of the rate, so that the last one still has 1.6 % and the mean is 64 %. Their loops
-    first call the scheduler after it has set epoch 0 itself, which gives the second epoch the first one's rate again;
-    here it is as the formula says. A single epoch has the whole rate.
+    `quarter_cosine` is that of CODA-Prompt's and InfLoRA's code (utils/schedulers.py): an epoch e of K has cos(99 pi e
+    / (200 (K - 1))) of the rate, so that the last one still has 1.6 % and the mean is 64 %. Their loops call the
+    scheduler once too late, so that the second epoch repeats the first one's rate; here the rate follows the formula. A
+    single epoch has the full rate.
     """
     rate, progress = settings.lr, done / course.planned
     if settings.schedule == "cosine":
@@ -63,9 +63,9 @@ def make_optimizers(
     *,
     graphed: bool = False,
 ) -> Optimizers:
-    """An optimizer for each kind that groups of parameters ask for; fused kernels where the device has them.
+    """Create an optimizer for each type that groups of parameters use; with fused kernels if the device has them.
 
-    Those whose steps are `graphed` keep what changes from step to step, the rate and Adam's count, on the device.
+    If steps are `graphed`, the rate and Adam's step count are on the device.
     """
     of_kind: dict[str, list[dict[str, Any]]] = {}
     for name, params in groups.items():
@@ -92,7 +92,7 @@ def _arguments(own: OptimizerConfig) -> dict[str, Any]:
 
 
 def set_rate(optimizers: Optimizers, rate: float) -> None:
-    """Set the phase's learning rate; a group has its own share of it. One that is a tensor stays where it is."""
+    """Set the phase's learning rate; a group has its own factor. Rates that are tensors are changed in place."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             own = rate * group["share"]
@@ -103,7 +103,7 @@ def set_rate(optimizers: Optimizers, rate: float) -> None:
 
 
 def states(optimizers: Optimizers) -> dict[Tensor, dict[str, Any]]:
-    """What optimizers keep of each of their parameters, such as momentum; it may be changed and added to."""
+    """Return the optimizers' state of each parameter, such as momentum; it may be modified."""
     return {
         parameter: optimizer.state[parameter]
         for optimizer in optimizers
@@ -113,7 +113,7 @@ def states(optimizers: Optimizers) -> dict[Tensor, dict[str, Any]]:
 
 
 def take_over(optimizers: Optimizers, before: Optimizers) -> None:
-    """Go on with what other optimizers know of parameters that both have."""
+    """Copy the state of other optimizers for common parameters."""
     known = states(before)
     for parameter, state in states(optimizers).items():
         state.update(known.get(parameter, {}))
@@ -121,6 +121,6 @@ def take_over(optimizers: Optimizers, before: Optimizers) -> None:
         own = states([optimizer])
         if any(
             "momentum_buffer" in state for state in own.values()
-        ):  # a fused step of SGD needs those of all or of none
+        ):  # a fused step of SGD needs the state of all parameters or none
             for parameter, state in own.items():
                 state.setdefault("momentum_buffer", torch.zeros_like(parameter))

@@ -1,9 +1,9 @@
-"""Where a task stands while it is being learnt, so that a restart goes on there, bit for bit.
+"""Checkpoints within a task, so that a resumed run continues there, bit by bit.
 
-A restart calls the method's `learn` again. Phases that were finished are put back instead of trained, the code between
-them runs again with the same seeds, and the phase that was cut off goes on after its last stored step.
+A resumed run calls the method's `learn` again. Finished phases are restored instead of trained, the code between them
+runs again with the same seeds, and the interrupted phase continues after its last stored step.
 
-RUN/resume/TASK-PHASE-STEP/     tensors of that moment, and a manifest; gone when the task is complete
+RUN/resume/TASK-PHASE-STEP/     tensors of the checkpoint, and a manifest; removed when the task is complete
 """
 
 import re
@@ -31,10 +31,10 @@ _MOMENT = re.compile(r"[0-9]{3,}-[0-9]{2,}-[0-9]{8,}")  # task, phase, step
 
 @dataclass
 class Progress:
-    """How far a phase is: steps done, the losses of the epoch so far (device tensors), and what was told of epochs.
+    """Progress of a phase: steps done, losses of the current epoch (device tensors), and events of its epochs.
 
-    `key` is what decides its result (see `content`), as long as all its steps were made under it; a phase that was
-    `reused` was trained by another run, in so many `seconds`.
+    `key` is the digest of what determines its result (see `content`), if equal for all its steps; a `reused` phase was
+    trained by another run, in `seconds`.
     """
 
     done: int = 0
@@ -46,22 +46,22 @@ class Progress:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a manifest says of it."""
+        """Return the manifest's entry."""
         seconds = round(self.seconds, 3)
         return {"steps": self.done, "seconds": seconds, "epochs": self.epochs, "key": self.key, "reused": self.reused}
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any], losses: list[Tensor]) -> "Progress":
-        """From what a manifest says; an older one says less."""
+        """Create from a manifest's entry; older ones have fewer keys."""
         known = {name: manifest[name] for name in ("seconds", "epochs", "key", "reused") if name in manifest}
         return cls(manifest["steps"], losses, **known)
 
 
 class Replay:
-    """Stores moments of one task at a time under `folder`: after a phase, on interruption, and every `minutes`.
+    """Stores checkpoints of one task under `folder`: after a phase, on interruption, and every `minutes`.
 
-    With `folder` None it stores nothing, and an interruption loses the task. With several ranks the first one stores,
-    for all of them, and all go on from what it finds.
+    With `folder` None nothing is stored, and an interruption loses the task. With several ranks the first one stores
+    for all, and all resume from the checkpoint that it finds.
     """
 
     def __init__(
@@ -78,29 +78,29 @@ class Replay:
         self._stored_at = time.monotonic()
 
     def begin(self, method: Method, task: int) -> None:
-        """A task starts, anew or again."""
+        """Start or resume a task."""
         self.start = snapshot(method.state_dict())
         self._stored_at = time.monotonic()
         self.keep_only(task)
 
     def keep_only(self, task: int) -> None:
-        """Remove what is stored of other tasks: a process may have died between completing one and clearing up."""
+        """Remove checkpoints of other tasks: a process may have died between completing one and removing them."""
         for place in self._moments("") if self.world.first else []:
             if not place.name.startswith(f"{task:03d}-"):
                 remove_tree(place, self.run)
         if self.folder and self.world.first:
-            with suppress(OSError):  # it is not there, or something is left in it
+            with suppress(OSError):  # it does not exist, or contains other files
                 self.folder.rmdir()
 
     def end(self) -> None:
-        """The task is complete."""
+        """Complete the task."""
         self.start = {}
         if self.folder and self.world.first:
             remove_tree(self.folder, self.run)
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Signals wait for the end of a step meanwhile."""
+        """Delay signals to the end of a step within the context."""
         self.stop.waits = True
         try:
             yield
@@ -108,14 +108,14 @@ class Replay:
             self.stop.waits = False
 
     def due(self) -> bool:
-        """Whether to store now. Asked after every step; what one rank needs, all do."""
+        """Return True if a checkpoint is due. Called after every step; the result is equal on all ranks."""
         return any(self.world.any(self.stop.requested, time.monotonic() - self._stored_at >= 60 * self.minutes))
 
     def store(self, at: tuple[int, int], scene: "Scene", progress: Progress, *, finished: bool) -> None:
-        """Store the moment of a phase `at` (task, position).
+        """Store a checkpoint of a phase `at` (task, position).
 
         Raises:
-            Interrupted: the user asked to stop; all is stored.
+            Interrupted: the user stopped the run; the checkpoint is complete.
             RunError: it cannot be written.
         """
         (requested,) = self.world.any(self.stop.requested)
@@ -129,15 +129,15 @@ class Replay:
             for other in older:
                 if other != place:
                     remove_tree(other, self.run)
-        self.world.wait()  # none ends before it is on disk
+        self.world.wait()  # no rank ends before it is on disk
         self._stored_at = time.monotonic()
         if requested:
             raise Interrupted(f"interrupted in phase {scene.phase.name} after {counted(progress.done, 'step')}")
 
     def restore(self, at: tuple[int, int], scene: "Scene", key: str = "") -> Progress:
-        """Put the newest stored moment of a phase back, and say how far it was; from the start if there is none.
+        """Restore the newest checkpoint of a phase and return its progress; without one, start from the beginning.
 
-        Steps that were made under another `key` count for no other run.
+        If steps were made under another `key`, the phase is not cached for other runs.
         """
         found = self._newest("{:03d}-{:02d}-".format(*at), scene) if self.world.first else None
         place = self.world.same(found[0] if found else None)
@@ -150,7 +150,8 @@ class Replay:
 
     def _newest(self, prefix: str, scene: "Scene") -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
         for place in reversed(self._moments(prefix)):
-            with suppress(RunError):  # half-written, damaged or foreign: an older moment leads to the same bits
+            # incomplete, damaged or foreign: resuming from an older checkpoint gives the same bits
+            with suppress(RunError):
                 tensors, manifest = read_part(place, Moment)
                 if scene.fits(tensors, manifest):
                     return place, tensors, manifest
@@ -163,7 +164,7 @@ class Replay:
 
 @dataclass
 class Scene:
-    """All that training a phase changes: the method's state, a network beside it, loose parameters, the optimizers."""
+    """All state that a phase changes: the method's, additional networks and parameters, the optimizers'."""
 
     method: Method
     phase: Phase
@@ -171,14 +172,14 @@ class Scene:
 
     @property
     def params(self) -> list[nn.Parameter]:
-        """What trains, in its order."""
+        """Return the trained parameters, in order."""
         return self.phase.trained
 
     def state(
         self, start: Mapping[str, Tensor], progress: Progress, random: list[dict[str, Tensor]] | None
     ) -> dict[str, Tensor]:
-        """As tensors by name: of the method, what differs from `start`. With each rank's `random` state to go on with,
-        the optimizers' too, as without if the next phase needs it.
+        """Return tensors by name: of the method those that differ from `start`; with each rank's `random` state, to
+        resume a phase, also the optimizers', otherwise only if the next phase needs them.
         """
         groups: dict[str, Mapping[str, Tensor]] = {
             "method": changed(start, self.method.state_dict()),
@@ -202,7 +203,7 @@ class Scene:
         return {f"{group}/{name}": value for group, named in groups.items() for name, value in named.items()}
 
     def fits(self, tensors: Mapping[str, Tensor], manifest: Mapping[str, Any]) -> bool:
-        """Whether a stored moment is of this phase; nothing is changed. An optimizer would take any shape.
+        """Return True if a checkpoint belongs to this phase; nothing is changed. An optimizer would accept any shape.
 
         Buffers may have other shapes: memories and statistics grow.
         """
@@ -223,7 +224,7 @@ class Scene:
         return needed <= tensors.keys() and manifest.get("phase") == self.phase.name
 
     def put_back(self, start: Mapping[str, Tensor], tensors: Mapping[str, Tensor], rank: int) -> list[Tensor]:
-        """The reverse of `state`, into the very tensors that are there; gives the epoch's losses so far."""
+        """Restore from `state`, into the existing tensors; return the losses of the current epoch."""
         groups: dict[str, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             group, _, rest = name.partition("/")
@@ -240,7 +241,7 @@ class Scene:
         for name, value in groups.get("optimizer", {}).items():
             index, _, key = name.partition("/")
             parameter = self.params[int(index)]
-            if value.shape == parameter.shape:  # one number for every weight: in the weight's own layout
+            if value.shape == parameter.shape:  # one value per weight: in the weight's memory format
                 value = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
             known[parameter][key] = value.to(parameter.device)
         _set_random_state(groups.get(_random_name(rank), {}), self.method.device)

@@ -1,4 +1,4 @@
-"""Requests to stop: signals of a person, of a lost connection and of schedulers. No torch."""
+"""Stop requests: signals of users, of lost connections and of schedulers. Does not import torch."""
 
 import os
 import select
@@ -11,15 +11,15 @@ from contextlib import contextmanager, nullcontext
 
 from pearl.training import launch
 
-HEARD = b"\0"  # what the main thread adds to the numbers of signals once it has handled them
+HEARD = b"\0"  # added to signal numbers after the main thread has handled them
 
 
 class Stop:
-    """Signals that ask to stop, see `launch.stopping`. During training they wait for the step to end; elsewhere not.
+    """Signals that request a stop, see `launch.stopping`. During training they wait for the end of the step.
 
-    A second one from a person (Ctrl-C, SIGTERM) does not wait. A second one from a machine shows no impatience: a
-    terminal that is closed sends SIGHUP twice, and a scheduler sends SIGTERM after its warning. With `several`
-    processes a signal also ends this one while it waits for another in vain, see `ended_if_deaf`.
+    A second one from a user (Ctrl-C, SIGTERM) does not wait. A second one from a machine does: a closed terminal sends
+    SIGHUP twice, and a scheduler sends SIGTERM after its warning. With `several` processes a signal also ends this one
+    while it waits in vain for another, see `ended_if_deaf`.
     """
 
     def __init__(self, *, several: bool = False) -> None:
@@ -30,7 +30,7 @@ class Stop:
 
     @contextmanager
     def caught(self) -> Iterator["Stop"]:
-        """Handle the signals meanwhile; in any thread but the main one they cannot be handled."""
+        """Handle the signals within the context; only the main thread can handle them."""
         watched = self.several and threading.current_thread() is threading.main_thread()
         with ended_if_deaf() if watched else nullcontext(self._heard) as self._heard, launch.handled(self._on_signal):
             yield self
@@ -46,13 +46,13 @@ class Stop:
 
 @contextmanager
 def ended_if_deaf() -> Iterator[Callable[[], object]]:
-    """End this process if its main thread does not handle a signal to stop for `launch.GRACE` seconds.
+    """End this process if its main thread does not handle a stop signal for `launch.GRACE` seconds.
 
-    Python handles signals between two operations of the main thread. One that waits in a collective for a process that
-    is lost gets to no other operation, and can store nothing. What is on the disk is whole: files get their name last.
+    Python handles signals between two operations of the main thread. If it waits in a collective for a lost process, it
+    reaches no other operation, and cannot store anything. Files on disk are complete, since they get their names last.
 
     Yields:
-        What a signal's handler calls.
+        The function for signal handlers to call.
     """
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
@@ -75,7 +75,7 @@ def _watch(reads: int, kinds: bytes) -> None:
     while True:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         if not poll.poll(left and 1000 * left):
-            end(launch.INTERRUPTED, "interrupted while it waited for another process")
+            end(launch.INTERRUPTED, "interrupted while waiting for another process")
         if not (numbers := os.read(reads, 256)):
             return
         if numbers.endswith(HEARD):
@@ -85,8 +85,8 @@ def _watch(reads: int, kinds: bytes) -> None:
 
 
 def end(code: int, why: str) -> None:
-    """End this process from a thread, whatever the main one waits for, and say why."""
+    """End this process from a thread, whatever the main thread waits for, with a message."""
     try:
-        print(f"pearl: {why}; what is stored is kept, the same command goes on", file=sys.stderr, flush=True)
+        print(f"pearl: {why}; stored steps are complete; run the same command to continue", file=sys.stderr, flush=True)
     finally:
         os._exit(code)

@@ -1,8 +1,8 @@
-"""Several processes that train one model, each on its share of every batch. Alone, nothing here costs anything.
+"""Several processes that train one model, each on its share of every batch. A single process has no overhead.
 
 After each step weights, optimizer and statistics are equal on all ranks: gradients are those of the whole batch, batch
-statistics are taken over all ranks, and what a method does between two phases depends on nothing else. So the first
-rank alone writes and evaluates, and the others read what it has written. They need a folder that all can read.
+statistics are taken over all ranks, and the code of a method between two phases depends on nothing else. Only the first
+rank writes and evaluates; the others read its files, in a folder that all can access.
 """
 
 import logging
@@ -30,23 +30,23 @@ from pearl.training.launch import Place, place
 
 Value = TypeVar("Value")
 
-FOREVER = timedelta(weeks=4)  # ranks wait while one decodes or evaluates; heartbeats tell that it is alive
+FOREVER = timedelta(weeks=4)  # ranks wait while one decodes or evaluates; heartbeats show that it is running
 
 
 class World:
-    """See above. What has every rank's part is called by all of them, in the same order."""
+    """A group of processes. Methods that communicate must be called by all ranks in the same order."""
 
     def __init__(self, here: Place | None = None, address: str = "127.0.0.1") -> None:
         self.here = here
-        self.address = address  # of the first rank's machine
+        self.address = address  # the first rank's machine
         self.rank, self.size = (here.rank, here.world) if here else (0, 1)
 
     @classmethod
     def join(cls, device: str, devices: int) -> "World":
-        """Meet the other processes.
+        """Connect to the other processes.
 
         Raises:
-            ConfigError: there are no others, or not so many devices.
+            ConfigError: there are no other processes, or not enough devices.
         """
         here = place(devices)
         if here is None:
@@ -61,7 +61,7 @@ class World:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """End all ranks meanwhile if one of their machines is lost, see `heartbeat`.
+        """End all ranks if one of their machines is lost within the context, see `heartbeat`.
 
         Raises:
             RunError: a rank cannot reach the first one.
@@ -74,15 +74,15 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this one writes, evaluates and speaks."""
+        """Return True for the rank that writes, evaluates and prints."""
         return self.rank == 0
 
     def wait(self) -> None:
-        """Until all are here."""
+        """Wait for all ranks."""
         self.any()
 
     def any(self, *flags: bool) -> list[bool]:
-        """Of each flag, whether it is set on any rank."""
+        """Return, for each flag, whether it is set on any rank."""
         if self.size == 1:
             return [*flags]
         tensor = torch.tensor([0, *flags], dtype=torch.int32)
@@ -90,7 +90,7 @@ class World:
         return [bool(flag) for flag in tensor[1:].tolist()]
 
     def same(self, value: Value) -> Value:
-        """The first rank's value."""
+        """Return the first rank's value."""
         if self.size == 1:
             return value
         box = [value]
@@ -98,7 +98,7 @@ class World:
         return box[0]
 
     def gather(self, value: Value) -> list[Value]:
-        """Every rank's value, in order."""
+        """Return every rank's value, in order."""
         if self.size == 1:
             return [value]
         boxes: list[Any] = [None] * self.size
@@ -106,7 +106,7 @@ class World:
         return boxes
 
     def mean(self, value: Tensor) -> Tensor:
-        """The mean over the ranks."""
+        """Return the mean over the ranks."""
         if self.size == 1:
             return value
         total = value.clone()
@@ -115,7 +115,7 @@ class World:
 
     @contextmanager
     def first_on_each_machine(self) -> Iterator[None]:
-        """One of a machine's ranks does it, then the others: they find what is cached."""
+        """Run on one rank of each machine first, then on the others, which find the cached result."""
         turn = self.rank % self.here.local_world if self.here else 0
         if turn:
             self.wait()
@@ -124,13 +124,13 @@ class World:
             self.wait()
 
     def own(self, seed: int) -> int:
-        """A seed for what ranks should draw each for itself, as dropout."""
+        """Return a seed for random numbers that should differ between ranks, such as dropout."""
         return fold(seed, self.rank) if self.rank else seed
 
     def share(self, batch: Batch) -> tuple[Batch, float]:
-        """This rank's part of a batch, and the weight of a mean over it: the ranks' mean is then that of the batch.
+        """Return this rank's part of a batch, and its weight: the weighted means' mean over ranks is the batch's mean.
 
-        A rank for which nothing is left takes one image, at weight 0.
+        A rank without a share gets one image with weight 0.
         """
         count = len(batch.y)
         start, stop = (count * rank // self.size for rank in (self.rank, self.rank + 1))
@@ -140,12 +140,12 @@ class World:
         return Batch(*(part[start:stop] for part in batch)), weight
 
     def shared_statistics(self, weight: float) -> AbstractContextManager[object]:
-        """BatchNorm sees the images of all ranks meanwhile, but those of weight 0."""
+        """Make BatchNorm use the images of all ranks within the context, except those of weight 0."""
         return SharedStatistics(bool(weight)) if self.size > 1 else nullcontext()
 
 
 def lost(error: BaseException) -> bool:
-    """Whether another process has ended."""
+    """Return True if another process has ended."""
     words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in words)
@@ -153,26 +153,26 @@ def lost(error: BaseException) -> bool:
 
 
 def kind_of(device: str) -> str:
-    """What `device` means here: cpu or cuda.
+    """Return the kind of `device`: cpu or cuda.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is neither.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"device {device!r} cannot be used here; use auto, cpu or cuda")
-    # not Fabric's own choice: it prefers Apple's GPUs, which have no float64 for the rank rule
+    # not Fabric's choice: it prefers Apple's GPUs, which have no float64 for the rank rule
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def make_fabric(device: str, here: Place | None = None, **options: Any) -> Fabric:
-    """Lightning Fabric on one device, or on one of several for each process.
+    """Return Lightning Fabric for one device, or one of several per process.
 
     Raises:
         ConfigError: this machine has no such device, or too few.
     """
     accelerator = kind_of(device)
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # the precision is told in environment.json
-    warnings.filterwarnings("ignore", message="The `srun` command is available")  # that SLURM is here is no mistake
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # the precision is recorded in environment.json
+    warnings.filterwarnings("ignore", message="The `srun` command is available")  # SLURM's presence is not a mistake
     try:
         if here is None:
             return Fabric(accelerator=accelerator, devices=1, **options)
@@ -188,10 +188,10 @@ def make_fabric(device: str, here: Place | None = None, **options: Any) -> Fabri
 
 
 def enough(accelerator: str, devices: int) -> int:
-    """So many devices of a kind, if this machine has them.
+    """Return this many devices of a kind.
 
     Raises:
-        ConfigError: it has fewer.
+        ConfigError: the machine has fewer.
     """
     if accelerator == "cuda" and torch.cuda.is_available() and devices > torch.cuda.device_count():
         seen = counted(torch.cuda.device_count(), "GPU")
@@ -200,21 +200,21 @@ def enough(accelerator: str, devices: int) -> int:
 
 
 def _strategy(accelerator: str, here: Place) -> DDPStrategy:
-    # of DDP: 1x1 weights in channels_last have two layouts at once; what below is asked for is not always needed
+    # warnings of DDP: 1x1 weights in channels_last have two layouts at once; the option below is not always needed
     warnings.filterwarnings("ignore", message="Grad strides do not match|find_unused_parameters=True was specified")
     return DDPStrategy(
         cluster_environment=SLURMEnvironment(auto_requeue=False) if here.slurm else TorchElasticEnvironment(),
         process_group_backend="cpu:gloo,cuda:nccl" if accelerator == "cuda" else "gloo",
         timeout=FOREVER,
-        # a loss may leave a parameter out; and buckets stay as they are then: a resumed run adds in the same order
+        # a loss may not use all parameters; and constant buckets make a resumed run add in the same order
         find_unused_parameters=True,
     )
 
 
 class SharedStatistics(TorchFunctionMode):
-    """Batch statistics over all ranks wherever a network takes them: no layer is replaced, since weights are arguments.
+    """Batch statistics over all ranks in every layer: layers are not replaced, since weights are arguments.
 
-    As SyncBatchNorm, on every device, and wherever the running statistics lie: in the network or in a method's state.
+    Equivalent to SyncBatchNorm, on every device, also if the running statistics are in a method's state.
     """
 
     def __init__(self, counts: bool) -> None:
@@ -224,7 +224,7 @@ class SharedStatistics(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """F.batch_norm in training is another one; all else stays."""
+        """Replace F.batch_norm in training; call all other functions."""
         kwargs = kwargs or {}
         if function is F.batch_norm and kwargs.get("training"):
             return self.batch_norm(*args, **kwargs)
@@ -241,12 +241,12 @@ class SharedStatistics(TorchFunctionMode):
         momentum: float,
         eps: float,
     ) -> Tensor:
-        """x (B, C, ...) normalised by the mean and variance of each channel over all ranks."""
+        """Normalise x (B, C, ...) by the mean and variance of each channel over all ranks."""
         with torch.autocast(x.device.type, enabled=False):
             y = full(x)
             own_var, own_mean = (part.double() for part in torch.var_mean(y, [0, *range(2, x.ndim)], correction=0))
             n = own_mean.new_full((1,), self.counts * x.numel() / x.shape[1])
-            # in float64, the square of the mean can be taken off the mean of the squares
+            # in float64, the variance can be computed from the mean of squares
             sums = _Sum.apply(torch.cat([n * own_mean, n * (own_var + own_mean * own_mean), n]))
             total = sums[-1]
             mean, square = (sums[:-1] / total).chunk(2)
@@ -264,7 +264,7 @@ class SharedStatistics(TorchFunctionMode):
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over ranks; backward too, since every rank's loss depends on every rank's images."""
+    """The sum over ranks, also in backward, since every rank's loss depends on every rank's images."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor) -> Tensor:
@@ -280,7 +280,7 @@ class _Sum(torch.autograd.Function):
 
 
 def leave() -> None:
-    """Leave the group of processes: a thread of it that outlives the interpreter would abort, and a done run fail."""
+    """Leave the process group, since a thread of it that outlives the interpreter would abort a finished run."""
     if dist.is_available() and dist.is_initialized():
         with suppress(RuntimeError):
             dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Where images come from: one function per data set, each returns a `Source`."""
+"""Data sources: one function per data set, each returns a `Source`."""
 
 from pearl.data.sources.arrays import npz
 from pearl.data.sources.cifar import cifar100

@@ -15,9 +15,10 @@ from pearl.storage.paths import find
 
 
 def npz(*, path: str) -> Source:
-    """Arrays of one .npz file: train_images uint8 (N, H, W, 3) or (N, H, W), train_labels integers (N,), test_* alike.
+    """Arrays of one .npz file: train_images uint8 (N, H, W, 3) or (N, H, W), train_labels integers (N,), and test_*
+    likewise.
 
-    Optional: validation_* alike; class_names (C,) of str, without which the classes are called "0", "1", ...
+    Optional: validation_* likewise; class_names (C,) of str (default: "0", "1", ...).
 
     Raises:
         DataError: naming the file and the key that is missing or does not fit.
@@ -38,10 +39,10 @@ def npz(*, path: str) -> Source:
 
 
 def read_npz(place: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name; no pickle in it is opened.
+    """Read the arrays of an .npz file by name; pickles in it are not opened.
 
     Raises:
-        DataError: it is none, or damaged.
+        DataError: it is not an .npz file, or damaged.
     """
     arrays = {}
     key = "the list of arrays"
@@ -54,8 +55,8 @@ def read_npz(place: Path) -> dict[str, np.ndarray]:
                     arrays[key] = np.asarray(archive[key])
     except DataError:
         raise
-    except Exception as error:  # of a damaged archive NumPy and zipfile raise nearly anything
-        raise DataError(f"{place}: {key} cannot be read ({reason(error)}); write the file anew") from None
+    except Exception as error:  # a damaged archive makes NumPy and zipfile raise nearly any exception
+        raise DataError(f"{place}: {key} cannot be read ({reason(error)}); write the file again") from None
     return arrays
 
 
@@ -94,7 +95,7 @@ def _npz_split(place: Path, arrays: dict[str, np.ndarray], part: str, names: Seq
     if images.ndim != 4 or images.shape[-1] != 3:
         raise DataError(f"{place}: {part}_images must have shape (N, H, W, 3) or (N, H, W), not {images.shape}")
     if 0 in images.shape[1:]:
-        raise DataError(f"{place}: {part}_images has no pixels, its shape is {images.shape}; put images in")
+        raise DataError(f"{place}: {part}_images has no pixels: its shape is {images.shape}; put images in")
     frame = arrays["train_images"].shape[1:3]
     if images.shape[1:3] != frame:
         raise DataError(f"{place}: {part}_images must be {frame} pixels as train_images, not {images.shape[1:3]}")

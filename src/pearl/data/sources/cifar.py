@@ -17,10 +17,10 @@ def cifar100(*, path: str | None = None, download: bool = True) -> Source:
     """CIFAR-100 (https://www.cs.toronto.edu/~kriz/cifar.html): 60,000 images of 32 x 32 in the 100 fine classes.
 
     `path` is an .npz in the layout of `npz`, or a folder that holds the official `cifar-100-python`. Without it, the
-    data folder may have either, `cifar100.npz` first; if not, the official archive is fetched into it.
+    data folder is searched for either, `cifar100.npz` first; else the official archive is downloaded into it.
 
     Raises:
-        DataError: nothing is there and nothing can be fetched, or a checksum is wrong.
+        DataError: the data is missing and cannot be downloaded, or a checksum is wrong.
     """
     if path is None:
         place = data_root() / "cifar100.npz"
@@ -33,14 +33,13 @@ def cifar100(*, path: str | None = None, download: bool = True) -> Source:
     from torchvision.datasets import CIFAR100
 
     try:
-        # The official files are pickles: torchvision opens them only once their checksums hold.
-        # numpy 2.4.0 to 2.4.4 warns of how they spell a dtype.
+        # The official files are pickles: torchvision opens them only after checking their checksums.
         with short_waits(), warnings.catch_warnings(action="ignore", category=np.exceptions.VisibleDeprecationWarning):
             train = CIFAR100(place, train=True, download=download and path is None)
             test = CIFAR100(place, train=False)
     except (OSError, RuntimeError, HTTPException) as error:
         raise DataError(
-            f"CIFAR-100 cannot be had from {place} ({reason(error)}): put the official {CIFAR100.filename} or a "
+            f"CIFAR-100 cannot be obtained from {place} ({reason(error)}): put the official {CIFAR100.filename} or a "
             f"cifar100.npz into {data_root()}, or pass data.path=FILE.npz"
         ) from None
     return checked(

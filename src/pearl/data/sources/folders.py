@@ -1,4 +1,4 @@
-"""Any images in a folder per class."""
+"""Images in a folder per class."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,13 +22,12 @@ def folder(
 ) -> Source:
     """Images in a folder per class: PATH/train/CLASS/* and test/ and val/ (or valid/, validation/), or PATH/CLASS/*.
 
-    A tree with train/ but no test/ is tested on val/; without that too, or without train/, a share of each class is
-    drawn for the test. `validation_share` is the share of the training images then left to set apart for validation.
-    If `nested` classes are the innermost folders, at any depth, named by their path. The notes hold the sha256 of the
-    test images' paths.
+    With train/ but no test/, the test set is val/; without that too, or without train/, it is a random share of each
+    class. `validation_share` is the share of the remaining training images for validation. If `nested`, classes are the
+    innermost folders, at any depth, named by their path. The notes hold the sha256 of the test images' paths.
 
     Raises:
-        DataError: a class without images, a class that training does not know, or too few images to split.
+        DataError: a class without images, a class without training images, or too few images to split.
     """
     root = find(path, what="image folder", error=DataError)
     rng = np.random.default_rng(seed)
@@ -50,13 +49,13 @@ def folder(
     test, *rest = held_out
     if validation_share > 0:
         if rest:
-            raise DataError(f"{root} has validation images of its own: leave data.validation_share at 0")
+            raise DataError(f"{root} has validation images of its own: set data.validation_share=0")
         train, drawn = draw(train, validation_share, rng, "validation_share")
         rest = [drawn]
     if among := copies_among(train, test):
         notes["copies"] = (
-            f"{root}: {counted(len(among), 'test image')} also among the training images, as {among[0]}: such an image "
-            f"is counted as right more often than a new one; remove it"
+            f"{root}: {counted(len(among), 'test image')} also among the training images, as {among[0]}: this "
+            f"inflates the accuracy; remove them from one of the sets"
         )
     notes["split_sha256"] = split_hash(root, test)
     return checked(

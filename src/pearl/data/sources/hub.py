@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face library `datasets`: on its hub, in local files, or in a program's hands."""
+"""Data sets of the Hugging Face library `datasets`: from its hub, local files or Python objects."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,13 +31,13 @@ def hugging_face(
 ) -> Source:
     """A data set of Hugging Face, as hf/USER/NAME on the hub or hf/PATH of local files. Needs pearl[hf].
 
-    A local path, here or in the data folder, is a folder of images or of parquet files, such a file, or what
-    `save_to_disk` wrote. `subset` is one of the data set's configurations; `train` and `test` are names of splits:
-    without `test` that of this name, else validation, else a share of each class is drawn. `image` and `label` are
-    columns, needed if there are several of their kind.
+    A local path, here or in the data folder, is a folder of images or of parquet files, such a file, or a folder
+    written by `save_to_disk`. `subset` is one of the data set's configurations; `train` and `test` are names of splits:
+    `test` is by default the split of this name, else validation, else a random share of each class. `image` and `label`
+    are columns, needed if several have the right type.
 
     Raises:
-        DataError: the package is missing, the data set cannot be had, or it has no such split or column.
+        DataError: the package is missing, the data set cannot be obtained, or has no such split or column.
     """
     what = f"hf/{dataset}"
     splits = _load(dataset, what, subset, download)
@@ -48,10 +48,10 @@ def hugging_face(
     image, label, names = columns(splits[train], what, image=image, label=label)
     parts = []
     for part in [splits[train], *([splits[test]] if test else [])]:
-        plain = part.with_format(None)  # without transforms, which may differ each time
+        plain = part.with_format(None)  # without transforms, which may be random
         labels = np.array(plain[label][:] if len(plain) else [], dtype=np.int64)
         if labels.min(initial=0) < 0 or labels.max(initial=0) >= len(names):
-            raise DataError(f"{what}: rows without a label, or with one that names no class; choose another split")
+            raise DataError(f"{what}: rows without a label, or with a label that is not a class; choose another split")
         parts.append(Split(Rows(lambda row, plain=plain: plain[row][image], np.arange(len(plain))), labels))  # type: ignore[misc]
     notes = {} if test in (None, "test") else {"test": f"the split {test}, as there is no test"}
     if len(parts) == 1:
@@ -62,10 +62,10 @@ def hugging_face(
 def columns(
     data: Any, what: str, *, image: str | None = None, label: str | None = None
 ) -> tuple[str, str, tuple[str, ...]]:
-    """The columns of images and of labels of a `datasets.Dataset`, and the names of its classes.
+    """Return the columns of images and labels of a `datasets.Dataset`, and its class names.
 
     Raises:
-        DataError: none or several that could be meant.
+        DataError: no column, or several, have the right type.
     """
     kinds = {name: type(feature).__name__ for name, feature in (data.features or {}).items()}
     chosen = []
@@ -85,12 +85,12 @@ def columns(
 
 
 def is_from_hub(data: Any) -> bool:
-    """Whether this is an object of the library `datasets`, without importing it."""
+    """Return True if this is an object of the library `datasets`, without importing it."""
     return type(data).__module__.partition(".")[0] == "datasets"
 
 
 def _load(dataset: str, what: str, subset: str | None, download: bool) -> dict[str, Any]:
-    """The splits of a data set by name."""
+    """Load the splits of a data set by name."""
     try:
         import datasets
     except ImportError:
@@ -103,7 +103,9 @@ def _load(dataset: str, what: str, subset: str | None, download: bool) -> dict[s
                 found = datasets.load_dataset(dataset, subset)
             elif local.is_file():
                 if local.suffix.lower() not in _FILES:
-                    raise DataError(f"{local}: no kind of file that `datasets` reads; give {some(_FILES)}, or a folder")
+                    raise DataError(
+                        f"{local}: not a type of file that `datasets` reads; give {some(_FILES)}, or a folder"
+                    )
                 found = datasets.load_dataset(_FILES[local.suffix.lower()], data_files=str(local))
             elif any((local / name).exists() for name in ("dataset_dict.json", "state.json")):
                 found = datasets.load_from_disk(str(local))
@@ -111,9 +113,10 @@ def _load(dataset: str, what: str, subset: str | None, download: bool) -> dict[s
                 found = datasets.load_dataset(str(local), subset)
     except DataError:
         raise
-    except Exception as error:  # what is missing or wrong is said in every way
+    except Exception as error:  # the library raises many types of errors for missing or damaged data
         raise DataError(
-            f"{what} cannot be had ({reason(error)}): without internet, put its files (parquet, or a folder of images "
+            f"{what} cannot be obtained ({reason(error)}): without internet, put its files (parquet, or a folder of "
+            f"images "
             f"per class) into {data_root() / given}"
         ) from None
     return dict(found) if isinstance(found, dict) else {"train": found}
@@ -121,7 +124,7 @@ def _load(dataset: str, what: str, subset: str | None, download: bool) -> dict[s
 
 @contextmanager
 def _calm(datasets: Any, *, offline: bool) -> Iterator[None]:
-    """Meanwhile `datasets` shows no bars, and does not wait for a hub that does not answer."""
+    """Silence the progress bars of `datasets`, and let it fail at once if its hub does not respond."""
     from huggingface_hub import constants
 
     before, bars = datasets.config.HF_HUB_OFFLINE, datasets.is_progress_bar_enabled()

@@ -20,7 +20,7 @@ from pearl.yaml_io import parse_yaml
 
 @dataclass(frozen=True)
 class _Archive:
-    """An official archive, and the folder it unpacks to."""
+    """An official archive, and the folder that it unpacks to."""
 
     what: str
     url: str
@@ -47,9 +47,9 @@ def tinyimagenet(
 ) -> Source:
     """TinyImageNet, 64 x 64: 200 classes, 100,000 training images; the 10,000 labelled validation images are the test.
 
-    The official folders (http://cs231n.stanford.edu/tiny-imagenet-200.zip), fetched into the data folder when absent.
-    `order` is the order of the labels: that of wnids.txt, or by WordNet id as image-folder loaders have it. Classes are
-    named by words.txt where it is there.
+    The official folders (http://cs231n.stanford.edu/tiny-imagenet-200.zip), downloaded into the data folder when
+    absent. `order` is the order of the labels: that of wnids.txt, or by WordNet id as image-folder loaders have it.
+    Classes are named by words.txt where it is there.
 
     Raises:
         DataError: a folder, file or annotation is missing or disagrees with the others.
@@ -66,12 +66,12 @@ def tinyimagenet(
     for line in read_text(annotations).splitlines():
         name, wnid, *_ = [*line.split("\t"), ""]
         if wnid not in test:
-            raise DataError(f"{annotations}: the line {line!r} names no class of wnids.txt; unpack the archive anew")
+            raise DataError(f"{annotations}: the line {line!r} has no class of wnids.txt; unpack the archive again")
         if name not in unlabelled:
-            raise DataError(f"{annotations}: {name} is missing from {place}, or named twice; unpack the archive anew")
+            raise DataError(f"{annotations}: {name} is missing from {place}, or named twice; unpack the archive again")
         test[wnid].append(unlabelled.pop(name))
     if unlabelled:
-        raise DataError(f"{annotations} has no line for {some(unlabelled)} of {place}; unpack the archive anew")
+        raise DataError(f"{annotations} has no line for {some(unlabelled)} of {place}; unpack the archive again")
 
     words = root / "words.txt"
     named = (line.partition("\t") for line in read_text(words).splitlines()) if words.exists() else ()
@@ -88,16 +88,17 @@ def imagenet_r(
     test_share: float = 0.2,
     download: bool = True,
 ) -> Source:
-    """ImageNet-R: 30,000 renditions of 200 classes, a folder per WordNet id, fetched into the data folder when absent.
+    """ImageNet-R: 30,000 renditions of 200 classes, a folder per WordNet id, downloaded into the data folder when
+    absent.
 
     The set (https://people.eecs.berkeley.edu/~hendrycks/imagenet-r.tar) has no split of its own. `train_list` and
-    `test_list` name files that hold one, such as the 24,000 / 6,000 images that most papers use
-    (https://github.com/GT-RIPL/CODA-Prompt): one path per line, or YAML with the paths under `data`; of a path only
-    WNID/FILE counts. Without lists a share of each class is drawn. The notes hold the sha256 of the test images' paths
-    either way. Classes are named by the set's README.txt where it is there.
+    `test_list` are files with a split, such as the 24,000 / 6,000 images that most papers use
+    (https://github.com/GT-RIPL/CODA-Prompt): one path per line, or YAML with the paths under `data`; only WNID/FILE of
+    a path is used. Without lists, the test set is a random share of each class. The notes hold the sha256 of the test
+    images' paths in both cases. Classes are named by the set's README.txt where it is there.
 
     Raises:
-        DataError: the folder cannot be had, or a list disagrees with it.
+        DataError: the folder cannot be obtained, or a list disagrees with it.
     """
     root = _official(path, _IMAGENET_R, download)
     files = tree(root)
@@ -116,7 +117,7 @@ def imagenet_r(
 
 
 def _official(path: str, archive: _Archive, download: bool) -> Path:
-    """The folder of an official data set: the one there is, else fetched into the data folder."""
+    """Return the folder of an official data set, downloaded into the data folder if it is missing."""
     try:
         return find(path, what=archive.what, error=DataError)
     except DataError:
@@ -128,19 +129,19 @@ def _official(path: str, archive: _Archive, download: bool) -> Path:
     root = data_root()
     try:
         root.mkdir(parents=True, exist_ok=True)
-        # Unpacked aside, so that an interrupted run leaves no half of a data set that looks whole.
+        # Unpacked into a temporary folder, so that an interrupted run leaves no incomplete data set.
         with short_waits(), tempfile.TemporaryDirectory(prefix=f".{archive.folder}-", dir=root) as aside:
             download_and_extract_archive(archive.url, root, aside, md5=archive.md5)
             return (Path(aside) / archive.folder).rename(root / archive.folder)
     except (OSError, RuntimeError, HTTPException) as error:
         raise DataError(
-            f"{archive.what} cannot be had from {archive.url} ({reason(error)}): "
+            f"{archive.what} cannot be obtained from {archive.url} ({reason(error)}): "
             f"put {PurePosixPath(archive.url).name} into {root}, or pass data.path=FOLDER"
         ) from None
 
 
 def _listed(root: Path, files: Files, train_list: str, test_list: str) -> tuple[Files, Files]:
-    """The split that two lists give: (training images, test images)."""
+    """Return the split that two lists define: (training images, test images)."""
     existing = {f"{name}/{image.name}" for name, images in files.items() for image in images}
     seen: set[str] = set()
     splits = []
@@ -150,11 +151,11 @@ def _listed(root: Path, files: Files, train_list: str, test_list: str) -> tuple[
         missing = sorted(set(entries) - existing)
         if missing:
             raise DataError(
-                f"{place} names {counted(len(missing), 'file')} that {root} lacks: {some(missing)}; mend the list"
+                f"{place} names {counted(len(missing), 'file')} that {root} lacks: {some(missing)}; fix the list"
             )
         repeated = sorted(entry for entry, count in entries.items() if count > 1 or entry in seen)
         if repeated:
-            raise DataError(f"{place} names files for a second time: {some(repeated)}; keep each in one list, once")
+            raise DataError(f"{place} lists files twice: {some(repeated)}; keep each in one list, once")
         seen |= set(entries)
         splits.append({name: [image for image in files[name] if f"{name}/{image.name}" in entries] for name in files})
     train, test = splits
@@ -162,7 +163,7 @@ def _listed(root: Path, files: Files, train_list: str, test_list: str) -> tuple[
 
 
 def _entries(place: Path) -> list[str]:
-    """The paths that a list of images names."""
+    """Return the paths in a list of images."""
     text = read_text(place)
     if place.suffix.lower() not in (".yaml", ".yml"):
         return [re.split(r"[\s,]", line.strip())[0] for line in text.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""What data sets that other libraries read have in common: names of classes, and a split where they have none."""
+"""Helpers for data sets that other libraries read: class names, and a split where the library has none."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from pearl.data.sources.trees import draw
 
 
 def class_names(data: Any) -> tuple[str, ...]:
-    """What the labels of a data set mean, by its `classes` or `categories`; nothing if it does not say.
+    """Return the class names of a data set, from its `classes` or `categories`; empty if it has neither.
 
-    A part of a data set (`torch.utils.data.Subset`, `ConcatDataset`) is asked for those of the whole.
+    A part of a data set (`torch.utils.data.Subset`, `ConcatDataset`) has those of the whole.
     """
     for key in ("classes", "categories"):
         if isinstance(names := getattr(data, key, None), list | tuple) and names:
@@ -27,7 +27,7 @@ def class_names(data: Any) -> tuple[str, ...]:
 
 
 def divided(split: Split, test_share: float, seed: int) -> tuple[Split, Split]:
-    """A split without a test: what stays to be learnt from, and a share of each class drawn for the test.
+    """Draw a test set: return the remaining rows for training, and a random share of each class.
 
     Raises:
         DataError: a class of one image.
@@ -40,6 +40,6 @@ def divided(split: Split, test_share: float, seed: int) -> tuple[Split, Split]:
 
 
 def of_rows(split: Split, rows: np.ndarray) -> Split:
-    """Some rows of a split that another library reads."""
+    """Return some rows of a split that another library reads."""
     images: Any = split.images
     return Split(Rows(images.read, images.rows[rows]), split.labels[rows])

@@ -1,4 +1,4 @@
-"""scikit-learn's digits: small enough to be in every installation."""
+"""scikit-learn's digits, which every installation includes."""
 
 from functools import cache
 
@@ -27,7 +27,7 @@ def digits(*, seed: int = 0, test_share: float = 0.2) -> Source:
 
 @cache
 def _arrays() -> tuple[np.ndarray, np.ndarray]:
-    """All images, uint8 (1797, 8, 8), and their labels; read from text, which takes longer than splitting them."""
+    """Return all images, uint8 (1797, 8, 8), and their labels; parsing the text takes longer than splitting."""
     from sklearn.datasets import load_digits
 
     data = load_digits()

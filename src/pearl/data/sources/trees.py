@@ -1,4 +1,4 @@
-"""Image files in a folder per class: found, drawn from, labelled."""
+"""Image files in a folder per class: search, random splits, labels."""
 
 import hashlib
 import os
@@ -18,10 +18,10 @@ from pearl.names import class_name
 from pearl.storage.files import read_regular
 from pearl.storage.run_directory import RunDirectory
 
-Files = dict[str, list[Path]]  # class -> its images; both in order
+Files = dict[str, list[Path]]  # class -> its images; both sorted
 Image = TypeVar("Image")
 
-# What operating systems and network storage put beside a user's files; in lower case.
+# Lower-case names that operating systems and network storage create beside a user's files.
 _SYSTEM = {
     "__macosx",
     "@eadir",
@@ -40,7 +40,7 @@ def is_users(name: str) -> bool:
 
 
 def files_below(place: Path) -> Iterator[Path]:
-    """Every file of the user's in a folder and the folders below it, linked ones too; each folder once."""
+    """Return every file of the user in a folder and its subfolders, following links; each folder once."""
     seen: set[str] = set()
     for folder, folders, names in os.walk(place, followlinks=True):
         real = os.path.realpath(folder)
@@ -53,17 +53,17 @@ def files_below(place: Path) -> Iterator[Path]:
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file of this name is taken for an image, by its suffix."""
+    """Return True if a file's suffix is that of an image."""
     return Path(name).suffix.lower() in suffixes()
 
 
 def image_files(place: Path) -> list[Path]:
-    """Every image file in a folder and the folders below it, linked ones too, in order."""
+    """Return every image file in a folder and its subfolders, following links, sorted."""
     return sorted(file for file in files_below(place) if is_image(file.name) and file.is_file())
 
 
 def tree(root: Path, *, nested: bool = False) -> Files:
-    """The images of ROOT/CLASS/* by class, sorted; `nested`: see `class_places`.
+    """Return the images of ROOT/CLASS/* by class, sorted; for `nested` see `class_places`.
 
     Raises:
         DataError: no folder, no class in it, or a class without images.
@@ -72,16 +72,16 @@ def tree(root: Path, *, nested: bool = False) -> Files:
 
 
 def class_places(root: Path, *, nested: bool = False) -> dict[str, Path]:
-    """The folder of each class, in order of their names.
+    """Return the folder of each class, sorted by name.
 
-    Classes are the folders in ROOT. If `nested` they are the innermost ones, at any depth, named by their path: a/b.
+    Classes are the folders in ROOT, or, if `nested`, the innermost ones, at any depth, named by their path: a/b.
 
     Raises:
         DataError: no folder, no class in it, two folders of one name, or, if `nested`, images beside folders of images.
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder: give one that holds a folder of images per class")
-    if RunDirectory(root).config_file.is_file():  # or its folders would be taken for classes that want images
+    if RunDirectory(root).config_file.is_file():  # its folders would be taken for classes without images
         raise DataError(f"{root} is a model or run: give a folder that holds a folder of images per class")
     classes: dict[str, Path] = {}
     waiting: list[tuple[Path, tuple[Path, ...]]] = [
@@ -98,7 +98,7 @@ def class_places(root: Path, *, nested: bool = False) -> dict[str, Path]:
                 raise DataError(f"{place} has images beside folders of classes: move them into a folder of their own")
         if not inner:
             name = "/".join(map(class_name, place.relative_to(root).parts))
-            if name in classes:  # two forms of one name, as in an archive that was packed on another system
+            if name in classes:  # two Unicode forms of one name, as in an archive packed on another system
                 raise DataError(f"{classes[name]!s} and {place!s}: both are class {name!r}; put them into one folder")
             classes[name] = place
         waiting += [(folder, (*above, folder.resolve())) for folder in inner]
@@ -110,7 +110,7 @@ def _folders(place: Path) -> list[Path]:
 
 
 def class_images(places: dict[str, Path]) -> Files:
-    """The images directly in the folder of each class.
+    """Return the images directly in the folder of each class.
 
     Raises:
         DataError: a class without images, or without a folder.
@@ -125,7 +125,7 @@ def class_images(places: dict[str, Path]) -> Files:
 
 
 def _contents(place: Path) -> tuple[str, list[str]]:
-    """What a folder without readable images holds, in words, and what can be done about it."""
+    """Describe the contents of a folder without readable images, and how to fix that."""
     kinds = _kinds(place.iterdir())
     below = len(image_files(place))
     words = [*_counts(kinds), *([f"{counted(below, 'image')} in folders"] if below else [])]
@@ -135,15 +135,15 @@ def _contents(place: Path) -> tuple[str, list[str]]:
 
 
 def images_in(place: Path) -> list[Path]:
-    """The image files directly in a folder, sorted by name."""
+    """Return the image files directly in a folder, sorted by name."""
     if not place.is_dir():
-        raise DataError(f"the folder {place} is missing: unpack the data set anew, or give the right path")
+        raise DataError(f"the folder {place} is missing: unpack the data set again, or give the right path")
     images = (file for file in place.iterdir() if is_image(file.name) and is_users(file.name))
     return sorted(images, key=lambda file: file.name)
 
 
 def left_out(root: Path, *, nested: bool = False) -> list[str]:
-    """What lies in the folders of classes beside the images that are read, counted, in words."""
+    """Describe the files in class folders that are not read, with counts."""
     places = class_places(root, nested=nested).values()
     inside = [file for place in places for file in place.iterdir() if is_users(file.name)]
     lines = no_images(root, inside)
@@ -156,11 +156,11 @@ def left_out(root: Path, *, nested: bool = False) -> list[str]:
 
 
 def no_images(root: Path, files: Iterable[Path]) -> list[str]:
-    """A line that counts the files that are no image by their suffix; none if all are."""
+    """Return a line that counts the files that are not images by suffix; empty if there are none."""
     kinds = _kinds(files)
     if not kinds:
         return []
-    what = f"files that are no image known here ({', '.join(_counts(kinds))}) are left out"
+    what = f"files that are not images ({', '.join(_counts(kinds))}) are left out"
     return ["; ".join([f"{root}: {what}", *_fixes(kinds)])]
 
 
@@ -169,7 +169,7 @@ _NAMED = {".heic", ".heif", _NONE}  # see `_fixes`
 
 
 def _kinds(files: Iterable[Path]) -> Counter[str]:
-    """How many files of each suffix are not read."""
+    """Count the unreadable files by suffix."""
     return Counter(
         file.suffix.lower() or _NONE
         for file in files
@@ -186,14 +186,14 @@ def _counts(kinds: Counter[str]) -> list[str]:
 
 
 def _fixes(kinds: Counter[str]) -> list[str]:
-    """What reads files that are not read, of kinds for which it can be named."""
+    """Return what makes unreadable files readable, for known suffixes."""
     fixes = ["HEIC needs pip install 'pearl[heic]'"] if kinds.keys() & _NAMED - {_NONE} else []
     return fixes + (["give images without a suffix one, as .jpg"] if _NONE in kinds else [])
 
 
 @cache
 def suffixes() -> frozenset[str]:
-    """The file suffixes of images that may be opened, in lower case."""
+    """Return the suffixes of images that may be opened, in lower case."""
     from PIL import Image
 
     kinds = image_formats()
@@ -202,11 +202,11 @@ def suffixes() -> frozenset[str]:
 
 @cache
 def image_formats() -> tuple[str, ...]:
-    """Pillow's formats but those for which it starts another program (EPS: Ghostscript, whatever the file's name)."""
+    """Return Pillow's formats except those that start another program (EPS starts Ghostscript, whatever the suffix)."""
     from PIL import Image
 
     Image.init()
-    with suppress(ImportError):  # an extra: what phones take photos in
+    with suppress(ImportError):  # an extra: the photo format of phones
         import pillow_heif
 
         pillow_heif.register_heif_opener()
@@ -216,7 +216,7 @@ def image_formats() -> tuple[str, ...]:
 def draw(
     files: Mapping[str, Sequence[Image]], share: float, rng: np.random.Generator, what: str
 ) -> tuple[dict[str, list[Image]], dict[str, list[Image]]]:
-    """Draw a share of each class at random, at least one image and never all: (what stays, what is drawn)."""
+    """Draw a random share of each class, at least one image and never all; return (rest, drawn)."""
     if not 0 < share < 1:
         raise DataError(f"data.{what}={share} must lie between 0 and 1")
     single = [name for name, images in files.items() if len(images) < 2]
@@ -235,17 +235,17 @@ def draw(
 
 
 def labelled(files: Files, classes: Iterable[str]) -> Split:
-    """The files in the order of the classes, each with its class's place in that order."""
+    """Return the files in class order, each with the index of its class."""
     parts = [files.get(name, []) for name in classes]
     labels = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     return Split(tuple(image for part in parts for image in part), labels.astype(np.int64))
 
 
 def copies_among(train: Files, test: Files) -> list[Path]:
-    """Return the test images that are a training image byte for byte, whatever their names and classes."""
+    """Return the test images whose bytes equal a training image's, whatever their names and classes."""
 
     def size(file: Path) -> int | None:
-        with suppress(OSError):  # reading the images names it
+        with suppress(OSError):  # a later read reports the image
             return file.stat().st_size
         return None
 
@@ -263,13 +263,15 @@ def copies_among(train: Files, test: Files) -> list[Path]:
 
 
 def split_hash(root: Path, test: Files) -> str:
-    """sha256 of the test images' paths below the root, sorted, one per line: equal for equal splits on any machine."""
+    """Return the sha256 of the sorted relative paths of the test images, one per line: equal splits on any machine are
+    equal.
+    """
     paths = sorted(image.relative_to(root).as_posix() for images in test.values() for image in images)
     return hashlib.sha256(os.fsencode("\n".join(paths))).hexdigest()
 
 
 def read_text(place: Path) -> str:
-    """A text file of a data set.
+    """Read a text file of a data set.
 
     Raises:
         DataError: it cannot be read.
@@ -277,4 +279,4 @@ def read_text(place: Path) -> str:
     try:
         return read_regular(place).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{place} cannot be read ({reason(error)}): unpack the data set anew") from None
+        raise DataError(f"{place} cannot be read ({reason(error)}): unpack the data set again") from None

@@ -1,4 +1,4 @@
-"""Data sets of torchvision, by the names that they have there."""
+"""Data sets of torchvision by their names there."""
 
 import inspect
 from typing import Any
@@ -12,7 +12,7 @@ from pearl.settings.registry import nearest
 from pearl.storage.network import short_waits
 from pearl.storage.paths import data_root, find
 
-# those with one class per image, that unpickle nothing whose checksum they have not seen
+# those with one class per image that only unpickle files whose checksum was verified
 KNOWN = [
     "CIFAR10",
     "CIFAR100",
@@ -52,18 +52,16 @@ def vision(
     test_share: float = 0.2,
     download: bool = True,
 ) -> Source:
-    """A data set of torchvision (CIFAR10, Food101, ...), by its name there: images in one class each, any size.
+    """A data set of torchvision (CIFAR10, Food101, ...), by its name there: one class per image, any size.
 
-    `path` is its root folder (default: the data folder), into which it is fetched when absent. `train` and `test` are
-    names of its splits, where these have names; of one without splits a share of each class is drawn for the test.
+    `path` is its root folder (default: the data folder), into which it is downloaded when absent. `train` and `test`
+    are names of its splits, if these have names; without splits, the test set is a random share of each class.
 
     Raises:
-        DataError: no such data set or split, or it is not there and cannot be fetched.
+        DataError: unknown data set or split, or it is missing and cannot be downloaded.
     """
     if dataset not in KNOWN:
-        raise DataError(
-            f"torchvision/{dataset}: no data set of torchvision that can be read; {nearest(dataset, KNOWN)}"
-        )
+        raise DataError(f"torchvision/{dataset}: not a readable data set of torchvision; {nearest(dataset, KNOWN)}")
     import torchvision.datasets
 
     kind: Any = getattr(torchvision.datasets, dataset)
@@ -75,14 +73,14 @@ def vision(
         try:
             try:
                 return kind(str(root), **which, **more)
-            except (RuntimeError, FileNotFoundError):  # it is not there
+            except (RuntimeError, FileNotFoundError):  # it is not downloaded
                 if not (more and download and path is None):
                     raise
                 with short_waits():
                     return kind(str(root), **which, download=True)
-        except Exception as error:  # what is missing or wrong is said in every way
+        except Exception as error:  # torchvision raises many types of errors for missing or damaged data
             raise DataError(
-                f"torchvision/{dataset} cannot be had ({reason(error)}): put its official files into {root} as "
+                f"torchvision/{dataset} cannot be obtained ({reason(error)}): put its official files into {root} as "
                 f"torchvision lays them out, or give data.path=FOLDER"
             ) from None
 
@@ -104,7 +102,7 @@ def vision(
 
 
 def _labels(part: Any) -> np.ndarray:
-    """The label of every row, (N,) int64; without reading the images, where the data set keeps them apart."""
+    """Return the label of every row, (N,) int64; the images are not read if the data set stores labels separately."""
     for key in ("targets", "labels", "_labels"):
         if (kept := getattr(part, key, None)) is not None and len(kept) == len(part):
             return np.asarray(kept, dtype=np.int64)

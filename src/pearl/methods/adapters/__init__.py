@@ -1,1 +1,1 @@
-"""Methods that put trained updates into a network that stays as it came."""
+"""Methods that train updates of a frozen network."""

@@ -1,7 +1,7 @@
 """ADA: Memory Efficient Continual Learning with Transformers (Ermis et al., NeurIPS 2022).
 
-A few adapters serve all tasks. Each task trains an adapter and a head. Once the pool is full, the new adapter and the
-one that suits the new task best are distilled into one, which takes its place.
+A pool of few adapters serves all tasks. Each task trains an adapter and a head. Once the pool is full, the new adapter
+and the most transferable one of the pool are distilled into one, which replaces the latter.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,25 +27,24 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Ada(FrozenVit):
-    """A frozen ViT, a pool of adapters beside its MLPs, and a head per task on the features of the task's adapter.
+    """A frozen ViT, a pool of adapters parallel to its MLPs, and a head per task on the features of the task's adapter.
 
-    There is no code, and the paper's settings are of other data. Those here are of a comparison that ran it on
+    No code is published, and the paper's settings are for other data. The settings here are those of a comparison on
     ImageNet-R (Tan et al., CVPR 2024): width 64, SGD at 0.01 with a cosine, momentum 0.9 and weight decay 5e-4, 20
-    epochs, batches of 48. Not stated, and chosen here: adapters stand beside the MLP; the images of the current task,
-    without their labels, are what is distilled on, for as many epochs; the pooled adapter goes on from what it was;
-    four adapters. In class-IL the heads' raw logits stand side by side, and an image passes through the network once
-    for each adapter.
+    epochs, batches of 48. Not stated, and chosen here: adapters are parallel to the MLP; distillation uses the current
+    task's images without labels, for as many epochs; the merged adapter is initialised with the pooled one; four
+    adapters. Class-IL concatenates the heads' raw logits, and an image needs a forward pass per adapter.
 
     Options:
-        pool: most adapters that are kept (K in the paper); with one for each task none is ever changed.
-        width: of an adapter.
-        score: how well an adapter suits a task: `leep`, how well its heads' answers tell the task's labels, or
-            `transrate`, how far apart its features set the classes.
-        train_heads: whether heads are distilled as well; the paper's stay as they are.
+        pool: maximum adapters (K in the paper); with one per task, none is ever changed.
+        width: width of an adapter.
+        score: transferability of an adapter to a task: `leep`, how well its heads' outputs predict the task's labels,
+            or `transrate`, how well its features separate the classes.
+        train_heads: distil the heads as well; the paper keeps them unchanged.
     """
 
     own_classes = True
-    may_rest = ("ada",)  # ReLUs of a new adapter may all be silent
+    may_rest = ("ada",)  # a new adapter's ReLUs may all be inactive
     phases = ("ada", PhaseSpec("ada_consolidate", lambda task: task.id >= task.options["pool"]))
 
     def __init__(
@@ -59,13 +58,14 @@ class Ada(FrozenVit):
     ) -> None:
         super().__init__(backbone)
         self.pool = TaskAdapters(range(len(backbone.blocks)), lambda: Bottleneck(self.dim, width))  # type: ignore[arg-type]
-        # "t": as long as the number of the task's adapter in the pool. Shapes need no waiting for the device, and a
-        # program that is traced knows them.
+        # "t": a tensor whose length is the index of the task's adapter in the pool. Shapes need no synchronisation with
+        # "t": a tensor whose length is the index of the task's adapter in the pool. Shapes need no synchronisation with
+        # the device, and are constants in traced programs.
         self.places = TaskTensors(buffers=True)
         self.most, self.kind, self.train_heads = pool, score, train_heads
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """A new adapter and its head; while there is room it stays, else it is made one with the most suitable."""
+        """Train a new adapter and its head; if the pool is full, merge it with the most suitable adapter."""
         head = self.heads.grow(len(task.classes)).to(self.device)
         full = len(self.pool) == self.most
         new = (self.pool.make() if full else self.pool.grow()).to(self.device)
@@ -85,7 +85,7 @@ class Ada(FrozenVit):
             self.requires_grad_(False)
 
     def score(self, task: Task, place: int) -> float:
-        """How well an adapter of the pool suits a task, by its images as they are tested."""
+        """Return the transferability of a pooled adapter to a task, on its images with the test transform."""
         features = self.of_images(task, lambda x: self.read(x, self.pool[place]))
         if self.kind == "transrate":
             return float(transrate(features, task.labels))
@@ -94,7 +94,7 @@ class Ada(FrozenVit):
         return float(leep(answers, task.labels))
 
     def distilled(self, place: int, earlier: list[int], new: nn.Module, task: int) -> Callable[[Batch], Tensor]:
-        """The loss of consolidation: the pooled adapter is to make heads say what both adapters made them say."""
+        """Return the consolidation loss: the heads' outputs with the merged adapter should be those with both."""
         old, new, heads = frozen(self.pool[place]), frozen(new), frozen(self.heads)
 
         def loss(batch: Batch) -> Tensor:
@@ -107,19 +107,19 @@ class Ada(FrozenVit):
         return loss
 
     def tasks_of(self, place: int) -> list[int]:
-        """The tasks whose adapter this is."""
+        """Return the tasks that use this adapter."""
         return [t for t in range(len(self.places)) if self.place(t) == place]
 
     def place(self, task: int) -> int:
-        """Which adapter of the pool is a task's."""
+        """Return the index of a task's adapter in the pool."""
         return len(self.places[f"{task}"])
 
     def read(self, x: Tensor, adapters: nn.Module) -> Tensor:
-        """Features (B, dim) with these adapters."""
+        """Return features (B, dim) with these adapters."""
         return vit.features(self.backbone, x, adapters=adapters.by_block())  # type: ignore[operator]
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """Logits of each task's head on the features of its adapter; each adapter is asked once."""
+        """Return the logits of each task's head on its adapter's features; each adapter is used once."""
         tasks = range(len(self.heads)) if task is None else [task]
         places = [self.place(t) for t in tasks]
         features = {place: self.read(x, self.pool[place]) for place in dict.fromkeys(places)}
@@ -130,12 +130,13 @@ class Ada(FrozenVit):
         return len(self.pool)
 
     def facts(self, task: int) -> dict[str, Any]:
-        """Which adapter of the pool is the task's."""
+        """Return the index of the task's adapter in the pool."""
         return {"adapter": self.place(task)}
 
 
 def consolidation(logits: Tensor, teachers: list[Tensor]) -> Tensor:
-    """The mean squared distance of logits (B, classes) from those of teachers, each centred over its own classes.
+    """Return the mean squared distance of logits (B, classes) from those of teachers, each centred over its own
+    classes.
 
     Deep model consolidation (Zhang et al., WACV 2020).
     """
@@ -143,9 +144,10 @@ def consolidation(logits: Tensor, teachers: list[Tensor]) -> Tensor:
 
 
 def leep(answers: Tensor, labels: Tensor) -> Tensor:
-    """LEEP (Nguyen et al., ICML 2020) of probabilities (N, old classes) for labels (N,): 0 at most, of a sure answer.
+    """Return LEEP (Nguyen et al., ICML 2020) of probabilities (N, old classes) for labels (N,); at most 0, the best.
 
-    The mean log-likelihood of labels, when an old class is drawn by an image's answer and a label by the old class.
+    It is the mean log-likelihood of labels if an old class is drawn by an image's probabilities and a label by the old
+    class.
     """
     answers = answers.double()
     own = F.one_hot(labels.unique(return_inverse=True)[1]).to(answers)  # (N, new classes)
@@ -155,13 +157,13 @@ def leep(answers: Tensor, labels: Tensor) -> Tensor:
 
 
 def transrate(features: Tensor, labels: Tensor) -> Tensor:
-    """TransRate (Huang et al., ICML 2022) of features (N, dim): their coding rate less that within classes."""
+    """Return TransRate (Huang et al., ICML 2022) of features (N, dim): their coding rate minus that within classes."""
     centred = features.double() - features.double().mean(0)
     within = [rate(centred[labels == label]) * (labels == label).sum() / len(labels) for label in labels.unique()]
     return rate(centred) - torch.stack(within).sum()
 
 
 def rate(centred: Tensor) -> Tensor:
-    """Half the log-determinant of I + Z^T Z / (n epsilon)."""
+    """Return half the log-determinant of I + Z^T Z / (n epsilon)."""
     small = centred @ centred.T if len(centred) < centred.shape[1] else centred.T @ centred  # the same determinant
     return torch.linalg.slogdet(torch.eye(len(small)).to(small) + small / (len(centred) * DISTORTION)).logabsdet / 2

@@ -1,6 +1,6 @@
-"""Adapters: two thin linear layers beside the MLP, or beside attention, of blocks of a ViT that stays as it came.
+"""Adapters: two thin linear layers parallel to the MLP, or to attention, in blocks of a frozen ViT.
 
-AdaptFormer (Chen et al., NeurIPS 2022). `nn.vit.features` puts them in; see there what they read.
+AdaptFormer (Chen et al., NeurIPS 2022). `nn.vit.features` inserts them and documents their inputs.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ _FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {"relu": torch.rel
 
 
 class Bottleneck(nn.Module):
-    """scale * Up(Dropout(activation(Down(x)))): nothing at the start, since Up is zero; Down as `nn.Linear` starts."""
+    """scale * Up(Dropout(activation(Down(x)))): 0 at first, since Up is zero; Down is initialised as `nn.Linear`."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Bottleneck(nn.Module):
             nn.init.zeros_(self.down.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, n, dim) -> what is added (B, n, dim)."""
+        """Map tokens (B, n, dim) to the term that is added (B, n, dim)."""
         return self.scale * self.up(self.dropout(_FUNCTIONS[self.activation](self.down(tokens))))
 
 
@@ -55,7 +55,7 @@ class Adapters(nn.ModuleDict):
         super().__init__({f"{block}": make() for block in blocks})
 
     def by_block(self) -> dict[int, nn.Module]:
-        """As `nn.vit` takes them."""
+        """Return the adapters in the form that `nn.vit` takes."""
         return {int(block): adapter for block, adapter in self.items()}
 
 
@@ -66,14 +66,15 @@ class TaskAdapters(Grown):
         super().__init__(partial(Adapters, tuple(blocks), make))
 
     def by_block(self, task: int) -> dict[int, nn.Module]:
-        """A task's, as `nn.vit` takes them."""
+        """Return a task's adapters in the form that `nn.vit` takes."""
         return self[task].by_block()  # type: ignore[operator]
 
 
 def mixed(adapters: Sequence[Bottleneck], tokens: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum of what several adapters add (B, n, dim), in a single pass: side by side they are a wider one.
+    """Return the weighted sum of several adapters' outputs (B, n, dim) in a single pass: concatenated they are a wider
+    one.
 
-    They are made alike. Tokens (B, n, dim); weights (B, n, adapters), or (B, 1, adapters) of whole images.
+    All have the same structure. Tokens (B, n, dim); weights (B, n, adapters), or (B, 1, adapters) of whole images.
     """
     first, *_ = adapters
     down = torch.cat([adapter.down.weight for adapter in adapters])

@@ -1,7 +1,7 @@
 """C-LoRA: Continual Diffusion (Smith et al., TMLR 2024), as a classifier.
 
-Each task adds an update of its own to the weights. What earlier tasks have changed is to stay: an entry of the new
-update costs as much as the sum of theirs is large there.
+Each task adds its own update to the weights. The penalty on an entry of the new update grows with the sum of earlier
+updates there, which protects their changes.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,13 @@ from pearl.settings.declared import PhaseSpec
 
 
 class CLora(SeqLora):
-    """One network; the updates of all tasks are summed into its weights, the newest kept off entries in use.
+    """One network; its weights include the sum of all tasks' updates, with a penalty for entries that earlier tasks
+    use.
 
-    The paper is on images that are made, there is no code, and the settings of its classifier are not known. Here all
-    but the penalty is SeqLoRA's, with which it is compared: rank 10 on keys and values; Adam 5e-4, cosine, 50 epochs,
-    batch 128; on a convolutional network depthwise filters and norm layers are trained further, without a penalty.
-    Kept are the factors of every task, which up to some forty tasks are smaller than their sum.
+    The paper is about image generation, no code is published, and the settings of its classifier are unknown. Here
+    everything but the penalty is SeqLoRA's, with which it is compared: rank 10 on keys and values; Adam 5e-4, cosine,
+    50 epochs, batch 128; in a convolutional network depthwise filters and norm layers continue to train, without a
+    penalty. The factors of every task are stored, which up to about forty tasks are smaller than their sum.
 
     Options:
         targets: layers to adapt, see `lowrank.select_targets`; `auto` is keys and values where there is attention.
@@ -55,16 +56,16 @@ class CLora(SeqLora):
 
     @property
     def tasks(self) -> range:
-        """Those that have an update."""
+        """Return the tasks that have an update."""
         return range(self.first_adapted, len(self.heads))
 
     def start(self, task: Task) -> list[nn.Parameter]:
-        """New factors; those of earlier tasks stay as they are."""
+        """Create new factors; earlier tasks' are unchanged."""
         self.add(f"{task.id}.")
         return self.update.in_order(f"{task.id}.")
 
     def loss(self, head: nn.Module, task: Task) -> Callable[[Batch], Tensor]:
-        """Cross-entropy among the task's own classes, and the penalty."""
+        """Return cross-entropy among the task's own classes, plus the penalty."""
         own = super().loss(head, task)
         earlier = self.tasks[:-1]
         before = {target: self.summed(target, earlier).detach() for target in self.low_rank if earlier}
@@ -72,7 +73,7 @@ class CLora(SeqLora):
             return own
 
         def loss(batch: Batch) -> Tensor:
-            with torch.autocast(self.device.type, enabled=False):  # the product of two small ones needs float32
+            with torch.autocast(self.device.type, enabled=False):  # the product of two small numbers needs float32
                 overlap = [(sum_ * self.summed(target, [task.id])).square().sum() for target, sum_ in before.items()]
                 penalty = self.penalty * torch.stack(overlap).sum()
             return own(batch) + penalty
@@ -80,11 +81,11 @@ class CLora(SeqLora):
         return loss
 
     def product(self, target: Target) -> Tensor:
-        """The sum of all tasks' updates."""
+        """Return the sum of all tasks' updates."""
         return self.summed(target, self.tasks)
 
     def summed(self, target: Target, tasks: Sequence[int]) -> Tensor:
-        """The sum of some tasks' updates as a matrix (rows, columns)."""
+        """Return the sum of some tasks' updates as a matrix (rows, columns)."""
         A = torch.cat([self.update[f"{t}.A.{target.label}"] for t in tasks])
         B = torch.cat([self.update[f"{t}.B.{target.label}"] for t in tasks], dim=1)
         return self.scale * (B @ A)

@@ -1,8 +1,8 @@
 """DIA: Dynamic Integration of Task-Specific Adapters for Class Incremental Learning (Li et al., CVPR 2025).
 
-Each task has an adapter and a signature in every block. Token by token, adapters count by how near their signatures
-are. While a task is learnt, patches that are not its object's stay where they were; afterwards the heads are trained on
-prototypes of old classes, which are moved by those patches of new images that resemble them.
+Each task has an adapter and a signature in every block. Each token mixes the adapters by the similarity to their
+signatures. During training, the features of background patches are kept by distillation; afterwards the heads are
+trained on prototypes of old classes, corrected by similar patches of new images.
 """
 
 import math
@@ -34,7 +34,7 @@ Single = Literal["cosine", "softmax"]
 
 
 class SignedAdapter(nn.Module):
-    """An adapter without biases, and the direction of the tokens that it is for."""
+    """An adapter without biases, and the signature: the direction of its tokens."""
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
@@ -50,46 +50,45 @@ class Integration(nn.Module):
         self.tasks, self.single = Grown(lambda: SignedAdapter(dim, width)), single
 
     def first(self, tasks: int) -> list[SignedAdapter]:
-        """The adapters of the first tasks."""
+        """Return the adapters of the first tasks."""
         return [*self.tasks][:tasks]
 
     def weights(self, tokens: Tensor, tasks: int) -> Tensor:
-        """Of tokens (B, n, dim) the weights (B, n, tasks) of the adapters of the first tasks."""
+        """Return the weights (B, n, tasks) of the first tasks' adapters for tokens (B, n, dim)."""
         with outside_autocast(tokens):
             signatures = torch.stack([own.signature for own in self.first(tasks)])
             cosines = F.normalize(full(tokens), dim=2) @ F.normalize(signatures, dim=1).T
         return cosines if tasks == 1 and self.single == "cosine" else cosines.softmax(2)
 
     def forward(self, tokens: Tensor, tasks: int) -> Tensor:
-        """Tokens (B, n, dim) -> what the adapters of the first tasks add (B, n, dim)."""
+        """Map tokens (B, n, dim) to the sum that the first tasks' adapters add (B, n, dim)."""
         return mixed([own.adapter for own in self.first(tasks)], tokens, self.weights(tokens, tasks))
 
 
 class Dia(FrozenVit):
     """A frozen ViT with an adapter per task beside each MLP, and heads that are aligned on prototypes.
 
-    There is no code; this is the method by its equations. Settings are the paper's: 20 epochs at 0.015 with a cosine,
-    batches of 32. It does not say, and chosen here are: SGD with momentum 0.9 and weight decay 5e-4; 5 epochs of
-    alignment, none after the first task; adapters that read tokens before the MLP's norm layer, without biases;
-    signatures that start anywhere; tokens of the loss and of prototypes behind the last norm layer; angles that are
-    measured in the network that learns. Cosines below 0 count as 0 when prototypes are moved, as the ratio of their
-    difference to their sum is bounded only so. Alignment compares the patches of a whole batch with each prototype, so
-    one process learns.
+    No code is published; this implements the paper's equations. Settings are the paper's: 20 epochs at 0.015 with a
+    cosine, batches of 32. Not stated, and chosen here: SGD with momentum 0.9 and weight decay 5e-4; 5 epochs of
+    alignment, none after the first task; adapters without biases whose input is the tokens before the MLP's norm layer;
+    random initial signatures; tokens after the last norm layer in the loss and in prototypes; angles in the network
+    being trained. Negative cosines count as 0 in the correction of prototypes, since otherwise the ratio of difference
+    to sum is unbounded. Alignment compares the patches of a whole batch with each prototype, so one process learns.
 
-    The alignment sees images of the newest task only. Their cross-entropy among all classes (`align_among=all`, the
-    printed equation) therefore pushes every old class down on real features, which prototypes do not undo: about half
-    of all predictions fall into the newest task. The default compares an image with the classes of its own task and
-    leaves the comparison of tasks to the prototypes, of which all classes have some.
+    The alignment uses images of the newest task only. Their cross-entropy among all classes (`align_among=all`, the
+    printed equation) therefore lowers every old class on real features, which prototypes do not compensate: about half
+    of all predictions fall into the newest task. The default compares an image only with the classes of its task; the
+    prototypes, which all classes have, compare the tasks.
 
     Options:
-        width: of an adapter.
-        single: what the adapter of a single task counts by: `cosine`, of token and signature, as in the paper, where it
-            jumps to about a half with the second task; or `softmax`, always 1.
-        pdl: weight of keeping patches where they were (patch-level distillation), from the second task on.
+        width: width of an adapter.
+        single: weight of the adapter of a single task: `cosine` of token and signature, as in the paper, which jumps to
+            about a half with the second task; or `softmax`, always 1.
+        pdl: weight of the patch-level distillation, from the second task on.
         prototypes: classes drawn for each batch of the alignment.
-        beta: share of an old class's prototype that is not moved.
-        align_among: classes that the alignment's cross-entropy of images is among: `own`, those of their task, or
-            `all` classes seen. That of prototypes is among all.
+        beta: share of an old class's prototype that is not corrected.
+        align_among: classes in the alignment's cross-entropy of images: `own`, those of their task, or `all` classes
+            seen. That of prototypes is among all.
     """
 
     couples = True
@@ -113,7 +112,7 @@ class Dia(FrozenVit):
         self.statistics = ClassStatistics(self.dim)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Adapters, signatures and the head of the new task; then all heads on images and prototypes."""
+        """Train adapters, signatures and the head of the new task; then all heads on images and prototypes."""
         t, known = task.id, task.first_class
         head = self.heads.grow(len(task.classes)).to(self.device)
         new = [own.tasks.grow().to(self.device) for own in self.adapters.values()]  # type: ignore[operator,union-attr]
@@ -134,7 +133,9 @@ class Dia(FrozenVit):
         self.requires_grad_(False)
 
     def moved(self, x: Tensor, features: Tensor, patches: Tensor, tasks: int) -> Tensor:
-        """How far patches (B, n, dim) have turned since the first tasks; those that are not the object's count most."""
+        """Return the mean angle of patches (B, n, dim) to those of the network before the task, weighted towards the
+        background.
+        """
         with torch.no_grad():
             _, before = self.seen(x, tasks)
         with outside_autocast(x):
@@ -142,7 +143,7 @@ class Dia(FrozenVit):
             return (foreign(features, patches).detach() * (patches - before).norm(dim=2)).mean()
 
     def aligned(self, batch: Batch, means: Tensor, known: int) -> Tensor:
-        """Cross-entropy of a batch's images, and among all classes that of prototypes drawn from `means`."""
+        """Return the cross-entropy of a batch's images, plus that of prototypes from `means` among all classes."""
         with torch.no_grad():
             features, patches = map(full, self.seen(batch.x, len(self.heads)))
             labels = torch.randint(len(means), (self.prototypes,)).to(means.device)
@@ -154,26 +155,28 @@ class Dia(FrozenVit):
         return F.cross_entropy(logits, batch.y - first) + F.cross_entropy(self.heads(prototypes), labels)
 
     def seen(self, x: Tensor, tasks: int) -> tuple[Tensor, Tensor]:
-        """Features (B, dim) and patches (B, n, dim) of the network as it was after so many tasks."""
+        """Return features (B, dim) and patches (B, n, dim) of the network after this number of tasks."""
         adapters = {block: partial(own, tasks=tasks) for block, own in self.adapters.by_block().items()}
         own, _ = vit.tokens(self.backbone, x, adapters=adapters)
         return vit.pool(self.backbone, own), own[:, self.backbone.num_prefix_tokens :]
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) with the adapters of all tasks, mixed token by token: a single pass."""
+        """Return features (B, dim) with all tasks' adapters, mixed per token, in a single pass."""
         return self.seen(x, len(self.heads))[0]
 
 
 def foreign(features: Tensor, patches: Tensor) -> Tensor:
-    """Angles (B, n) between unit features (B, dim) and patches (B, n, dim): 0 of the same direction, 1 of opposite."""
+    """Return angles (B, n) between unit features (B, dim) and patches (B, n, dim): 0 for equal directions, 1 for
+    opposite.
+    """
     cosines = (patches @ features[:, :, None])[..., 0]
     return cosines.clamp(-1, 1).arccos() / math.pi
 
 
 def calibrated(means: Tensor, features: Tensor, patches: Tensor, beta: float) -> Tensor:
-    """Prototypes (k, dim), a share 1 - beta of each replaced by patches (B, n, dim) that resemble it.
+    """Replace a share 1 - beta of each prototype (k, dim) by similar patches (B, n, dim).
 
-    Patches count by how much nearer they are to the prototype than to their own image's feature (B, dim).
+    The weight of a patch is how much nearer it is to the prototype than to its own image's feature (B, dim).
     """
     unit = F.normalize(patches, dim=2)
     near = (unit @ F.normalize(means, dim=1).T).clamp(min=0)  # (B, n, k)

@@ -1,7 +1,7 @@
 """E2-LoRA: Energy-Structured Low-Rank Adaptation for Continual Learning (Li et al., 2026).
 
-After a task, its update is turned so that its output directions are sorted by the energy that they carry. Every task
-keeps the directions that carry nearly all of it; those that no task keeps are the fixed outputs of the next update.
+After a task, its update is rotated so that its output directions are sorted by energy. Every task keeps the directions
+with nearly all of it; directions that no task keeps are the fixed outputs of the next update.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,34 +27,34 @@ from pearl.nn.lowrank import Target
 from pearl.settings.declared import PhaseSpec
 
 FLOOR = 2e-4  # added to variances
-STEP = 1e-5  # by which the share of energy that is kept falls, from 1 - STEP
-NONE = 1e-12  # of all energy: below that, a direction carries none
+STEP = 1e-5  # step by which the kept share of energy falls, from 1 - STEP
+NONE = 1e-12  # relative to all energy: smaller values count as zero
 
 
 class E2Lora(Aligned, FrozenVit):
-    """One network; updates B_i A_i of all tasks are summed into fused attention projections and first MLP layers.
+    """One network; updates B_i A_i of all tasks are added to fused attention projections and first MLP layers.
 
-    The first task trains A and B of full rank. A later one trains A alone: the columns of its B are an orthonormal
-    basis of what no earlier task keeps, and A starts at zero. Ranks follow from energies: task i keeps the k_i leading
-    directions that hold a share of its energy. The share starts at 0.99999 and falls until sum k_i <= t / (t + 1) of
-    the outputs, for t earlier tasks, a layer at a time. Old logits are distilled. Heads are aligned at the end.
+    The first task trains A and B of full rank. Later tasks train only A: the columns of B are an orthonormal basis of
+    the directions that no earlier task keeps, and A starts at zero. Ranks follow from energies: task i keeps the k_i
+    leading directions with a share of its energy. In each layer, the share starts at 0.99999 and falls until sum k_i <=
+    t / (t + 1) of the outputs, for t earlier tasks. Old logits are distilled, and heads are aligned at the end.
 
     Defaults are the authors' (kiddo127/E2-LoRA b4fad49): SGD, decay 5e-4, batches of 64, 5 epochs, updates at 5e-4,
     heads at 0.01, on CIFAR-100 both a tenth of it in the last epoch; alignment 3 epochs at 0.01 with a cosine.
 
     Departures: a direction's energy is the mean square of its output over all tokens of the task's images without
-    augmentation; theirs is the variance on the first batch. They decompose outputs, whose null space holds directions
-    that earlier tasks keep, so that later tasks write there. Here a task's update is turned within its own directions,
-    and those of different tasks stay orthogonal. A task never keeps more directions than it has, and none without
-    energy. Only kept directions are stored; an orthonormal basis of the others is made when it is needed, which is the
-    same for SGD.
+    augmentation; theirs is the variance on the first batch. Their decomposition of outputs has a null space with
+    directions that earlier tasks keep, which later tasks then change. Here a task's update is rotated within its own
+    directions, so that those of different tasks stay orthogonal. A task keeps only directions that it has and that
+    carry energy. Only kept directions are stored; a basis of the others is computed when needed, which is equivalent
+    for SGD.
 
     Options:
-        first_rank: rank of the first task's update; null is that of the layer's outputs.
+        first_rank: rank of the first task's update; null for the number of the layer's outputs.
         distill: weight of the distillation, times the squared temperature.
-        temperature: of the distillation.
-        draws: features that an epoch of the alignment draws for each class.
-        reset_norm: the network's last norm layer starts with scale 1 and shift 0, as in the authors' code.
+        temperature: temperature of the distillation.
+        draws: features per class in an epoch of the alignment.
+        reset_norm: initialise the network's last norm layer with scale 1 and shift 0, as in the authors' code.
     """
 
     phases = (
@@ -76,13 +76,13 @@ class E2Lora(Aligned, FrozenVit):
         self.targets = lowrank.select_targets(backbone, [r"attn\.qkv\.weight", r"mlp\.fc1\.weight"])
         self.first_rank, self.distill, self.temperature, self.draws = first_rank, distill, temperature, draws
         self.factors = TaskTensors()  # "t.A.target" (rank, inputs), "t.B.target" (outputs, rank)
-        self.energies = TaskTensors(buffers=True)  # "t.target" (rank,) float64, falling
+        self.energies = TaskTensors(buffers=True)  # "t.target" (rank,) float64, descending
         for norm in (backbone.norm, backbone.fc_norm) if reset_norm else ():
             if isinstance(norm, nn.LayerNorm):
                 norm.reset_parameters()
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Allocate, train, turn; then statistics and the alignment."""
+        """Allocate directions, train, rotate; then statistics and the alignment."""
         t, head = task.id, self.heads.grow(len(task.classes)).to(self.device)
         nn.init.trunc_normal_(head.weight, std=0.02)
         nn.init.zeros_(head.bias)
@@ -104,7 +104,7 @@ class E2Lora(Aligned, FrozenVit):
 
     @torch.no_grad()
     def start(self, t: int, target: Target) -> None:
-        """Cut earlier tasks' factors to what they keep, and start those of task t on the other outputs."""
+        """Truncate earlier tasks' factors to the kept directions, and create task t's on the others."""
         outputs, like = target.shape[0], self.backbone.get_parameter(target.parameter)
         if not t:
             rank = min(self.first_rank or outputs, outputs)
@@ -131,7 +131,9 @@ class E2Lora(Aligned, FrozenVit):
         self.energies.add(f"{t}.{target.label}", energies)
 
     def loss(self, task: Task, head: nn.Module, before: Mapping[str, Tensor], batch: Batch) -> Tensor:
-        """Cross-entropy among the task's own classes, and distillation; `before` are the weights without the task."""
+        """Return cross-entropy among the task's own classes plus distillation; `before` are the weights without the
+        task.
+        """
         with torch.autocast(self.device.type, enabled=False):  # updates are merged in float32, then cast once
             updates = {target.parameter: self.update(target, [task.id]) for target in self.targets}
             now = {name: weight + updates[name] for name, weight in before.items()}
@@ -148,12 +150,12 @@ class E2Lora(Aligned, FrozenVit):
         return loss
 
     def update(self, target: Target, tasks: Sequence[int]) -> Tensor:
-        """The sum of some tasks' updates of a weight (outputs, inputs)."""
+        """Return the sum of some tasks' updates of a weight (outputs, inputs)."""
         B = torch.cat([self.factors[f"{t}.B.{target.label}"] for t in tasks], dim=1)
         return B @ torch.cat([self.factors[f"{t}.A.{target.label}"] for t in tasks])
 
     def weights(self, tasks: int) -> dict[str, Tensor]:
-        """The adapted weights with the updates of the first `tasks` tasks, by the backbone's own names."""
+        """Return the adapted weights with the updates of the first `tasks` tasks, by the backbone's names."""
         with torch.autocast(self.device.type, enabled=False):
             if not tasks:
                 return {target.parameter: self.backbone.get_parameter(target.parameter) for target in self.targets}
@@ -161,15 +163,15 @@ class E2Lora(Aligned, FrozenVit):
             return lowrank.merged(self.backbone, updates)
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) with all updates."""
+        """Return features (B, dim) with all updates."""
         return functional_call(self.backbone, self.weights(len(self.heads)), (x,))
 
     def size(self) -> int:
-        """Backbone and heads: updates are part of the weights they are added to."""
+        """Count backbone and heads: updates are merged into the weights."""
         return sum(p.numel() for module in (self.backbone, self.heads) for p in module.parameters())
 
     def facts(self, task: int) -> dict[str, Any]:
-        """Record the number of directions in every layer that hold nearly all energy of a task's update."""
+        """Record, for every layer, the number of directions with nearly all energy of a task's update."""
         layers = []
         for target in self.targets:
             ranks, share = kept_ranks([self.energies[f"{task}.{target.label}"]], [max(target.shape)], max(target.shape))
@@ -179,10 +181,11 @@ class E2Lora(Aligned, FrozenVit):
 
 
 def turned(A: Tensor, B: Tensor, moment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Factors A (rank, inputs) and B (outputs, rank) of the same product, B orthonormal, and their energies (rank,).
+    """Return factors A (rank, inputs) and B (outputs, rank) of the same product with B orthonormal, and energies
+    (rank,).
 
-    Row i of A x, for inputs x with E x x^T = moment, has the mean square `energies[i]`; they fall and are uncorrelated.
-    A rank above the number of inputs becomes that.
+    Row i of A x, for inputs x with E x x^T = moment, has the mean square `energies[i]`; energies descend, and rows are
+    uncorrelated. The rank is limited to the number of inputs.
     """
     B, triangle = torch.linalg.qr(B)
     A = triangle @ A
@@ -195,9 +198,10 @@ def turned(A: Tensor, B: Tensor, moment: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def kept_ranks(energies: Sequence[Tensor], there: Sequence[int], most: int) -> tuple[list[int], float]:
-    """How many directions each task keeps, `most` in all, and the share of energy that they hold at least.
+    """Return the directions that each task keeps, `most` in total, and the smallest share of energy that they hold.
 
-    A task keeps one direction more than hold the share or less, of those that are still `there` and carry energy.
+    A task keeps one direction more than those that hold at most the share, among directions that are still `there` and
+    carry energy.
     """
     totals = [float(own.sum()) for own in energies]
     cumulated = [own.cumsum(0).cpu().numpy() for own in energies]

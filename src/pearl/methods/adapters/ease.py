@@ -1,7 +1,7 @@
 """EASE: Expandable Subspace Ensemble for Pre-Trained Model-Based Class-Incremental Learning (Zhou et al., CVPR 2024).
 
-Each task trains adapters of its own, and with them a space. A class has a prototype in every space: in those that came
-later than it, one that is put together of the classes that were there, by how like them it is in its own space.
+Each task trains its own adapters, which define a feature space. A class has a prototype in every space; in later ones
+it is combined from prototypes of that space's classes, weighted by similarity in the class's own space.
 """
 
 from collections.abc import Iterator
@@ -22,17 +22,17 @@ from pearl.nn.precision import full, outside_autocast
 
 
 class Ease(FrozenVit):
-    """A frozen ViT with a set of adapters for each task, all of which are asked.
+    """A frozen ViT with a set of adapters per task, all of which are evaluated.
 
     Defaults are the authors' for ImageNet-R: SGD at 0.05 with a cosine, 20 epochs, batches of 16, decay 5e-3
-    (CIFAR-100: 0.025, batches of 48, decay 5e-4), with a classifier of the task's own cosines that is then thrown away.
-    An image passes through the first block once, and through all others once for each task: adapters change what the
-    next layers read, so that no pass can serve several tasks.
+    (CIFAR-100: 0.025, batches of 48, decay 5e-4), with a cosine classifier of the task's classes that is then
+    discarded. An image passes through the first block once, and through the others once per task, since adapters change
+    the inputs of later layers.
 
     Options:
         ffn_num: width of the adapters.
-        dropout: of their hidden units, in training.
-        alpha: weight of all spaces together but a class's own, which has 1.
+        dropout: dropout of their hidden units in training.
+        alpha: total weight of all spaces except a class's own, whose weight is 1.
     """
 
     own_classes = True
@@ -50,10 +50,10 @@ class Ease(FrozenVit):
         depth, dim = len(backbone.blocks), self.dim  # type: ignore[arg-type]
         self.adapters = TaskAdapters(range(depth), lambda: Bottleneck(dim, ffn_num, scale=0.1, dropout=dropout))
         self.alpha = alpha
-        self.statistics = ClassStatistics(dim)  # of a task's classes in the spaces there were, side by side
+        self.statistics = ClassStatistics(dim)  # of a task's classes in the existing spaces, concatenated
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train the adapters of a new space; then the prototypes of the new classes in all spaces."""
+        """Train the adapters of a new space; then compute the prototypes of the new classes in all spaces."""
         t = task.id
         adapters = self.adapters.grow().to(self.device)
         head = CosineHeads(self.dim, 1.0, learnable=True)
@@ -70,12 +70,14 @@ class Ease(FrozenVit):
         self.statistics.update(rows, task.labels - task.first_class)
 
     def spaces(self, x: Tensor) -> list[Tensor]:
-        """Features (B, dim) in the space of each task."""
+        """Return features (B, dim) in the space of each task."""
         tasks = range(len(self.adapters))
         return vit.features_of_each(self.backbone, x, [self.adapters.by_block(t) for t in tasks])
 
     def prototypes(self, t: int, s: int) -> Tensor:
-        """Of a task's classes (k, dim) in the space of task s; where it came later, put together."""
+        """Return the prototypes (k, dim) of a task's classes in the space of task s; combined from others if s is
+        later.
+        """
         if s <= t:
             return self.statistics.means(t).split(self.dim, dim=1)[s]
         later = range(s, len(self.adapters))  # tasks whose classes have prototypes in both spaces
@@ -83,14 +85,14 @@ class Ease(FrozenVit):
         return cosines(self.prototypes(t, t), here).softmax(1) @ there
 
     def score(self, features: list[Tensor], t: int) -> Tensor:
-        """Logits (B, k) of a task's classes, of features in every space."""
+        """Return logits (B, k) of a task's classes for features in every space."""
         others = self.alpha / max(len(features) - 1, 1)
         return torch.stack(
             [(1 if s == t else others) * cosines(own, self.prototypes(t, s)) for s, own in enumerate(features)]
         ).sum(0)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """See `Method.forward`. The network runs in the recipe's precision, cosines in full."""
+        """See `Method.forward`. The network runs in the recipe's precision, cosines in float32."""
         features = [full(own) for own in self.spaces(x)]
         with outside_autocast(x):
             return torch.cat(
@@ -102,5 +104,5 @@ class Ease(FrozenVit):
         return self.statistics.columns(task)
 
     def asked(self) -> int:
-        """A network for each task."""
+        """A forward pass per task."""
         return len(self.adapters)

@@ -1,7 +1,7 @@
 """InfLoRA: Interference-Free Low-Rank Adaptation for Continual Learning (Liang and Li, CVPR 2024).
 
-Each task adds a LoRA to keys and values. What reads the input (A; the paper's B) is not trained but designed: it lies
-in the task's inputs and outside those of earlier tasks, so that the update gives nothing on them.
+Each task adds a LoRA to keys and values. The factor A (the paper's B) is not trained but computed: it lies in the span
+of the task's inputs and is orthogonal to those of earlier tasks, so that the update is 0 for them.
 """
 
 import math
@@ -27,19 +27,19 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class InfLoRA(Method):
-    """One network; the LoRAs of all tasks are summed into its keys and values.
+    """One network; the LoRAs of all tasks are added to its keys and values.
 
     Defaults are the authors' for ImageNet-R in 10 tasks: rank 10, energy from 0.98 to 1.0 (CIFAR-100: from 0.95); Adam
     5e-4, `quarter_cosine`, 50 epochs (20), batch 128. As in their code, the energy is that of the inputs' second
     moments and A is divided by sqrt(3). Unlike there, these moments are of images without augmentation, and the number
-    of directions is the smallest that reaches the share at the first task, too.
+    of directions is the smallest that reaches the share at the first task as well.
 
     Options:
         rank: rank of a task's updates.
-        energy: share of the first task's inputs that is remembered, of a layer at a time.
-        energy_end: where that share ends if it rises from task to task.
-        tasks: how many tasks the rise is laid out for; the share is constant after them. `auto` is the stream's length,
-            as in the authors' configurations, and 10 of a model that goes on learning.
+        energy: stored share of the energy of the first task's inputs, per layer.
+        energy_end: final value of that share if it rises from task to task.
+        tasks: number of tasks over which it rises; the share is constant after them. `auto` is the stream's length, as
+            in the authors' configurations, and 10 for a model without a stream.
     """
 
     backbones = "vit"
@@ -69,7 +69,7 @@ class InfLoRA(Method):
         self.memory = Subspaces()
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Design A, train B and the head, remember the inputs."""
+        """Compute A, train B and the head, store the subspace of the inputs."""
         self.requires_grad_(False)
         head = self.heads.grow(len(task.classes)).to(self.device)
         for layer, inputs in self.inputs(task).items():
@@ -85,16 +85,16 @@ class InfLoRA(Method):
             self.memory.remember(layer, inputs, self.share(task.id))
 
     def inputs(self, task: Task) -> dict[str, Tensor]:
-        """Second moments of what keys and values see of a task's images, by layer."""
+        """Return second moments of the inputs of keys and values over a task's images, by layer."""
         layers = dict.fromkeys(_layer(target) for target in self.targets)
         return input_matrices(self.backbone, self.features, layers, task)
 
     def share(self, task: int) -> float:
-        """The energy to remember after a task (epsilon in the paper)."""
+        """Return the share of energy to store after a task (epsilon in the paper)."""
         return self.energy + (self.energy_end - self.energy) * min(task, self.tasks - 1) / self.tasks
 
     def weights(self) -> dict[str, Tensor]:
-        """Keys and values with the updates of all tasks so far, by the backbone's own names."""
+        """Return keys and values with the updates of all tasks so far, by the backbone's names."""
         changed: dict[str, Tensor] = {}
         tasks = range(len(self.trained) // len(self.targets))
         with torch.autocast(self.device.type, enabled=False):  # updates are merged in float32, then cast once
@@ -106,15 +106,15 @@ class InfLoRA(Method):
         return changed
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) with all updates."""
+        """Return features (B, dim) with all updates."""
         return functional_call(self.backbone, self.weights(), (x,))
 
     def size(self) -> int:
-        """Backbone and heads: updates are part of the weights they are added to."""
+        """Count backbone and heads: updates are merged into the weights."""
         return sum(p.numel() for module in (self.backbone, self.heads) for p in module.parameters())
 
     def facts(self, task: int) -> dict[str, Any]:
-        """How much of every layer's inputs is remembered after a task."""
+        """Return the dimension of every layer's stored subspace after a task."""
         return {
             "remembered": {layer: self.memory.dimension(layer) for layer in dict.fromkeys(map(_layer, self.targets))}
         }

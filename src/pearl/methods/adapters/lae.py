@@ -1,8 +1,8 @@
 """LAE: A Unified Continual Learning Framework with General Parameter-Efficient Tuning (Gao et al., ICCV 2023).
 
-Learning, accumulation, ensemble: one module is trained on task after task, another follows it slowly and keeps what
-earlier tasks taught. Each makes a classifier with the same head, and an image belongs to the class of which either is
-surest.
+Learning, accumulation, ensemble: one module is trained on one task after another; a second one is its moving average
+and preserves earlier tasks. Both form classifiers with the same head, and the prediction is the class with the highest
+probability of either.
 """
 
 from collections.abc import Iterator
@@ -31,18 +31,18 @@ Blocks = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
 class BesideAttention(Adapters):
-    """Adapters that read what attention reads, with a factor that is learnt."""
+    """Adapters with the input of attention and a learnt factor."""
 
     def __init__(self, net: nn.Module, blocks: Blocks, width: int) -> None:
         super().__init__(blocks, lambda: Bottleneck(int(net.dim), width, learnable=True, activation="gelu"))  # type: ignore[arg-type]
 
     def forward(self, net: nn.Module, x: Tensor) -> Tensor:
-        """Images (B, 3, H, W) -> features (B, dim)."""
+        """Map images (B, 3, H, W) to features (B, dim)."""
         return vit.features(net, x, attention_adapters=self.by_block())
 
 
 class LearnablePrefixes(nn.Module):
-    """Compensated prefixes, whose keys and values have a factor each that is learnt."""
+    """Compensated prefixes whose keys and values have a learnt factor each."""
 
     def __init__(self, net: nn.Module, blocks: Blocks, length: int) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class LearnablePrefixes(nn.Module):
         self.scale = nn.Parameter(torch.ones(len(blocks), 2))
 
     def forward(self, net: nn.Module, x: Tensor) -> Tensor:
-        """Images (B, 3, H, W) -> features (B, dim)."""
+        """Map images (B, 3, H, W) to features (B, dim)."""
         scaled = self.scale[..., None, None] * self.prefixes
         prefixes = {block: vit.Compensated(*own[:, None]) for block, own in zip(self.blocks, scaled, strict=True)}
         return vit.features(net, x, prefixes=prefixes)
 
 
 class ScaledLoRA(nn.Module):
-    """Low-rank updates s * B A with an s that is learnt."""
+    """Low-rank updates s * B A with a learnt s."""
 
     def __init__(self, net: nn.Module, targets: list[Target], rank: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class ScaledLoRA(nn.Module):
                 self.factors.add(f"{name}.{target.label}", start)
 
     def forward(self, net: nn.Module, x: Tensor) -> Tensor:
-        """Images (B, 3, H, W) -> features (B, dim)."""
+        """Map images (B, 3, H, W) to features (B, dim)."""
         changed: dict[str, Tensor] = {}
         with outside_autocast(x):  # updates are merged in float32, then cast once
             for target in self.targets:
@@ -83,31 +83,31 @@ class ScaledLoRA(nn.Module):
 
 
 class Lae(Method):
-    """A frozen network with a module of few parameters, twice: as it is trained, and as it was on average.
+    """A frozen network with a small module in two versions: the trained one and its moving average.
 
     Defaults are the authors': batches of 24, Adam at a constant rate, 4.69e-4 on ImageNet-R and 2.81e-3 on CIFAR-100.
     The first task has 50 epochs (5); of a later one, the head alone is trained in 30 (3), head and module in 20 (2),
-    with one optimizer. The average starts at the second task as what the first has made of the module. Logits are
-    logarithms of the larger of two probabilities. Heads start small, as in the authors' code: they are never trained
-    against each other, so what a head starts with stays in its logits of other tasks' images.
+    with one optimizer. The average starts at the second task with the module's values after the first. Logits are
+    logarithms of the larger of two probabilities. Heads have small initial weights, as in the authors' code: heads are
+    never trained against each other, so that initial weights remain in their logits for other tasks' images.
 
-    On networks that are no plain ViT the module is LoRA, of all that `lowrank.select_targets` adapts but depthwise
-    filters; the authors have adapters of their own for Swin and ConvNeXt. There, norm layers stay as the reference task
-    left them.
+    On networks that are not plain ViTs the module is LoRA on all targets of `lowrank.select_targets` except depthwise
+    filters; the authors have special adapters for Swin and ConvNeXt. Their norm layers do not change after the
+    reference task.
 
     Options:
-        pet: `adapter` beside attention, `lora` on keys and values, or `prefix`; `auto` is the authors' default,
-            adapters, in a plain ViT, and LoRA in others.
+        pet: `adapter` beside attention, `lora` on keys and values, or `prefix`; `auto` is adapters, the authors'
+            default, in a plain ViT, and LoRA in others.
         size: width of an adapter, rank of LoRA, or length of a prefix; `auto` is 5, 5 and 10.
         adapt_blocks: blocks of the ViT that have the module, from 0.
-        ema_decay: share of the average that stays at each step.
-        head_std: standard deviation of a new head's weights, whose biases are 0; null starts it as PyTorch does.
+        ema_decay: decay of the average at each step.
+        head_std: standard deviation of a new head's weights, whose biases are 0; null for PyTorch's initialisation.
         reference: as PEARL's: `given` - the backbone comes with weights; `first_task` - task 1 trains it; `auto` - the
             first if it was pretrained.
     """
 
     own_classes = True
-    may_rest = ("lae_head",)  # the average of what is put in waits
+    may_rest = ("lae_head",)  # the average of the module is used later
     phases = (
         PhaseSpec("reference", "reference"),
         PhaseSpec("lae_first", lambda task: task.id == task.first_adapted),
@@ -146,13 +146,13 @@ class Lae(Method):
         self.average = Average()  # of the module; empty until the second task that trains it
 
     def train(self, mode: bool = True) -> "Lae":
-        """What is frozen drops nothing, and keeps its running statistics."""
+        """Set the mode; frozen parts stay in evaluation mode and keep their running statistics."""
         super().train(mode)
         self.backbone.train(mode and any(p.requires_grad for p in self.backbone.parameters()))
         return self
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """The first task trains the module; later ones first the head alone, and the average follows."""
+        """Train the module in the first task; in later ones first the head alone, then both with the moving average."""
         self.requires_grad_(False)
         head = self.heads.grow(len(task.classes)).to(self.device)
         if task.id < self.first_adapted:
@@ -167,7 +167,7 @@ class Lae(Method):
         self.requires_grad_(False)
 
     def phase(self, name: str, task: Task, *trained: nn.Module) -> Phase:
-        """A phase that trains these modules with the task's own classes."""
+        """Return a phase that trains these modules with the task's own classes."""
         params = [parameter for module in trained for parameter in module.requires_grad_(True).parameters()]
         phase = Phase(name, params, own_loss(self.features, self.heads[task.id], task), steady=True)
         phase.hands_on = name == "lae_head"
@@ -176,11 +176,11 @@ class Lae(Method):
         return phase
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) with the module as it was trained last."""
+        """Return features (B, dim) with the trained module."""
         return self.backbone(x) if len(self.heads) <= self.first_adapted else self.pet(self.backbone, x)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """Logits (B, classes seen): of two networks the larger log-probability."""
+        """Return logits (B, classes seen): the larger log-probability of two networks."""
         logits = F.log_softmax(self.heads(self.features(x)), dim=1)
         if len(self.average.tensors):
             slow = F.log_softmax(self.heads(self.average(self.pet, self.backbone, x)), dim=1)
@@ -193,7 +193,7 @@ class Lae(Method):
 
 
 def targets_in(net: nn.Module, blocks: Blocks) -> list[Target]:
-    """Keys and values of these blocks; all layers that are adapted of a network that has no such list of blocks."""
+    """Return keys and values of these blocks; in a network without a list of blocks, all adapted layers."""
     if not lowrank.has_attention(net):
         return [target for target in lowrank.select_targets(net) if not target.dense]
     every = lowrank.select_targets(net, ["key", "value"])

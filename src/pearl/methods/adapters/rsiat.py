@@ -1,7 +1,7 @@
 """RSIAT: Representation-Steered Incremental Adapter-Tuning (Zhao et al., CVPR 2026).
 
-SSIAT, whose features are steered. The first task makes classes tight and keeps them apart; later tasks hold features to
-what a small projector makes of the features before the task, and hold those away from old class means.
+SSIAT with steered features. The first task makes classes compact and separates them; later tasks keep features close to
+a small projector's output for the features before the task, and that output away from old class means.
 """
 
 from collections.abc import Iterator
@@ -29,14 +29,14 @@ HIDDEN = 64  # of the projector's outer layers
 
 
 class Projector(nn.Module):
-    """z + output(W4 gelu(W3 gelu(W2 gelu(W1 z)))): old features (B, dim) -> about where they are now (B, dim)."""
+    """z + output(W4 gelu(W3 gelu(W2 gelu(W1 z)))): predicts current features (B, dim) from old ones (B, dim)."""
 
     def __init__(self, dim: int, code: int, output: Literal["linear", "sigmoid"]) -> None:
         super().__init__()
         widths = dim, HIDDEN, code, HIDDEN, dim
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(widths))
         self.output = output
-        if output == "linear":  # the identity at the start
+        if output == "linear":  # the identity at first
             nn.init.zeros_(self.layers[-1].weight)  # type: ignore[arg-type]
             nn.init.zeros_(self.layers[-1].bias)  # type: ignore[arg-type]
 
@@ -50,7 +50,7 @@ class Projector(nn.Module):
 
 
 class Rsiat(Ssiat):
-    """SSIAT with CosFace, a loss that separates classes in the first task, and a projector in later ones.
+    """SSIAT with CosFace, a class-separating loss in the first task, and a projector in later ones.
 
     Defaults are the authors' for ImageNet-R (zjrzjrz/RSIAT 9401303): SGD with a cosine, 30 epochs, the first task at
     0.01, later ones at 0.0067, batches of 48, decay 1e-6; the projector at 1.7e-4 with decay 4e-3; alignment 10 epochs
@@ -58,25 +58,25 @@ class Rsiat(Ssiat):
     margin 0.1, rs_weight 0.2, rs_warmup 7, rs_negative 0.5, rs_margin 0.3, align_weight 1, orthogonal_weight 0.4, code
     256. As in `ssiat`, moves are those of the same image.
 
-    The authors' projector ends in a sigmoid, so that it starts by adding about 0.5 to each coordinate, and can only
-    add. Here the default is a linear layer that starts at zero. Heads of earlier tasks do not train. The first task's
-    loss compares the images of a batch, so one process learns.
+    The authors' projector ends in a sigmoid: it initially adds about 0.5 to each coordinate and can only add. Here the
+    default is a linear layer with zero weights. Heads of earlier tasks do not train. The first task's loss compares the
+    images of a batch, so one process learns.
 
     Options:
         ffn_num: width of the adapters.
-        dropout: of their hidden units, in training.
-        scale: of the cosines in a loss and as logits (s).
+        dropout: dropout of their hidden units in training.
+        scale: factor of the cosines in the loss and as logits (s).
         margin: subtracted from the label's cosine in training (m).
-        sigma: distance at which an image's move counts for a mean.
-        draws: features that an epoch of the alignment draws for each class.
-        rs_weight: of the separation in the first task (lambda), reached after `rs_warmup` epochs.
+        sigma: width of the Gaussian that weights images' moves by distance to a mean.
+        draws: features per class in an epoch of the alignment.
+        rs_weight: weight of the separation in the first task (lambda), reached after `rs_warmup` epochs.
         rs_warmup: epochs over which it rises from 0.
         rs_negative: weight of pairs of different classes in it (alpha).
-        rs_margin: cosine below which such a pair costs nothing (delta).
-        align_weight: of the squared distance to projected old features (beta).
-        orthogonal_weight: of the cosine between projected old means and projected old features (gamma).
+        rs_margin: cosine below which such a pair has no loss (delta).
+        align_weight: weight of the squared distance to projected old features (beta).
+        orthogonal_weight: weight of the cosine between projected old means and projected old features (gamma).
         code: width of the projector's middle layer.
-        output: of the projector: `linear`, or `sigmoid` as in the authors' code.
+        output: last layer of the projector: `linear`, or `sigmoid` as in the authors' code.
     """
 
     couples = True
@@ -112,7 +112,7 @@ class Rsiat(Ssiat):
         self.projector = Projector(self.dim, code, output)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train adapters and head, from the second task on with the projector; then as SSIAT."""
+        """Train adapters and head, from the second task on with the projector; then continue as SSIAT."""
         head = self.heads.grow(len(task.classes)).to(self.device)
         nn.init.trunc_normal_(head.weight, std=0.02)
         body = [*self.adapters.parameters(), *head.parameters()]
@@ -129,14 +129,14 @@ class Rsiat(Ssiat):
         yield from self.settle(task, before, "rsiat_align")
 
     def first_loss(self, head: nn.Module, phase: Phase, batch: Batch) -> Tensor:
-        """CosFace, and the separation of classes, whose weight rises epoch by epoch."""
+        """Return CosFace plus the separation of classes, whose weight rises epoch by epoch."""
         features = full(self.features(batch.x))
         weight = self.rs_weight * min(1.0, phase.done // max(phase.per_epoch, 1) / self.rs_warmup)
         loss = self.cosface(head(features), batch.y)
         return loss + weight * separation(features, batch.y, self.rs_negative, self.rs_margin)
 
     def loss(self, task: Task, head: nn.Module, teacher: Adapters, means: Tensor, batch: Batch) -> Tensor:
-        """CosFace, and where the projector sees old features; it alone learns from the last term."""
+        """Return CosFace plus the terms with the projector; only the projector gets gradients from the last one."""
         features = full(self.features(batch.x))
         with torch.no_grad():
             old = full(vit.features(self.backbone, batch.x, adapters=teacher.by_block()))
@@ -146,19 +146,19 @@ class Rsiat(Ssiat):
         return loss + self.align_weight * F.mse_loss(features, projected) + self.orthogonal_weight * cosines.mean()
 
     def cosface(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy with the label's cosine made smaller by the margin (Wang et al., CVPR 2018)."""
+        """Return the cross-entropy with the margin subtracted from the label's cosine (Wang et al., CVPR 2018)."""
         label = torch.arange(logits.shape[1], device=y.device) == y[:, None]
         return F.cross_entropy(logits - self.scale * self.margin * label, y)
 
     def size(self) -> int:
-        """Without the projector, which no answer needs."""
+        """Count all but the projector, which predictions do not use."""
         return super().size() - sum(parameter.numel() for parameter in self.projector.parameters())
 
 
 def separation(features: Tensor, y: Tensor, negative: float, margin: float) -> Tensor:
-    """Mean of 1 - cos over pairs of one class + negative * mean of relu(cos - margin) over pairs of different ones.
+    """Return the mean of 1 - cos over pairs of one class + negative * mean of relu(cos - margin) over other pairs.
 
-    Over ordered pairs of different images of a batch: features (B, dim), labels (B,).
+    Pairs are ordered pairs of different images of a batch: features (B, dim), labels (B,).
     """
     cosines = F.normalize(features) @ F.normalize(features).T
     same = (y[:, None] == y).to(cosines) - torch.eye(len(y), dtype=cosines.dtype, device=cosines.device)

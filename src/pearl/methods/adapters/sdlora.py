@@ -1,7 +1,7 @@
 """SD-LoRA: Scalable Decoupled Low-Rank Adaptation for Class Incremental Learning (Wu et al., ICLR 2025).
 
-Directions and magnitudes of updates are decoupled. The directions that earlier tasks have learnt stay; each task learns
-a direction of its own, and the magnitudes of all of them anew.
+Directions and magnitudes of updates are decoupled. Directions of earlier tasks are fixed; each task learns a new
+direction and the magnitudes of all directions.
 """
 
 from collections.abc import Iterator
@@ -19,25 +19,26 @@ from pearl.nn.functional import functional_call
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
 
-START = 0.8  # of every magnitude
-REDUCED = (1.0, 0.8, 0.6)  # of the rank, four tasks each
+START = 0.8  # initial value of every magnitude
+REDUCED = (1.0, 0.8, 0.6)  # shares of the rank, for four tasks each
 
 
 class SdLora(Method):
     """One network; a low-rank update of queries and values for each task, each times a scalar.
 
-    With the updates B_i A_i of tasks before t, a projection in task t is
-    W + a_t B_t A_t + sum over i < t of a_i B_i A_i / (|B_i| |A_i|), with Frobenius norms. A task trains A_t, B_t, its
-    head and the scalars a_0 to a_t, which all layers share. Defaults are the authors' (WuYichen-97/SD-Lora-CL 8bacded):
-    rank 10; SGD without decay, constant rate, 20 epochs, batches of 128, 0.01 on ImageNet-R and 0.008 on CIFAR-100.
-    Their network comes from ImageNet-1k. Their code allows 20 earlier tasks; here any number may come.
+    With the updates B_i A_i of tasks before t, a projection in task t is W + a_t B_t A_t + sum over i < t of a_i B_i
+    A_i / (|B_i| |A_i|), with Frobenius norms. A task trains A_t, B_t, its head and the scalars a_0 to a_t, which all
+    layers share. Defaults are the authors' (WuYichen-97/SD-Lora-CL 8bacded): rank 10; SGD without decay, constant rate,
+    20 epochs, batches of 128, 0.01 on ImageNet-R and 0.008 on CIFAR-100. Their network is pretrained on ImageNet-1k.
+    Their code allows 20 earlier tasks; here the number is unlimited.
 
-    In their code all scalars start each task at 0.8, so that the last task's update changes its size when it becomes a
-    direction, and with it the features. `carry` leaves out both: a_i goes on from where it was, times B_i A_i as it is.
+    In their code all scalars restart at 0.8 in each task, so that the last task's update changes its size, and the
+    features change, when it is normalised to a direction. `carry` avoids both: a_i keeps its value and B_i A_i is not
+    normalised.
 
     Options:
         rank: rank of a task's update.
-        reduced: SD-LoRA-RR: from the fifth task on 80 % of the rank, from the ninth 60 %.
+        reduced: SD-LoRA-RR: 80 % of the rank from the fifth task, 60 % from the ninth.
         magnitude: `restart` - as in the authors' code; `carry` - the features do not change between tasks.
     """
 
@@ -83,31 +84,31 @@ class SdLora(Method):
         self.requires_grad_(False)
 
     def update(self, target: Target) -> Tensor:
-        """The sum of all tasks' updates of a projection (outputs, inputs)."""
+        """Return the sum of all tasks' updates of a projection (outputs, inputs)."""
         last, rows, columns = len(self.magnitudes) - 1, [], []
         for t in range(last + 1):
             A, B = self.factors[f"{t}.A.{target.label}"], self.factors[f"{t}.B.{target.label}"]
             size = self.magnitudes[f"{t}"]
             if t < last and self.restart:
-                size = size / (A.norm() * B.norm()).clamp(min=1e-12)  # a task that learnt nothing has no direction
+                size = size / (A.norm() * B.norm()).clamp(min=1e-12)  # the update of a task that learnt nothing is 0
             rows.append(A)
             columns.append(size * B)
         return torch.cat(columns, dim=1) @ torch.cat(rows)
 
     def weights(self) -> dict[str, Tensor]:
-        """Queries and values with the updates of all tasks so far, by the backbone's own names."""
+        """Return queries and values with the updates of all tasks so far, by the backbone's names."""
         with torch.autocast(self.device.type, enabled=False):  # updates are merged in float32, then cast once
             updates = {target: self.update(target) for target in self.targets if len(self.magnitudes)}
             return lowrank.merged(self.backbone, updates)
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) with all updates."""
+        """Return features (B, dim) with all updates."""
         return functional_call(self.backbone, self.weights(), (x,))
 
     def size(self) -> int:
-        """Backbone and heads: updates are part of the weights they are added to."""
+        """Count backbone and heads: updates are merged into the weights."""
         return sum(p.numel() for module in (self.backbone, self.heads) for p in module.parameters())
 
     def facts(self, task: int) -> dict[str, Any]:
-        """The magnitudes after a task."""
+        """Return the magnitudes after a task."""
         return {"magnitudes": [float(self.magnitudes[f"{t}"]) for t in range(task + 1)]}

@@ -1,8 +1,8 @@
 """SEMA: Self-Expansion of Pre-trained Models with Mixture of Adapters for Continual Learning (Wang et al., CVPR 2025).
 
-Adapters stand beside the MLPs of a frozen ViT. In the last blocks there are several, and a router mixes them image by
-image. Each comes with a descriptor of what it was trained on; a block gets another adapter when none of its descriptors
-knows the images of a new task.
+Adapters are parallel to the MLPs of a frozen ViT. The last blocks have several, which a router mixes per image. Each
+has a descriptor of its training images; a block gets a new adapter if all its descriptors find the images of a new task
+unusual.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,24 +24,24 @@ from pearl.nn.precision import full, outside_autocast
 from pearl.settings.born import Born
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 
-FEW = 3  # errors of which no deviation can be told
+FEW = 3  # fewer errors give no standard deviation
 
 Count = Annotated[int, Field(ge=1)]
 Block = Annotated[int, Field(ge=0)]
 
 
 class Descriptor(nn.Module):
-    """An autoencoder of token means, and how well it has rebuilt those that it was trained on."""
+    """An autoencoder of token means, with statistics of its reconstruction errors in training."""
 
     record: Tensor
 
     def __init__(self, dim: int, width: int) -> None:
         super().__init__()
         self.encode, self.decode = nn.Linear(dim, width), nn.Linear(width, dim)
-        self.register_buffer("record", torch.zeros(3))  # how many errors, their mean, their deviation
+        self.register_buffer("record", torch.zeros(3))  # number of errors, their mean, their standard deviation
 
     def forward(self, means: Tensor) -> Tensor:
-        """Token means (B, dim) -> errors (B,): the mean square over their numbers."""
+        """Map token means (B, dim) to errors (B,): the mean square over dimensions."""
         with outside_autocast(means):
             return (self.decode(self.encode(full(means))) - full(means)).square().mean(1)
 
@@ -53,14 +53,14 @@ class Descriptor(nn.Module):
 
     @torch.no_grad()
     def unusual(self, means: Tensor) -> Tensor:
-        """By how many deviations errors differ from those recorded (B,); 0 where there are few."""
+        """Return the number of standard deviations (B,) between errors and the recorded ones; 0 if few are recorded."""
         count, mean, deviation = self.record
         z = (self(means) - mean).abs() / deviation.clamp(min=1e-12)
         return torch.where(count < FEW, 0, z)
 
 
 class Mixture(nn.Module):
-    """The adapters of one block, their descriptors, and a router: logistic, by the mean of an image's tokens."""
+    """The adapters of one block, their descriptors, and a logistic router on the mean of an image's tokens."""
 
     def __init__(self, dim: int, width: int, described: int) -> None:
         super().__init__()
@@ -69,22 +69,22 @@ class Mixture(nn.Module):
         self.router = Grown(lambda: nn.Linear(dim, 1))
 
     def grow(self, device: torch.device) -> tuple[list[nn.Parameter], Descriptor]:
-        """Add an adapter; its parameters with those of its row of the router, and its descriptor."""
+        """Add an adapter with its descriptor; return its parameters and those of its row of the router."""
         new = [part.grow().to(device) for part in (self.adapters, self.router, self.descriptors)]
         return [*new[0].parameters(), *new[1].parameters()], new[2]  # type: ignore[return-value]
 
     def unusual(self, means: Tensor) -> Tensor:
-        """By how many deviations token means (B, dim) differ on average from what the nearest descriptor knows."""
+        """Return the mean number of standard deviations of token means (B, dim) from the nearest descriptor."""
         return torch.stack([own.unusual(means).mean() for own in self.descriptors]).min()  # type: ignore[operator]
 
     def weights(self, tokens: Tensor) -> Tensor:
-        """Of tokens (B, n, dim) the weights of the adapters (B, adapters), which sum to 1."""
+        """Return the weights of the adapters (B, adapters) for tokens (B, n, dim); they sum to 1."""
         means = tokens.mean(1)
         with outside_autocast(means):
             return torch.cat([row(full(means)) for row in self.router], dim=1).softmax(1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (B, n, dim) -> what is added (B, n, dim)."""
+        """Map tokens (B, n, dim) to the term that is added (B, n, dim)."""
         return mixed([*self.adapters], tokens, self.weights(tokens)[:, None])
 
 
@@ -94,35 +94,35 @@ def _described(task: UpcomingTask) -> int:
 
 
 class Sema(FrozenVit):
-    """A frozen ViT with an adapter in every block, and as many as the tasks ask for in the last ones.
+    """A frozen ViT with an adapter in every block, and in the last ones as many as the tasks need.
 
     Defaults are the authors': SGD with momentum 0.9, a cosine and weight decay 5e-4, batches of 32. Adapters and head
-    20 epochs at 5e-3 (CIFAR-100: 5), descriptors 20 at 0.01. After the first task only what is added learns, and the
-    head of the task; if nothing is, the head alone.
+    20 epochs at 5e-3 (CIFAR-100: 5), descriptors 20 at 0.01. After the first task, only new adapters and the task's
+    head are trained; without new adapters, only the head.
 
-    A block grows once a task at most, beginning with the first block that does not know the images. As in the authors'
-    code, errors deviate upwards or downwards, and descriptors are linear. Unlike there, errors are recorded once a
-    descriptor is trained, and are in the state: the authors' are those of its last 500 images in training, and lost
-    when a model is saved. Both are of images that the descriptor was trained on. Other images of the same classes
-    then deviate as much as those of new ones, by overfitting; `hold_out` records errors on images that it has not seen,
-    so that a block grows for what is new. The decision is by the mean over all of a task's images, so that it hangs
-    neither on their order nor on a batch; `detect_batch_size` gives the authors'. Both look at images as they are
-    trained on, by a fixed seed. Heads of earlier tasks do not decay. What earlier tasks' images give changes as the
-    router is shared: a new adapter takes its share of each image.
+    A block grows at most once per task, beginning with the first block that finds the images unusual. As in the
+    authors' code, errors deviate upwards or downwards, and descriptors are linear. Unlike there, errors are recorded
+    once a descriptor is trained, and are in the state: the authors' are those of its last 500 images in training, and
+    lost when a model is saved. In both cases these are images of the descriptor's training, so that by overfitting
+    other images of the same classes deviate as much as those of new ones; `hold_out` records errors on held-out images
+    instead. The decision uses the mean over all images of a task, independent of order and batches; `detect_batch_size`
+    gives the authors' rule. Both use augmented images, by a fixed seed. Heads of earlier tasks do not decay. The
+    features of earlier tasks' images change, since the router is shared: a new adapter gets a share of each image.
 
     Options:
         ffn_num: width of an adapter.
         rd_dim: width of a descriptor.
         adapt_start_layer: first block that may grow, from 0.
         adapt_end_layer: last block that may grow.
-        exp_threshold: deviations above which a block grows; -1 is always, and a large number never.
-        detect_batch_size: decide by the first batch of so many images that is above it; null decides by the whole task.
-        hold_out: share of a task's images that a new descriptor is not trained on and whose errors are recorded; with 0
-            the errors of those that it is trained on, as in the authors' code.
+        exp_threshold: standard deviations above which a block grows; -1 for always, a large number for never.
+        detect_batch_size: decide by the first batch of this many images above the threshold; null decides by the whole
+            task.
+        hold_out: share of a task's images held out from a new descriptor's training to record errors on; with 0 errors
+            are recorded on its training images, as in the authors' code.
     """
 
     own_classes = True
-    untrained = (".router.0.",)  # the first adapter of a block has no other to be weighed against
+    untrained = (".router.0.",)  # the first adapter of a block has no others to be weighted against
     may_rest = ("sema_func",)
     phases = (  # of later tasks, for each block that grows
         PhaseSpec("sema_func", images=lambda task: [] if task.id else task.images, at_least=True),
@@ -147,8 +147,8 @@ class Sema(FrozenVit):
         growing = range(adapt_start_layer, adapt_end_layer + 1)
         if not growing:
             raise ConfigError(
-                f"method.adapt_start_layer={adapt_start_layer} is behind adapt_end_layer={adapt_end_layer}; "
-                f"no block could grow: let it come first"
+                f"method.adapt_start_layer={adapt_start_layer} is after adapt_end_layer={adapt_end_layer}; no block "
+                f"could grow: set it to at most that"
             )
         others = [block for block in range(len(backbone.blocks)) if block not in growing]  # type: ignore[arg-type]
         self.adapters = Adapters(others, lambda: Bottleneck(self.dim, ffn_num))
@@ -156,7 +156,7 @@ class Sema(FrozenVit):
         self.exp_threshold, self.detect_batch_size, self.hold_out = exp_threshold, detect_batch_size, hold_out
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Grow what does not know the images, block by block; if nothing does, train the head alone."""
+        """Grow blocks that find the images unusual, one by one; if none does, train only the head."""
         head = self.heads.grow(len(task.classes)).to(self.device)
         blocks = [*self.mixtures.by_block()]
         if not task.id:
@@ -188,12 +188,12 @@ class Sema(FrozenVit):
         trained, recorded = task.hold_out(self.hold_out) if self.hold_out else (None, task)
         yield Phase("sema_rd", params, rebuilt, data=trained, steady=True)
         self.requires_grad_(False)
-        batches = self.seen(recorded if len(recorded) else task)  # with a single image a class, there is none
+        batches = self.seen(recorded if len(recorded) else task)  # with a single image per class there are none
         for block, descriptor in descriptors.items():
             descriptor.remember(torch.cat([means[block] for means in batches]))
 
     def unfamiliar(self, task: Task, blocks: Sequence[int]) -> int | None:
-        """The first of these blocks none of whose descriptors knows the task's images, or a batch of them."""
+        """Return the first of these blocks whose descriptors all find the task's images, or a batch, unusual."""
         batches = self.seen(task)
         if self.detect_batch_size is None:
             batches = [{block: torch.cat([means[block] for means in batches]) for block in blocks}]
@@ -204,13 +204,13 @@ class Sema(FrozenVit):
         return None
 
     def seen(self, task: Task) -> list[dict[int, Tensor]]:
-        """Token means of a task's images as they are trained on, batch by batch; always the same."""
+        """Return token means of a task's augmented images, batch by batch; reproducible."""
         self.eval()
         return [self.token_means(batch.x) for batch in task.batches(self.detect_batch_size or IMAGES, seed=0)]
 
     @torch.no_grad()
     def token_means(self, x: Tensor) -> dict[int, Tensor]:
-        """Of each block that may grow the mean (B, dim) of the tokens that its adapters read."""
+        """Return, for each block that may grow, the mean (B, dim) of the tokens that its adapters read."""
         means: dict[int, Tensor] = {}
 
         def watch(block: int, adapter: vit.Adapter) -> vit.Adapter:
@@ -225,17 +225,17 @@ class Sema(FrozenVit):
         return means
 
     def mixture(self, block: int) -> Mixture:
-        """The adapters of a block that may grow."""
+        """Return the adapters of a block that may grow."""
         return self.mixtures[f"{block}"]  # type: ignore[return-value]
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) with the adapters of all blocks, mixed image by image: a single pass."""
+        """Return features (B, dim) with the adapters of all blocks, mixed per image, in a single pass."""
         return vit.features(self.backbone, x, adapters=self.adapters.by_block() | self.mixtures.by_block())
 
     def size(self) -> int:
-        """What answers; descriptors are asked by new tasks alone."""
+        """Count the parameters for predictions; descriptors are used only when new tasks arrive."""
         return sum(p.numel() for name, p in self.named_parameters() if ".descriptors." not in name)
 
     def facts(self, task: int) -> dict[str, Any]:
-        """How many adapters each block has that may grow."""
+        """Return the number of adapters in each block that may grow."""
         return {"adapters": {f"{block}": len(self.mixture(block).adapters) for block in self.mixtures.by_block()}}

@@ -20,8 +20,8 @@ class SeqLora(Method):
     """One network: reference weights and one update that each task trains further; a head per task.
 
     Defaults are those of InfLoRA's comparison: rank 10 on keys and values, B A without a factor; Adam 5e-4, cosine, 50
-    epochs, batch 128. On a convolutional network, depthwise filters and norm layers are trained further as they are.
-    With one task it is PEARL with a fixed rank and no probe; PEARL's alpha = 2r is `scale: 2`.
+    epochs, batch 128. In a convolutional network, depthwise filters and norm layers continue to train directly. With
+    one task it is PEARL with a fixed rank and no probe; PEARL's alpha = 2r is `scale: 2`.
 
     Options:
         targets: layers to adapt, see `lowrank.select_targets`; `auto` is keys and values where there is attention.
@@ -58,7 +58,7 @@ class SeqLora(Method):
         self.update = TaskTensors()  # "A.target", "B.target"
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train the update and the new head; earlier heads stay as they are."""
+        """Train the update and the new head; earlier heads are unchanged."""
         self.requires_grad_(False)
         head = self.heads.grow(len(task.classes)).to(self.device)
         if task.id < self.first_adapted:
@@ -73,13 +73,13 @@ class SeqLora(Method):
         self.requires_grad_(False)
 
     def start(self, task: Task) -> list[nn.Parameter]:
-        """The factors that a task trains: those there are."""
+        """Return the factors that a task trains: the existing ones."""
         if not len(self.update):
             self.add("")
         return self.update.in_order()
 
     def add(self, prefix: str) -> None:
-        """Factors of each target, whose names start so; B A is zero at the start."""
+        """Add factors of each target, with this name prefix; B A is zero at first."""
         for target in self.low_rank:
             rows, columns = lowrank.matrix_shape(target.shape, self.fold)
             rank, like = min(self.rank, rows, columns), self.backbone.get_parameter(target.parameter)
@@ -88,15 +88,15 @@ class SeqLora(Method):
             self.update.add(f"{prefix}B.{target.label}", b)
 
     def loss(self, head: nn.Module, task: Task) -> Callable[[Batch], Tensor]:
-        """What a task minimises with its head."""
+        """Return the loss that a task minimises together with its head."""
         return own_loss(self.features, head, task)
 
     def product(self, target: Target) -> Tensor:
-        """The update of a target, scale * B A, as a matrix (rows, columns)."""
+        """Return the update of a target, scale * B A, as a matrix (rows, columns)."""
         return self.scale * (self.update[f"B.{target.label}"] @ self.update[f"A.{target.label}"])
 
     def weights(self) -> dict[str, Tensor]:
-        """The adapted weights, by the backbone's own names."""
+        """Return the adapted weights, by the backbone's names."""
         changed: dict[str, Tensor] = {}
         with torch.autocast(self.device.type, enabled=False):  # updates are merged in float32, then cast once
             for target in self.low_rank if len(self.update) else ():
@@ -106,9 +106,9 @@ class SeqLora(Method):
         return changed
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) with the update."""
+        """Return features (B, dim) with the update."""
         return functional_call(self.backbone, self.weights(), (x,))
 
     def size(self) -> int:
-        """Backbone and heads: the update is part of the weights it is added to."""
+        """Count backbone and heads: the update is merged into the weights."""
         return sum(p.numel() for module in (self.backbone, self.heads) for p in module.parameters())

@@ -1,7 +1,7 @@
 """SLCA++: Unleash the Power of Sequential Fine-tuning for Continual Learning with Pre-training (Zhang et al., 2024).
 
-Sequential training is not that bad if it is slow: one low-rank update is trained on all tasks, at a lower rate than the
-heads. Heads are then aligned on features drawn from a normal distribution of each class.
+One low-rank update is trained on all tasks in sequence, at a lower learning rate than the heads, which reduces
+forgetting. Heads are then aligned on features sampled from a normal distribution per class.
 """
 
 from collections.abc import Iterator
@@ -27,13 +27,14 @@ Auto = Literal["auto"]
 
 
 class SlowLora(Aligned, SeqLora):
-    """One low-rank update for all tasks, whose A starts as the leading right singular vectors of its weight.
+    """One low-rank update for all tasks, whose A is initialised with the leading right singular vectors of its weight.
 
-    There are two sets of heads: `trained_heads` learn task by task; `heads`, which answer, are aligned copies of them.
+    There are two sets of heads: `trained_heads` are trained task by task; `heads`, used for predictions, are aligned
+    copies of them.
     """
 
     backbones = "vit"
-    own_classes = False  # heads meet in the alignment
+    own_classes = False  # the alignment trains heads against each other
     floor = 1e-4  # added to variances
 
     def __init__(self, backbone: nn.Module, **options: Any) -> None:
@@ -42,7 +43,7 @@ class SlowLora(Aligned, SeqLora):
         self.trained_heads = TaskHeads(self.heads.dim)
 
     def add(self, prefix: str) -> None:
-        """Factors of each target, whose names start so; B A is zero at the start."""
+        """Add factors of each target, with this name prefix; B A is zero at first."""
         for target in self.low_rank:
             weight = self.backbone.get_parameter(target.parameter)
             rank = min(self.rank, *target.shape)
@@ -51,12 +52,12 @@ class SlowLora(Aligned, SeqLora):
             self.update.add(f"{prefix}B.{target.label}", weight.new_zeros(target.shape[0], rank))
 
     def new_head(self, task: Task) -> nn.Linear:
-        """Add the head of a new task to both sets; the one that is trained."""
+        """Add the head of a new task to both sets; return the trained one."""
         self.heads.grow(len(task.classes)).to(self.device)
         return self.trained_heads.grow(len(task.classes)).to(self.device)
 
     def take_heads(self) -> None:
-        """Let the heads that answer be those that were trained."""
+        """Copy the trained heads to the ones for predictions."""
         self.heads.load_state_dict(self.trained_heads.state_dict())
 
 
@@ -64,23 +65,23 @@ class SlcaPlusPlus(SlowLora):
     """One network: a low-rank update, biases, norm layers and the class token are trained through all tasks.
 
     Updates are 0.8 B A of fused attention projections and both MLP layers. The loss is symmetric cross-entropy among a
-    task's own classes. In the alignment, features of a task that came k tasks ago are drawn as 1 / (1 + m k) of
-    themselves, m uniform in `decay` +- 0.01, and logits are normalised; in answers, its head reads (1 + decay k) times
-    the features. The next task goes on from the heads before the alignment.
+    task's own classes. In the alignment, features of the task k tasks ago are multiplied by 1 / (1 + m k), m uniform in
+    `decay` +- 0.01, and logits are normalised; for predictions, its head gets (1 + decay k) times the features. The
+    next task continues with the heads before the alignment.
 
     Defaults are the authors' (GengDavid/SLCA 169d4e6): SGD with a cosine, batches of 128, heads at 0.01, updates at
     0.005 in the first task and 0.001 later, the rest at 0.001; ImageNet-R 50 epochs without decay, CIFAR-100 20 epochs
-    with decay 5e-4; alignment 5 epochs at 0.01. Their rates all end at 1e-4; here that of heads does, and the others
-    end at the same share of theirs. Statistics of old classes do not move.
+    with decay 5e-4; alignment 5 epochs at 0.01. Their rates all end at 1e-4; here only that of heads does, and the
+    others end at the same share of their initial value. Statistics of old classes do not change.
 
     Options:
         rank: rank of the update.
         scale: the update is scale * B A.
         ce: weight of the cross-entropy; `auto` is 1 on CIFAR-100 and 0.5 elsewhere.
         rce: weight of the reverse cross-entropy; `auto` is 0.1 on CIFAR-100 and 0.5 elsewhere.
-        decay: by how much features of a task are shorter with each task that came after it (mu).
-        temperature: of the normalised logits in the alignment; null leaves logits as they are.
-        draws: features that an epoch of the alignment draws for each class.
+        decay: relative decrease of a task's features with each later task (mu).
+        temperature: temperature of the normalised logits in the alignment; null disables normalisation.
+        draws: features per class in an epoch of the alignment.
     """
 
     phases = (
@@ -112,7 +113,7 @@ class SlcaPlusPlus(SlowLora):
         ]
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train slowly, with the heads before the alignment; then statistics and the alignment."""
+        """Train with a low rate, from the heads before the alignment; then compute statistics and align."""
         self.requires_grad_(False)
         head = self.new_head(task)
         nn.init.trunc_normal_(head.weight, std=0.02)
@@ -139,14 +140,14 @@ class SlcaPlusPlus(SlowLora):
             self.requires_grad_(False)
 
     def shortened(self, uniform: Tensor) -> Tensor:
-        """By what features are multiplied in the alignment (classes, draws), from numbers in [0, 1) of that shape."""
+        """Return the factors (classes, draws) of features in the alignment, from numbers in [0, 1) of that shape."""
         sizes = self.heads.sizes()
         ages = torch.arange(len(sizes), device=uniform.device).flip(0)
         ages = ages.repeat_interleave(torch.tensor(sizes, device=uniform.device))[:, None]
         return 1 / (1 + (self.decay + 0.02 * (uniform - 0.5)) * ages)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """See `Method.forward`: heads of earlier tasks read longer features."""
+        """See `Method.forward`: heads of earlier tasks get features times a larger factor."""
         features, last = self.features(x), len(self.heads) - 1
         logits = torch.cat([head((1 + self.decay * (last - t)) * features) for t, head in enumerate(self.heads)], dim=1)
         return logits if task is None else logits[:, self.columns(task)]

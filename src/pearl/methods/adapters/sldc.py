@@ -1,8 +1,8 @@
 """SLDC: Sequential Learning with Drift Compensation (Rao et al., AAAI 2026).
 
-A low-rank update is trained through all tasks, so old features move. How, is estimated on the new task's images, as a
-map from features before the task to features after it. The distributions of old classes are moved by this map, and a
-copy of the heads is refined on features drawn from them.
+A low-rank update is trained through all tasks, so that features of old classes drift. The drift is estimated on the new
+task's images, as a map from features before the task to features after it. It is applied to the distributions of old
+classes, and a copy of the heads is refined on features sampled from them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,8 +24,8 @@ from pearl.nn.growing import Classifier, TaskHeads
 from pearl.nn.precision import full
 from pearl.settings.declared import PhaseSpec
 
-RIDGE = 1e-4  # of the linear operator
-SAMPLES = 10  # of a class, per dimension, that the nonlinear operator moves
+RIDGE = 1e-4  # ridge of the linear operator
+SAMPLES = 10  # features per class and dimension that the nonlinear operator maps
 
 Weight = Annotated[float, Field(ge=0)]
 
@@ -38,7 +38,7 @@ class Scaled(Classifier):
         self.scale = nn.Parameter(torch.ones(classes))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (B, dim) -> logits (B, classes)."""
+        """Map features (B, dim) to logits (B, classes)."""
         return self.scale * super().forward(features)
 
 
@@ -46,7 +46,7 @@ class ScaledHeads(TaskHeads):
     """A `Scaled` classifier per task."""
 
     def block(self, classes: int) -> nn.Linear:
-        """A classifier of one task."""
+        """Return a classifier for one task."""
         return Scaled(self.dim, classes)
 
 
@@ -66,24 +66,24 @@ class WeaklyNonlinear(nn.Module):
         return same * z + linear * self.linear(z) + other * self.mlp(z)
 
     def nonlinearity(self) -> Tensor:
-        """The squared weight of the MLP."""
+        """Return the squared weight of the MLP."""
         return self.alphas.softmax(0)[2].square()
 
 
 class Sldc(SlowLora):
     """One network: a low-rank update of fused attention projections and both MLP layers, trained through all tasks.
 
-    The loss is symmetric cross-entropy among a task's own classes, and the distance to the features and their lengths
-    before the task. Defaults are the authors' (raoxuan98-hash/sldc_rebuttal fe0f492; the paper names a repository that
-    was not available): AdamW at 1e-4 with a cosine to a third, heads at 1e-3, decay 3e-5, batches of 16, CIFAR-100 5
-    epochs, ImageNet-R 10; heads refined by Adam from 5e-4 to 5e-5, decay 1e-4, on 1024 fixed features a class. Their
+    The loss is symmetric cross-entropy among a task's own classes, plus the distances of features and their norms to
+    those before the task. Defaults are the authors' (raoxuan98-hash/sldc_rebuttal fe0f492; the paper names a repository
+    that was not available): AdamW at 1e-4 with a cosine to a third, heads at 1e-3, decay 3e-5, batches of 16, CIFAR-100
+    5 epochs, ImageNet-R 10; heads refined by Adam from 5e-4 to 5e-5, decay 1e-4, on 1024 fixed features a class. Their
     batches grow with the number of classes, so that every task has 1920 steps; here batches have one size and the
     recipe gives the number of steps.
 
-    Departures: features are of images without augmentation. The authors add 0.01 to variances with each move; here
-    0.001 is added once, when features are drawn. The penalty on the nonlinear part is computed there but not trained
-    with; here it is. Their cross-entropy also clamps labels at 1e-4. Heads of earlier tasks do not train. The variant
-    that uses images of ImageNet is left out.
+    Departures: features are of images without augmentation. The authors add 0.01 to variances at each map; here 0.001
+    is added once, when features are sampled. The authors compute the penalty on the nonlinear part without training
+    with it; here it is part of the loss. Their cross-entropy also clamps labels at 1e-4. Heads of earlier tasks do not
+    train. The variant that uses images of ImageNet is left out.
 
     Options:
         rank: rank of the update.
@@ -91,12 +91,12 @@ class Sldc(SlowLora):
         ce: weight of the cross-entropy.
         rce: weight of the reverse cross-entropy.
         distill: weight of the squared distance to the features before the task.
-        norm: weight of the squared difference of lengths to them.
-        operator: `linear` - least squares on features of length 1, the closer to the identity the fewer images;
+        norm: weight of the squared difference of norms to them.
+        operator: `linear` - least squares on features of length 1, closer to the identity with fewer images;
             `nonlinear` - a weighted sum of identity, linear map and MLP, trained in a phase; `ldc` - least squares on
-            features as they are (LDC, Gomez-Villa et al., ECCV 2024); `none` - old classes stay where they were.
+            unnormalised features (LDC, Gomez-Villa et al., ECCV 2024); `none` - old classes are not moved.
         linearity: weight of the penalty on the nonlinear part.
-        draws: features of each class that heads are refined on.
+        draws: features per class for refining the heads.
     """
 
     phases = (
@@ -148,7 +148,7 @@ class Sldc(SlowLora):
         self.requires_grad_(False)
 
     def training_loss(self, task: Task, head: nn.Module, earlier: Mapping[str, Tensor] | None, batch: Batch) -> Tensor:
-        """`earlier` are the weights before the task; the first has none."""
+        """Return the loss; `earlier` are the weights before the task, None in the first task."""
         features = full(self.features(batch.x))
         loss = symmetric_cross_entropy(head(features), batch.y - task.first_class, self.ce, self.rce)
         if earlier is not None:
@@ -159,7 +159,7 @@ class Sldc(SlowLora):
         return loss
 
     def compensate(self, before: Tensor, after: Tensor) -> Iterator[Phase]:
-        """Move old classes as these images' features (N, dim) have moved."""
+        """Map the distributions of old classes as these images' features (N, dim) have moved."""
         match self.operator:
             case "linear":
                 self.carry(linear_map(before, after, ridge=RIDGE, unit=True, blend=True))

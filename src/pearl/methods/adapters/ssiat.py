@@ -1,7 +1,7 @@
 """SSIAT: Semantically-Shifted Incremental Adapter-Tuning is a Continual ViTransformer (Tan et al., CVPR 2024).
 
-One set of adapters is trained through all tasks, without any constraint. So the features of old classes move; how far
-is judged by how far new images did. Heads of all tasks are then aligned on features that are drawn around the means.
+One set of adapters is trained through all tasks without any constraint, so that features of old classes drift. The
+drift is estimated from new images. Heads of all tasks are then aligned on features sampled around the means.
 """
 
 from collections.abc import Iterator
@@ -27,18 +27,18 @@ class Ssiat(Aligned, FrozenVit):
     """A frozen ViT with one set of adapters for all tasks, and heads of cosines.
 
     Defaults are the authors' for ImageNet-R and CIFAR-100: SGD at 0.01 with a cosine, decay 5e-4; the first task 20
-    epochs in batches of 48, later ones 10; alignment 5 epochs of 256 features a class in batches of as many. A mean is
-    drawn from as (0.9 + 0.1 (its task + 1) / tasks) of itself, by number of tasks, so that they may have any sizes. As
-    in the paper, moves are those of an image: the authors' code takes the features before from one shuffled, augmented
-    pass and those after from another, so that it subtracts features of different images. Covariances do not move.
-    Their triangles are kept, dim (dim + 1) / 2 numbers a class.
+    epochs in batches of 48, later ones 10; alignment 5 epochs of 256 features a class in batches of as many. Means are
+    multiplied by 0.9 + 0.1 (task + 1) / tasks for sampling; by number of tasks, so that tasks may have any sizes. As in
+    the paper, moves are those of the same image: the authors' code takes features before and after from different
+    shuffled, augmented passes, so that it subtracts features of different images. Covariances do not change. Their
+    triangles are stored, dim (dim + 1) / 2 numbers per class.
 
     Options:
         ffn_num: width of the adapters.
-        dropout: of their hidden units, in training.
-        scale: of the cosines in a loss and as logits.
-        sigma: distance at which an image's move counts for a mean.
-        draws: features that an epoch of the alignment draws for each class.
+        dropout: dropout of their hidden units in training.
+        scale: factor of the cosines in the loss and as logits.
+        sigma: width of the Gaussian that weights images' moves by distance to a mean.
+        draws: features per class in an epoch of the alignment.
     """
 
     phases = (
@@ -65,7 +65,7 @@ class Ssiat(Aligned, FrozenVit):
         self.sigma, self.draws = sigma, draws
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train adapters and head, see how far features moved, align all heads."""
+        """Train adapters and head, estimate the drift of features, align all heads."""
         head = self.heads.grow(len(task.classes)).to(self.device)
         nn.init.trunc_normal_(head.weight, std=0.02)
         before = self.of_images(task, self.features) if task.id else None
@@ -74,7 +74,9 @@ class Ssiat(Aligned, FrozenVit):
         yield from self.settle(task, before, "ssiat_align")
 
     def settle(self, task: Task, before: Tensor | None, name: str) -> Iterator[Phase]:
-        """Move old means as the task's features moved from `before` (N, dim), remember the task, align all heads."""
+        """Move old means as the task's features moved from `before` (N, dim), add the task's distributions, align all
+        heads.
+        """
         self.requires_grad_(False)
         after = self.of_images(task, self.features)
         if before is not None:
@@ -85,9 +87,9 @@ class Ssiat(Aligned, FrozenVit):
             self.requires_grad_(False)
 
     def draws_of_all(self) -> GaussianDraws:
-        """Return what features of all classes are drawn from; means of earlier tasks are shortened."""
+        """Return the distributions to sample features of all classes from; means of earlier tasks are shortened."""
         return self.gaussians(self.draws, FLOOR, shrink=True)
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) with the adapters."""
+        """Return features (B, dim) with the adapters."""
         return vit.features(self.backbone, x, adapters=self.adapters.by_block())

@@ -1,1 +1,1 @@
-"""What every method is held against: one network trained on, one for each task, one trained on all data at once."""
+"""Reference methods: one network trained in sequence, one per task, and one trained on all data at once."""

@@ -1,4 +1,4 @@
-"""Sequential fine-tuning: one network, a head that grows, cross-entropy over all classes seen, nothing else."""
+"""Sequential fine-tuning: one network and a growing head, cross-entropy over all classes seen."""
 
 from collections.abc import Iterator
 
@@ -10,16 +10,16 @@ from pearl.methods.base import Method, Phase
 
 
 class Finetune(Method):
-    """The lower bound: each task overwrites what earlier ones left."""
+    """The lower bound: each task overwrites the weights of earlier ones."""
 
     shown_again = True
     phases = ("finetune",)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train everything on the new task."""
+        """Train all parameters on the new task."""
         self.heads.grow(len(task.classes)).to(self.device)
         yield Phase("finetune", self.parameters(), self.loss, steady=True)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Cross-entropy over all classes seen so far."""
+        """Return the cross-entropy over all classes seen so far."""
         return F.cross_entropy(self(batch.x), batch.y)

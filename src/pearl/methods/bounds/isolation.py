@@ -1,4 +1,4 @@
-"""Complete parameter isolation: a full network per task. PEARL's upper bound in accuracy and in size."""
+"""Complete parameter isolation: a full network per task. It bounds PEARL's accuracy and size from above."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from pearl.settings.parts import CLASSIFIERS
 
 
 class Isolation(SubNetworks):
-    """Every task trains its own copy of the starting network; class-IL concatenates the raw logits."""
+    """Each task trains its own copy of the initial network; class-IL concatenates the raw logits."""
 
     phases = ("isolation",)
 
@@ -25,13 +25,11 @@ class Isolation(SubNetworks):
         *,
         classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
     ) -> None:
-        super().__init__(
-            backbone.requires_grad_(False), classifier
-        )  # every copy's starting point, never trained itself
-        self.networks = nn.ModuleDict()  # by the task's number
+        super().__init__(backbone.requires_grad_(False), classifier)  # the initial weights of every copy, never trained
+        self.networks = nn.ModuleDict()  # by task number
 
     def learn_own(self, task: Task) -> Iterator[Phase]:
-        """Train a fresh copy and its head; all earlier ones stay as they are."""
+        """Train a new copy and its head; earlier ones are unchanged."""
         self.requires_grad_(False)
         network, head = self._grow(task.id), self.heads.grow(len(task.classes)).to(self.device)
         yield whole("isolation", network, head, task)
@@ -42,7 +40,7 @@ class Isolation(SubNetworks):
         return network
 
     def network(self, t: int) -> nn.Module:
-        """Task t's; of one that was not trained the starting point."""
+        """Return task t's network; the initial one if the task was not trained."""
         own = f"{t}"
         return self.networks[own] if own in self.networks else self.backbone  # noqa: SIM401 - ModuleDict has no get
 
@@ -55,7 +53,7 @@ class Isolation(SubNetworks):
         return self.network(t), {}
 
     def size(self) -> int:
-        """Networks and heads; the starting point is kept for later tasks only."""
+        """Count networks and heads; the initial network is stored for later tasks only."""
         return super().size() - sum(parameter.numel() for parameter in self.backbone.parameters())
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:

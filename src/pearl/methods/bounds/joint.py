@@ -1,4 +1,4 @@
-"""Joint training: at every stage a network is trained anew on the data of all tasks so far, as a reference."""
+"""Joint training, a reference: each stage trains a new network on the data of all tasks so far."""
 
 import copy
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pearl.methods.base import Method, Phase
 
 
 class Joint(Method):
-    """Sees all data at once, which no continual learner may; each stage starts from the starting network again."""
+    """Trains on all data at once, which a continual learner may not; each stage restarts from the initial network."""
 
     oracle = True
     shown_again = True
@@ -22,22 +22,22 @@ class Joint(Method):
         self.network = copy.deepcopy(backbone).requires_grad_(True)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train network and heads from the start on everything."""
+        """Train network and heads from their initial values on all data."""
         self.heads.grow(len(task.classes)).to(self.device)
         self.network.load_state_dict(self.backbone.state_dict())
         for head in self.heads:
-            if head.out_features:  # else it is of a task that showed known classes alone
+            if head.out_features:  # otherwise it belongs to a task that has only known classes
                 head.reset_parameters()
         yield Phase("joint", [*self.network.parameters(), *self.heads.parameters()], self.loss, steady=True)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Cross-entropy over all classes seen so far."""
+        """Return the cross-entropy over all classes seen so far."""
         return F.cross_entropy(self(batch.x), batch.y)
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) of the network that is trained, not of the starting one."""
+        """Return features (B, dim) of the trained network, not the initial one."""
         return self.network(x)
 
     def size(self) -> int:
-        """Network and heads; the starting point is kept for later stages only."""
+        """Count network and heads; the initial network is stored for later stages only."""
         return super().size() - sum(parameter.numel() for parameter in self.backbone.parameters())

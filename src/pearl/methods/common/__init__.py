@@ -1,1 +1,1 @@
-"""What methods of several families share."""
+"""Code that methods of several families share."""

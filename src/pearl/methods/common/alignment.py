@@ -1,8 +1,8 @@
-"""Classifier alignment: all heads are trained once more, on features drawn from a normal distribution of each class.
+"""Classifier alignment: all heads are trained again, on features sampled from a normal distribution per class.
 
-Heads of different tasks never met in training, so their logits are not comparable. The images of old classes are gone;
-their means and covariances stand for them (SLCA, Zhang et al., ICCV 2023). Methods differ in what is drawn, in the
-loss, and in whether the aligned heads also start the next task.
+Heads of different tasks are trained separately, so their logits are not comparable. The images of old classes are gone;
+features are sampled from their means and covariances instead (SLCA, Zhang et al., ICCV 2023). Methods differ in the
+sampled features, in the loss, and in whether the next task starts with the aligned heads.
 """
 
 import math
@@ -22,13 +22,13 @@ from pearl.nn.growing import TaskHeads, TaskTensors
 from pearl.nn.precision import full
 from pearl.settings.declared import UpcomingTask
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, classes) and labels (B,) -> scalar
+Loss = Callable[[Tensor, Tensor], Tensor]  # maps logits (B, classes) and labels (B,) to a scalar
 
 
 def alignment(
     name: str, heads: TaskHeads, draws: Batches, *, loss: Loss = F.cross_entropy, norm: float | None = None
 ) -> Phase:
-    """Return the phase that trains all heads on drawn features; with `norm`, on normalised logits."""
+    """Return the phase that trains all heads on sampled features; with `norm`, on normalised logits."""
 
     def aligned(batch: Batch) -> Tensor:
         logits = heads(batch.x)
@@ -38,9 +38,9 @@ def alignment(
 
 
 def normalised(logits: Tensor, sizes: Sequence[int], temperature: float) -> Tensor:
-    """Logits (B, classes) divided by `temperature` and by their mean length over tasks of `sizes` classes (SLCA).
+    """Divide logits (B, classes) by `temperature` and their mean norm over tasks of `sizes` classes (SLCA).
 
-    No task gains from longer logits: multiplying all of them by a positive number changes nothing.
+    The scale of a task's logits has no effect: a positive factor of all of them changes nothing.
     """
     lengths = [part.norm(dim=1) + 1e-7 for part in logits.split(list(sizes), dim=1)]
     return logits / (torch.stack(lengths).mean(0)[:, None] * temperature)
@@ -49,20 +49,20 @@ def normalised(logits: Tensor, sizes: Sequence[int], temperature: float) -> Tens
 def symmetric_cross_entropy(logits: Tensor, y: Tensor, ce: float, rce: float, least: float = 1e-4) -> Tensor:
     """ce * cross-entropy + rce * reverse cross-entropy (Wang et al., ICCV 2019) of logits (B, classes), labels (B,).
 
-    The reverse one takes the label as the prediction, with probability `least` in the place of 0. So it is
-    -ln(least) * (1 - p) of the label's probability p, and bounded.
+    The reverse one exchanges label and prediction, with probability `least` instead of 0. It is therefore -ln(least) *
+    (1 - p) for the label's probability p, which is bounded.
     """
     missed = 1 - logits.softmax(1).gather(1, y[:, None])
     return ce * F.cross_entropy(logits, y) - rce * math.log(least) * missed.mean()
 
 
 def draws_of_classes(task: UpcomingTask) -> int:
-    """Return the features of an epoch that draws `draws` of each class; for `PhaseSpec.images`."""
+    """Return the number of features in an epoch with `draws` per class; for `PhaseSpec.images`."""
     return (task.earlier_classes + task.classes) * task.options["draws"]
 
 
 class Aligned(Method):
-    """A method that keeps the mean and the covariance of each class's features, to align its heads."""
+    """A method that stores mean and covariance of each class's features to align its heads."""
 
     def __init__(self, backbone: nn.Module, **options: Any) -> None:
         super().__init__(backbone, **options)
@@ -95,7 +95,7 @@ class Aligned(Method):
 
     @torch.no_grad()
     def carry_draws(self, network: Network, each: int, floor: float) -> None:
-        """Map all classes' distributions by a network (B, dim) -> (B, dim): estimates from `each` drawn features."""
+        """Map all classes' distributions by a network (B, dim) -> (B, dim): estimates from `each` sampled features."""
         drawn, means, c = self.gaussians(each, floor), self.statistics.means(), 0
         for t in range(len(self.statistics)):
             kept = self.covariances[f"{t}"].clone()
@@ -116,10 +116,11 @@ class Aligned(Method):
         scale: Callable[[Tensor], Tensor] | None = None,
         once: int | None = None,
     ) -> GaussianDraws:
-        """Return what features of all classes are drawn from, `each` of a class; `floor` is added to variances.
+        """Return the distributions that features of all classes are sampled from, `each` per class; `floor` is added to
+        variances.
 
-        With `shrink`, a mean of task t of T (t from 0) is drawn as 0.9 + 0.1 (t + 1) / T of itself (SSIAT), by number
-        of tasks, so that tasks may have any sizes. For `scale` and `once` see `GaussianDraws`.
+        With `shrink`, a mean of task t of T (t from 0) is multiplied by 0.9 + 0.1 (t + 1) / T (SSIAT); by number of
+        tasks, so that tasks may have any sizes. For `scale` and `once` see `GaussianDraws`.
         """
         tasks, weight = range(len(self.statistics)), self.heads[0].weight
         shares = [0.9 + 0.1 * (t + 1) / len(tasks) if shrink else 1.0 for t in tasks]

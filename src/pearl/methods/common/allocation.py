@@ -1,4 +1,4 @@
-"""Ranks found by training: a phase whose low-rank updates lose components by a rule."""
+"""Ranks found by training: a phase whose low-rank updates lose components according to a rule."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from functools import partial
@@ -15,34 +15,34 @@ from pearl.nn.rank_rules import PaperRule, RankRule
 from pearl.settings.declared import Options, UpcomingTask
 from pearl.settings.parts import RANK_RULES
 
-IMAGES = 256  # that pass at once where a rule asks for a loss
+IMAGES = 256  # images per forward pass when a rule needs a loss
 
 
 def rule_of(options: Options) -> RankRule:
-    """The rank rule among a method's options; the paper's if it has no such option."""
+    """Return the rank rule among a method's options; the paper's if there is no such option."""
     rule = options.get("rank") or PaperRule()
     return RANK_RULES.build(dict(rule)) if isinstance(rule, Mapping) else rule
 
 
 def probes(options: Options) -> bool:
-    """Whether there is a probe: whether the rank rule or the start of the updates needs one."""
+    """Return True if there is a probe, which the rank rule or the initialisation of the updates needs."""
     return rule_of(options).needs_probe or options.get("init", "kaiming") != "kaiming"
 
 
 def allocates(options: Options) -> bool:
-    """Whether ranks are found in a phase of their own."""
+    """Return True if ranks are found in a separate phase."""
     rule = rule_of(options)
     return isinstance(rule, DynamicRule) and rule.then == "restart"
 
 
 def probed_images(task: UpcomingTask) -> int:
-    """Images that the probe is trained on."""
+    """Return the number of images that the probe is trained on."""
     share = task.options.get("probe_images", 1)
     return task.images if share == 1 else task.kept(1 - share)
 
 
 def updated_images(phase: str, task: UpcomingTask) -> int:
-    """Images that updates are trained on in the phase `allocate` or `adapt`."""
+    """Return the number of images for updates in the phase `allocate` or `adapt`."""
     rule = rule_of(task.options)
     if isinstance(rule, DynamicRule) and rule.holds_out and phase == phase_of(rule):
         return task.kept(rule.holds_out)
@@ -50,7 +50,7 @@ def updated_images(phase: str, task: UpcomingTask) -> int:
 
 
 def phase_of(rule: DynamicRule) -> str:
-    """The phase in which a rule finds ranks."""
+    """Return the phase in which a rule finds ranks."""
     return "adapt" if rule.then == "continue" else "allocate"
 
 
@@ -64,9 +64,9 @@ def allocate(
     params: Iterable[nn.Parameter],
     scale: Scale,
 ) -> Generator[Phase, None, Factors]:
-    """Train updates of the rule's start rank with `params`, and give what it leaves of them.
+    """Train updates of the rule's start rank with `params`, and return their remaining components.
 
-    `network` makes features (B, dim) of images with updates A and B.
+    `network` computes features (B, dim) of images with updates A and B.
     """
     budget, updates = rule.parameters(layers), rule.updates(layers)
     part, held = task.hold_out(rule.holds_out) if rule.holds_out else (task, task)

@@ -1,4 +1,4 @@
-"""A moving average of a network, in the state_dict, that can be asked as the network itself can."""
+"""A moving average of a network, in the state_dict, with the network's own interface."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
@@ -16,13 +16,13 @@ N = TypeVar("N", bound=nn.Module)
 class Average(nn.Module):
     """Moving average of a network's weights across tasks, with normalisation statistics.
 
-    It is in the state_dict as buffers: no optimizer sees it, it does not count as parameters, and grows as the network
-    does. The network itself only lends its structure.
+    Its tensors are buffers: they are not optimized, do not count as parameters, and grow with the network. Only the
+    structure is the network's.
 
-    Statistics are `averaged` like the weights, and the average is always in evaluation mode: what it says of an image
-    depends on nothing else. Or they are its `own`: it is in the network's mode, so that in training it normalises by
-    the batch, and its running statistics come from what it was asked then. Averaged weights have smaller outputs than
-    each of those they are made of, which averaged statistics do not know (Izmailov et al., UAI 2018).
+    If statistics are `averaged` like the weights, the average is always in evaluation mode, and its output for an image
+    depends only on that image. If they are its `own`, it has the network's mode: in training it normalises by the batch
+    and updates its own running statistics. Averaged weights have smaller outputs than their components, which averaged
+    statistics do not reflect (Izmailov et al., UAI 2018).
     """
 
     def __init__(self, statistics: Statistics = "averaged") -> None:
@@ -32,7 +32,7 @@ class Average(nn.Module):
 
     @torch.no_grad()
     def update(self, network: nn.Module, decay: float) -> None:
-        """average = decay * average + (1 - decay) * network; what the network has new is taken as it is."""
+        """Set average = decay * average + (1 - decay) * network; new tensors of the network are copied."""
         statistics = dict(network.named_buffers())
         for name, value in _tensors(network).items():
             if name not in self.tensors:
@@ -45,14 +45,14 @@ class Average(nn.Module):
                 self.tensors[name].copy_(value)
 
     def forward(self, network: nn.Module, *inputs: Any) -> Tensor:
-        """What the network gives with the averaged weights."""
+        """Return the network's output with the averaged weights."""
         return self.asked(network, lambda averaged: averaged(*inputs))
 
     @torch.no_grad()
     def asked(self, network: N, question: Callable[[N], Tensor]) -> Tensor:
-        """Return what `question` makes of a copy of the network, or of what holds it, with the averaged weights.
+        """Return the result of `question` for a copy of the network, or of its owner, with the averaged weights.
 
-        The network itself stays as it is: other threads may use it meanwhile.
+        The network itself is unchanged, so that other threads may use it.
         """
         tensors = {name: self.tensors[name] for name in _tensors(network) if name in self.tensors}
         averaged = shallow_copy(network, tensors)

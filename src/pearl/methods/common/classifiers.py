@@ -1,4 +1,4 @@
-"""How a method with a sub-network per task chooses among the classes of all tasks."""
+"""Classifiers over the classes of all tasks, for methods with a sub-network per task."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -10,28 +10,28 @@ from pearl.settings.born import Born
 
 
 class Classifier:
-    """How a method with a sub-network per task chooses among the classes of all tasks."""
+    """Base class: a classifier over the classes of all tasks, for a method with a sub-network per task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heads(Classifier):
-    """The heads' raw logits side by side, as in the PEARL paper."""
+    """The concatenated raw logits of the heads, as in the PEARL paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain(Classifier):
-    """Class statistics in the spaces of the first sub-networks; see `common.chain`.
+    """Class statistics in the feature spaces of the first sub-networks; see `common.chain`.
 
     Options:
-        spaces: of how many sub-networks, the first ones; `all` for every task's. An image passes through each of them.
-        layers: `auto` looks at inner layers too (see `nn.inner.inner_layers`), `final` at the features alone.
-        projection: dimensions of a space: wider features are projected at random; null leaves them as they are.
-        covariance: `updated` - of all images seen, so that scores of old classes move as tasks come; `frozen` - of the
-            first two tasks, in a later space of the task that made it: what scores a class keeps its bits for ever.
-        train: `spaces` trains a sub-network only for tasks that become a space: no other is ever asked; `all` trains
-            every task's, as the method without this classifier.
-        head: what a sub-network is trained with, and nobody asks for afterwards: `linear`, as without this classifier;
-            `cosine`, logits of 4 times the cosine between features and a class's weight.
+        spaces: number of sub-networks, from the first; `all` uses every task's. Each costs a forward pass per image.
+        layers: `auto` also uses intermediate features (see `nn.inner.inner_layers`), `final` only the final ones.
+        projection: maximum dimensions of a feature space; wider features get a random projection, with null none.
+        covariance: `updated` - of all images so far, so that scores of old classes change with new tasks; `frozen` - of
+            the first two tasks, in a later space of the task that created it: scores of a class then never change.
+        train: `spaces` trains a sub-network only for tasks that add a feature space, since others are never used; `all`
+            trains one for every task, as the method without this classifier does.
+        head: the head a sub-network is trained with, unused afterwards: `linear`, as without this classifier; `cosine`,
+            whose logits are 4 times the cosine between features and a class's weight.
     """
 
     spaces: Annotated[int, Field(ge=1)] | Literal["all"] = 3

@@ -1,4 +1,4 @@
-"""Classes as clusters of their features, from which features can be drawn when their images are gone."""
+"""Classes as clusters of features, from which features are sampled when the images are gone."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from pearl.data.batches import Batch, batch_bounds
 from pearl.nn.growing import TaskTensors
 
-STARTS = 10  # of k-means; the tightest clusters are taken
+STARTS = 10  # of k-means; the tightest clusters are kept
 ROUNDS = 300
-FLOOR = 1e-4  # added to variances: a cluster of one image has none
+FLOOR = 1e-4  # added to variances: a cluster of one image has zero variance
 
 
 class FeatureClusters(nn.Module):
-    """Each class as up to `count` clusters, and each of these as the mean and the variances of its features."""
+    """Up to `count` clusters per class, each stored as mean and variances of its features."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class FeatureClusters(nn.Module):
         return len(self.tensors) // 3
 
     def grow(self, features: Tensor, labels: Tensor) -> None:
-        """Add a task's classes, by its features (N, dim) and their labels (N,)."""
+        """Add a task's classes, from features (N, dim) with labels (N,)."""
         found: dict[str, list[Tensor]] = {"mean": [], "variance": [], "label": []}
         for label in labels.unique():
             rows = features[labels == label]
@@ -41,18 +41,18 @@ class FeatureClusters(nn.Module):
             self.tensors.add(f"{t}.{name}", torch.stack(values))
 
     def all(self, name: str) -> Tensor:
-        """Means, variances or labels of the clusters of all tasks."""
+        """Return means, variances or labels of the clusters of all tasks."""
         return torch.cat([self.tensors[f"{t}.{name}"] for t in range(len(self))])
 
     def draws(self, count: int) -> "FeatureDraws":
-        """So many features an epoch of all classes."""
+        """Return batches of `count` sampled features of all classes per epoch."""
         return FeatureDraws(self.all("mean"), self.all("variance") + FLOOR, self.all("label"), count)
 
 
 class FeatureDraws:
-    """Batches of features drawn from normal distributions, each as often as any other; see `data.Batches`.
+    """Batches of features sampled from normal distributions with equal probability; see `data.Batches`.
 
-    Means and variances (M, dim), labels (M,); `count` features are an epoch. Rows of batches are those of the epoch.
+    Means and variances are (M, dim), labels (M,); an epoch has `count` features, which the rows of batches index.
     """
 
     def __init__(self, means: Tensor, variances: Tensor, labels: Tensor, count: int) -> None:
@@ -62,7 +62,7 @@ class FeatureDraws:
         return self.count
 
     def batches(self, size: int, seed: int, *, skip: int = 0) -> Iterator[Batch]:
-        """One epoch, drawn by `seed`, without its first `skip` batches."""
+        """Yield one epoch, sampled by `seed`, without its first `skip` batches."""
         generator = torch.Generator().manual_seed(seed)
         chosen = torch.randint(len(self.labels), (self.count,), generator=generator).to(self.labels.device)
         noise = torch.randn(self.count, self.means.shape[1], generator=generator).to(self.means)
@@ -74,10 +74,10 @@ class FeatureDraws:
 
 
 def kmeans(rows: Tensor, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Centroids (k, dim) of rows (N, dim) in float64, and the centroid (N,) of each row.
+    """Return centroids (k, dim) of rows (N, dim) in float64, and the index (N,) of each row's centroid.
 
-    Lloyd's algorithm after k-means++ (Arthur and Vassilvitskii, 2007), the best of `STARTS`. Of fewer than `count`
-    different rows there are as many centroids. Sums are products of matrices, so that they have the same bits again.
+    Lloyd's algorithm after k-means++ (Arthur and Vassilvitskii, 2007), the best of `STARTS`. With fewer than `count`
+    different rows, each is a centroid. Sums are matrix products, so that results are bit-reproducible.
     """
     rows, generator = rows.double(), torch.Generator().manual_seed(seed)
     found = [_lloyd(rows, _spread(rows, count, generator)) for _ in range(STARTS)]
@@ -86,7 +86,7 @@ def kmeans(rows: Tensor, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def _spread(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """k-means++: each further centroid is a row drawn with the square of its distance to those there are."""
+    """k-means++: each further centroid is a row, drawn with probability proportional to its squared distance."""
     chosen = torch.randint(len(rows), (1,), generator=generator).to(rows.device)
     while len(chosen) < count:
         apart = torch.cdist(rows, rows[chosen], compute_mode="donot_use_mm_for_euclid_dist").amin(1).square()
@@ -98,7 +98,7 @@ def _spread(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _lloyd(rows: Tensor, centroids: Tensor) -> tuple[float, Tensor, Tensor]:
-    """The sum of squared distances, the centroids, and the centroid of each row, once nothing moves."""
+    """Return the sum of squared distances, the centroids and each row's centroid after convergence."""
     for _ in range(ROUNDS):
         own = torch.cdist(rows, centroids).argmin(1)
         members = F.one_hot(own, len(centroids)).to(rows)

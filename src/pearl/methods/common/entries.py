@@ -1,4 +1,4 @@
-"""Entries of parameters that a phase trains, where it does not train all of them."""
+"""Masks of the parameter entries that a phase trains."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 
 def within(params: Sequence[nn.Parameter], masks: Sequence[Tensor | None]) -> Callable[[list[Tensor]], None]:
-    """`Phase.project` for these parameters: what lies outside a parameter's mask stays, momentum or not.
+    """Return a `Phase.project` that keeps entries outside a parameter's mask unchanged, also under momentum.
 
-    A mask may be changed in its place while the phase trains; a parameter without one trains as a whole.
+    A mask may be modified in place during the phase; a parameter without one trains as a whole.
     """
 
     def project(before: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What methods share that put prompts or adapters into a ViT, which stays as it came."""
+"""Base of methods that add prompts or adapters to a frozen ViT."""
 
 from collections.abc import Iterable
 
@@ -10,11 +10,11 @@ from pearl.methods.base import Method, Network
 from pearl.nn import vit
 from pearl.nn.precision import full
 
-IMAGES = 256  # that pass through the network at once between two phases
+IMAGES = 256  # images per forward pass between two phases
 
 
 class FrozenVit(Method):
-    """A frozen ViT and heads. A subclass defines `features`; a query belongs to one image, never to a batch."""
+    """A frozen ViT and heads. A subclass defines `features`; queries are per image, never per batch."""
 
     backbones = "vit"
 
@@ -28,22 +28,22 @@ class FrozenVit(Method):
         return self.heads.dim
 
     def train(self, mode: bool = True) -> "FrozenVit":
-        """The frozen ViT drops nothing."""
+        """Set the mode; the frozen ViT stays in evaluation mode."""
         super().train(mode)
         self.backbone.eval()
         return self
 
     def query(self, x: Tensor) -> Tensor:
-        """Features (B, dim) of the ViT as it came."""
+        """Return features (B, dim) of the unmodified ViT."""
         with torch.no_grad():
             return self.backbone(x)
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) with what is put into the ViT."""
+        """Return features (B, dim) with the additional parts."""
         raise NotImplementedError
 
     def only(self, params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """These parameters, which alone are trained from now on."""
+        """Freeze all parameters except these, and return them."""
         params = list(params)
         self.requires_grad_(False)
         for parameter in params:
@@ -52,6 +52,6 @@ class FrozenVit(Method):
 
     @torch.no_grad()
     def of_images(self, task: Task, network: Network) -> Tensor:
-        """What a network gives (N, dim) of a task's images as they are tested, in float32."""
+        """Return a network's output (N, dim) for a task's images with the test transform, in float32."""
         self.eval()
         return torch.cat([full(network(x)) for x, _, _ in task.in_order(IMAGES)])

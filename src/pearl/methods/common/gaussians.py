@@ -1,4 +1,4 @@
-"""Classes as normal distributions of features: drawn from when their images are gone, moved when features move."""
+"""Classes as normal distributions of features: sampled when images are gone, moved when features move."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -9,15 +9,15 @@ from torch import Tensor
 
 from pearl.data.batches import Batch, batch_bounds
 
-FAR = 1e-5  # the least weight of an image, so that a mean without images near it moves with all of them
+FAR = 1e-5  # the least weight of an image, so that a mean without images nearby moves with all of them
 
 
 class GaussianDraws:
-    """Batches of features drawn from a normal distribution of each class, equally many of each; see `data.Batches`.
+    """Batches of features from a normal distribution per class, equally many of each; see `data.Batches`.
 
     Means (classes, dim) in order of the logits, and factors (classes, dim, dim) S of covariances S S'. `scale` maps
-    uniform random numbers (classes, each) to a factor for every feature vector. With `once` all epochs draw the same
-    feature vectors, by this seed, and differ in their order alone.
+    uniform random numbers (classes, each) to a factor for every feature vector. With `once`, all epochs have the same
+    feature vectors, by this seed, in different order.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class GaussianDraws:
         return self.each * len(self.means)
 
     def batches(self, size: int, seed: int, *, skip: int = 0) -> Iterator[Batch]:
-        """One epoch, drawn and shuffled by `seed`, without its first `skip` batches."""
+        """Yield one epoch, sampled and shuffled by `seed`, without its first `skip` batches."""
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(self), generator=generator).to(self.means.device)
         if self.once is not None:
@@ -52,7 +52,7 @@ class GaussianDraws:
 
 
 class Pairs:
-    """Batches of features of the same images before and after a task, in the places of images and labels."""
+    """Batches of features of the same images before and after a task, in place of images and labels."""
 
     def __init__(self, before: Tensor, after: Tensor) -> None:
         self.before, self.after = before, after
@@ -69,10 +69,10 @@ class Pairs:
 
 
 def drift(before: Tensor, after: Tensor, means: Tensor, sigma: float) -> Tensor:
-    """How far means (classes, dim) have moved, judged by the same images' features (N, dim) before and after.
+    """Return how far means (classes, dim) have moved, from the same images' features (N, dim) before and after.
 
-    The mean of the images' moves, weighted by exp(-d^2 / 2 sigma^2) of the distance d of features before to a mean
-    (semantic drift compensation, Yu et al., CVPR 2020).
+    It is the mean of the images' moves, weighted by exp(-d^2 / 2 sigma^2) of the distance d of features before to a
+    mean (semantic drift compensation, Yu et al., CVPR 2020).
     """
     before, moves = before.to(means), after.to(means) - before.to(means)
     apart = torch.cdist(means, before, compute_mode="donot_use_mm_for_euclid_dist")
@@ -81,10 +81,11 @@ def drift(before: Tensor, after: Tensor, means: Tensor, sigma: float) -> Tensor:
 
 
 def linear_map(before: Tensor, after: Tensor, *, ridge: float, unit: bool, blend: bool) -> Tensor:
-    """The linear map W (dim, dim), float64, with which before @ W is closest to after: features (N, dim) of N images.
+    """Return the linear map W (dim, dim), float64, that minimises |before @ W - after| for features (N, dim) of N
+    images.
 
-    Least squares with a ridge; of features of length 1 if `unit`. With `blend` the result is (1 - w) W + w I with
-    w = exp(-N / dim), so that few images change little (SLDC, Rao et al., AAAI 2026).
+    It is ridge regression, on features of length 1 if `unit`. With `blend` the result is (1 - w) W + w I with w =
+    exp(-N / dim), so that few images give a map near the identity (SLDC, Rao et al., AAAI 2026).
     """
     x, y = before.double(), after.double()
     if unit:

@@ -1,4 +1,4 @@
-"""A memory of images of past tasks, for methods that show them again. Not a method itself."""
+"""A memory of images of past tasks, for rehearsal methods. Not a method itself."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,9 +16,10 @@ Policy = Literal["reservoir", "balanced"]
 
 
 class Shown(NamedTuple):
-    """Images drawn from the memory: network input, logit indices, tasks, and the logits they once had.
+    """Images drawn from the memory: network input, logit indices, tasks, and stored logits.
 
-    Where its class was not known yet, a logit is the image's lowest; there are none unless the memory keeps them.
+    Logits of classes that were not known yet are the image's lowest. The logits are empty unless the memory stores
+    them.
     """
 
     x: Tensor
@@ -28,15 +29,14 @@ class Shown(NamedTuple):
 
 
 class Memory(nn.Module):
-    """Up to `capacity` raw images with their labels and tasks, and their logits if asked.
+    """Up to `capacity` raw images with labels and tasks, and optionally logits.
 
-    `reservoir` (Vitter, 1985): at any time every image offered so far is kept with the same probability. `balanced`:
-    classes differ by one image at most, and each is a reservoir of its own images; an image of a smaller class takes
-    the place of one of the largest, as in Chrysakis & Moens (ICML 2020). With fewer places than classes, the classes
-    that came first stay.
+    `reservoir` (Vitter, 1985): every image offered so far has the same probability of being stored. `balanced`: classes
+    differ by one image at most, and each is a reservoir of its own images; an image of a smaller class replaces one of
+    the largest, as in Chrysakis & Moens (ICML 2020). With fewer places than classes, the first classes stay.
 
-    All draws are torch's global ones, which the engine seeds. The host knows how many images there are, so that no
-    step of a `reservoir` waits for the device.
+    Random draws use torch's global generator, which the engine seeds. The count of images is on the host, so that a
+    `reservoir` never waits for the device.
     """
 
     images: Tensor
@@ -47,19 +47,19 @@ class Memory(nn.Module):
     def __init__(self, capacity: int, policy: Policy = "reservoir", *, logits: bool = False) -> None:
         super().__init__()
         self.capacity, self.policy, self.keeps_logits = capacity, policy, logits
-        self.offered = [0]  # images so far: all of them, or of each class if `balanced`
+        self.offered = [0]  # images offered so far: in total, or per class if `balanced`
         for name in ("images", "labels", "tasks", "logits"):
-            self.register_buffer(name, None)  # their sizes come with the first task, or from the file
+            self.register_buffer(name, None)  # their sizes are set by the first task or the file
 
     def __len__(self) -> int:
-        """Images kept."""
+        """Return the number of stored images."""
         return min(sum(self.offered), self.capacity)
 
     def open(self, task: Task, classes: int) -> None:
-        """Make room for images of a task, and for logits of the `classes` known from now on.
+        """Allocate space for images of a task, and for logits of the `classes` known from now on.
 
         Raises:
-            DataError: its images have another size than those kept.
+            DataError: its images differ in size from the stored ones.
         """
         shape = tuple(task.images.shape[1:])
         if self.images is None:
@@ -79,7 +79,7 @@ class Memory(nn.Module):
 
     @torch.no_grad()
     def offer(self, task: Task, batch: Batch, logits: Tensor | None = None) -> None:
-        """Keep what the policy takes of a batch of the task's images; `logits` as the network gave them."""
+        """Store the images of a batch that the policy selects; `logits` are the network's output for them."""
         chosen = self._reservoir(len(batch.y)) if self.policy == "reservoir" else self._balanced(batch.y.tolist())
         if not chosen:
             return
@@ -92,22 +92,23 @@ class Memory(nn.Module):
             self.logits[places] = widened(logits[rows].float(), self.logits.shape[1])
 
     def fill(self, task: Task) -> None:
-        """Offer all images of a task that has been learnt, for a memory that changes between tasks alone."""
+        """Offer all images of a finished task, for a memory that changes only between tasks."""
         rows = torch.arange(len(task), device=task.device)
         self.offer(task, Batch(rows, task.labels, rows))
 
     def _reservoir(self, count: int) -> dict[int, int]:
-        """Place -> row of the batch: image i goes to a random one of i + 1 places, if the memory has that many."""
+        """Map places to rows of the batch: image i gets a random one of i + 1 places, if it is below the capacity."""
         before, self.offered[0] = self.offered[0], self.offered[0] + count
         if not self.capacity:
             return {}
         order = torch.arange(before, before + count, dtype=torch.float64)
         places = torch.floor(torch.rand(count, dtype=torch.float64) * (order + 1))
         places = torch.where(order < self.capacity, order, places).long()
-        return {place: row for row, place in enumerate(places.tolist()) if place < self.capacity}  # the last one stays
+        # the last one is stored
+        return {place: row for row, place in enumerate(places.tolist()) if place < self.capacity}
 
     def _balanced(self, labels: list[int]) -> dict[int, int]:
-        """Place -> row of the batch."""
+        """Map places to rows of the batch."""
         if not self.capacity:
             return {}
         kept = self.labels[: len(self)].tolist()
@@ -121,7 +122,7 @@ class Memory(nn.Module):
                 continue
             held = Counter(kept)
             most = max(held.values())
-            # a class that was held back once never grows again, so that it stays a reservoir of all its images
+            # a class that was once limited never grows again, so that it remains a reservoir of all its images
             if held[label] + 1 < most:
                 out = [place for place, other in enumerate(kept) if held[other] == most]
             elif torch.rand((), dtype=torch.float64).item() < held[label] / self.offered[label]:
@@ -133,7 +134,7 @@ class Memory(nn.Module):
         return chosen
 
     def draw(self, count: int, view: View) -> Shown | None:
-        """`count` different images at random (all, if there are fewer), augmented anew; None if there are none."""
+        """Draw up to `count` different random images, augmented; None if the memory is empty."""
         if not len(self):
             return None
         index = torch.randperm(len(self))[:count]
@@ -143,16 +144,16 @@ class Memory(nn.Module):
         return Shown(x, self.labels[index], self.tasks[index], self.logits[index] if self.keeps_logits else None)
 
     def facts(self) -> dict[str, Any]:
-        """What to record of it after a task."""
+        """Return records for a finished task."""
         per_class = Counter(self.labels[: len(self)].tolist())
         return {"capacity": self.capacity, "images": len(self), "per_class": dict(sorted(per_class.items()))}
 
     def get_extra_state(self) -> Tensor:
-        """The counters, for the state_dict."""
+        """Return the counters, for the state_dict."""
         return torch.tensor(self.offered)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """The reverse."""
+        """Restore the counters."""
         self.offered = state.tolist()
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
@@ -166,12 +167,12 @@ class Memory(nn.Module):
 
 
 def widened(logits: Tensor, classes: int) -> Tensor:
-    """Logits (N, k) with columns for so many classes: each image's lowest known logit where one is not known.
+    """Extend logits (N, k) to all classes: unknown ones get each image's lowest known logit.
 
-    A class that nobody had heard of was no answer. Held to that, later classes stay below what an old image was given.
-    Version 0.1 stored inf for a class that was not known.
+    Classes unknown at that time could not be predicted. With this target, later classes stay below an old image's
+    logits. Version 0.1 stored inf for unknown classes.
     """
     lowest = F.pad(logits, (0, 1), value=torch.inf).amin(1, keepdim=True)
-    lowest = lowest.masked_fill(lowest.isinf(), 0.0)  # of a place where no image is yet
+    lowest = lowest.masked_fill(lowest.isinf(), 0.0)  # of an empty place
     wide = F.pad(logits, (0, classes - logits.shape[1]), value=torch.inf)
     return torch.where(wide.isinf(), lowest, wide)

@@ -1,4 +1,4 @@
-"""Cheaper ways to the weights by which a rank rule chooses than to fine-tune the whole network."""
+"""Cheaper alternatives to fine-tuning the whole network for the weights that a rank rule reads."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ from pearl.nn.functional import functional_call
 from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
 
-IMAGES = 64  # that pass at once
+IMAGES = 64  # images per forward pass
 
 
 def with_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of a network with some tensors, by name, in the place of its own."""
+    """Return a copy of a network with some tensors replaced, by name."""
     made = copy.deepcopy(network).requires_grad_(False)
     own = made.state_dict()
     for name, tensor in tensors.items():
@@ -26,9 +26,9 @@ def with_tensors(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module
 
 
 class TargetProbe(nn.Module):
-    """A copy of a network of which only the targets train, each as a parameter of its own.
+    """A copy of a network in which only the targets train, each as a separate parameter.
 
-    Of a fused projection these are the target's rows alone: the optimizer has no state of the other rows, so that
+    For a fused projection these are only the target's rows: the optimizer has no state of the other rows, so that
     neither momentum nor weight decay moves them.
     """
 
@@ -36,13 +36,13 @@ class TargetProbe(nn.Module):
         super().__init__()
         self.network = copy.deepcopy(network).requires_grad_(False)
         self.targets = targets
-        self.trained = TaskTensors()  # by the target's label
+        self.trained = TaskTensors()  # by target label
         own = dict(network.named_parameters())
         for target in targets:
             self.trained.add(target.label, target.read(own))
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights that have targets, by the network's own names."""
+        """Return the weights with targets, by the network's names."""
         changed: dict[str, Tensor] = {}
         for target in self.targets:
             weight = changed.get(target.parameter, self.network.get_parameter(target.parameter))
@@ -57,11 +57,11 @@ class TargetProbe(nn.Module):
 def step_down(
     probe: nn.Module, head: nn.Module, task: Task, targets: Sequence[Target], share: float, *, as_adam: bool = False
 ) -> None:
-    """Move the targets of a network against the gradient of the task's loss, once and all by one factor.
+    """Move the targets of a network along the negative gradient of the task's loss, in one step with a common factor.
 
-    The factor is that which moves them, taken together, as far as `share` says in terms of the paper's threshold:
-    |W - W^r|^2 = share (|W|^2 + |W^r|^2). What each layer's threshold is, its part of the gradient decides. With
-    `as_adam` each entry of the gradient is divided by its root mean square over batches, as where Adam would go.
+    The factor makes the paper's threshold of all targets together equal to `share`: |W - W^r|^2 = share (|W|^2 +
+    |W^r|^2). Each layer's threshold then depends on its part of the gradient. With `as_adam`, each entry of the
+    gradient is divided by its root mean square over batches, which is Adam's direction.
     """
     names = [*dict.fromkeys(target.parameter for target in targets)]
     weights = [probe.get_parameter(name).requires_grad_(True) for name in names]
@@ -86,7 +86,7 @@ def step_down(
 
 
 def distance_to(ww: float, wg: float, gg: float, share: float) -> float:
-    """The factor e > 0 at which |e g|^2 = share (|w - e g|^2 + |w|^2), from inner products; 0 if g is."""
+    """Return the factor e > 0 with |e g|^2 = share (|w - e g|^2 + |w|^2), from inner products; 0 if g is 0."""
     if gg == 0:
         return 0.0
     return (sqrt((share * wg) ** 2 + 2 * share * (1 - share) * gg * ww) - share * wg) / ((1 - share) * gg)

@@ -1,4 +1,4 @@
-"""Random features, and the singular value decomposition of a matrix whose rows come batch by batch."""
+"""Random features, and the singular value decomposition of a matrix whose rows arrive in batches."""
 
 import math
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from pearl.errors import RunError
 from pearl.methods.common.spaces import digest_of
 from pearl.nn.growing import TaskTensors
 
-DROPPED = 1e-6  # singular values below that share of the largest are rounding, not to be inverted
+DROPPED = 1e-6  # smaller singular values, relative to the largest, are rounding errors and not inverted
 
 
 class RandomFeatures(nn.Module):
-    """relu(x R) of features x (B, dim): random features (B, count), by R (dim, count) with standard normal entries.
+    """Random features relu(x R) (B, count) of features x (B, dim), with standard normal R (dim, count).
 
-    R is made again from its seed, so that none is stored, and held against a checksum.
+    R is not stored but drawn again from its seed and compared with a checksum.
     """
 
     seed: Tensor
@@ -33,7 +33,7 @@ class RandomFeatures(nn.Module):
         self.register_buffer("matrix", torch.zeros(dim, 0), persistent=False)
 
     def draw(self) -> None:
-        """Make R, by torch's global generator, which the engine seeds."""
+        """Draw R with torch's global generator, which the engine seeds."""
         self.seed.fill_(int(torch.randint(1, 2**62, ())))
         self._make()
         self.checksum.copy_(digest_of(self.matrix))
@@ -50,15 +50,15 @@ class RandomFeatures(nn.Module):
         """See `nn.Module`.
 
         Raises:
-            RunError: this torch draws other random numbers than the one that made R.
+            RunError: this version of torch draws other random numbers than the one that drew R.
         """
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.seed:
             self._make()
             if not torch.equal(digest_of(self.matrix), self.checksum.cpu()):
                 raise RunError(
-                    f"the random features cannot be made again: torch {torch.__version__} draws other numbers; use the "
-                    f"version that environment.json names"
+                    f"torch {torch.__version__} cannot reproduce the random features: it draws other numbers; use "
+                    f"the version in environment.json"
                 )
 
 
@@ -89,10 +89,10 @@ class FourierFeatures(RandomFeatures):
 
 
 class TruncatedSvd(nn.Module):
-    """The largest singular values of a matrix (n, dim), and their right singular vectors, by its rows so far.
+    """The largest singular values of a matrix (n, dim) and their right singular vectors, updated row by row.
 
-    Rows that come later are added to what was kept (Brand, 2002): exact as long as nothing was cut off. Singular values
-    are float64, vectors as the rows are.
+    New rows are added to the truncated decomposition (Brand, 2002), which is exact until it is truncated. Singular
+    values are float64, vectors have the rows' dtype.
     """
 
     def __init__(self, dim: int) -> None:
@@ -102,12 +102,12 @@ class TruncatedSvd(nn.Module):
 
     @property
     def vectors(self) -> Tensor:
-        """Orthonormal columns (dim, r)."""
+        """Return orthonormal columns (dim, r)."""
         return self.tensors["vectors"]
 
     @property
     def values(self) -> Tensor:
-        """Singular values (r,), falling."""
+        """Return the singular values (r,), descending."""
         return self.tensors["values"]
 
     @torch.no_grad()
@@ -119,7 +119,7 @@ class TruncatedSvd(nn.Module):
             kept, values = self.vectors.to(rows), self.values
         inside = kept.T @ columns
         outside = columns - kept @ inside
-        again = kept.T @ outside  # what rounding left; twice is enough
+        again = kept.T @ outside  # removes rounding errors; two rounds suffice
         inside, outside = inside + again, outside - kept @ again
         new, triangle = torch.linalg.qr(outside)
         upper = torch.cat([values.diag(), inside.double()], dim=1)
@@ -132,9 +132,10 @@ class TruncatedSvd(nn.Module):
         self.tensors.add("values", values[:count])
 
     def least_squares(self, cross: Tensor, ridge: float = 0.0) -> Tensor:
-        """Weights W (dim, targets) of least norm that minimise |Z W - Y|^2 + ridge |W|^2 on what is kept of Z.
+        """Return weights W (dim, targets) of least norm that minimise |Z W - Y|^2 + ridge |W|^2 in the kept subspace of
+        Z.
 
-        By `cross` = Z'Y (dim, targets). Nothing outside of it takes part.
+        `cross` is Z'Y (dim, targets).
         """
         inside = self.vectors.T @ cross.to(self.vectors)
         return self.vectors @ (inside.double() / (self.values.square() + ridge)[:, None]).to(inside)

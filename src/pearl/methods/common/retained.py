@@ -9,24 +9,24 @@ from pearl.methods.common.chain import ChainStatistics
 from pearl.methods.common.scatter import root, shrunk
 from pearl.methods.common.spaces import ByClass, begins_of, chain_rule
 
-DRAWS, WIDTHS = 128, [0.5 * i for i in range(1, 17)]  # images that stand for old ones, and how far they may lie
-FEWEST, PAIRS = 16, 2**17  # of many prototypes fewer are drawn: so many pairs of an image and a prototype
+DRAWS, WIDTHS = 128, [0.5 * i for i in range(1, 17)]  # sampled images per task, and the largest factor of their spread
+FEWEST, PAIRS = 16, 2**17  # limit on pairs of an image and a prototype; with many prototypes fewer images are sampled
 
 
 @torch.no_grad()
 def retained(chain: ChainStatistics, t: int, right: int, images: int) -> float:
     """Return the share of task t's correct images that are still correct among all classes of today.
 
-    An estimate, since the images are gone: some are drawn around the task's means, in each space by itself, as the
-    covariance says, but wider. How much wider is weighed by how likely it makes it that `right` of the `images`
-    were right among the classes that there were then.
+    It is an estimate, since the images are gone. Features are sampled around the task's means, separately in each
+    feature space, from the covariance times a factor. Factors are weighted by the likelihood that `right` of the
+    `images` were correct among the classes known then.
     """
     births = [birth for birth in chain.births if birth <= t]
     draws = max(FEWEST, min(DRAWS, PAIRS // len(chain.class_of)))
     own = torch.arange(draws) % len(chain.tensors[f"task.{t}.classes"])
     true = chain.tensors[f"task.{t}.classes"].cpu()[own]
     generator = torch.Generator().manual_seed(t)
-    # what answers has them already; of many classes they take seconds
+    # the classifier has them already; with many classes they take seconds
     made = list(chain.head().discriminants)[: len(births)]
     means, noise = [], []
     for v in range(len(births)):
@@ -37,7 +37,7 @@ def retained(chain: ChainStatistics, t: int, right: int, images: int) -> float:
     kind = chain.tensors["space.0.mean"]
 
     def accuracy(scores: list[Tensor], tasks: int) -> float:
-        """Among the classes of the first so many tasks."""
+        """Return the accuracy among the classes of the first tasks, by number."""
         known = int((chain.task_of < tasks).sum())
         among = [rows[:, : known - start] for rows, start in zip(scores, first, strict=True)]
         begins = begins_of(chain.task_of[:known], births)

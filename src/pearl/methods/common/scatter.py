@@ -1,4 +1,4 @@
-"""Means and covariances of classes: what the chain computes its discriminants from."""
+"""Means and covariances of classes, from which class statistics compute their discriminants."""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 from pearl.errors import RunError
 
-MANY = 8192  # prototypes: of more, products are of so many at a time
+MANY = 8192  # with more prototypes, products are computed in chunks of this size
 
 
 def drawn(rows: Tensor, most: int) -> Tensor:
-    """Of more than `most` rows so many, drawn at random, in their order."""
+    """Return a random sample of `most` rows, in their order; all if there are fewer."""
     if len(rows) <= most:
         return rows
     chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:most]
@@ -19,16 +19,17 @@ def drawn(rows: Tensor, most: int) -> Tensor:
 
 
 def shrinkage(p: int, freedom: int) -> float:
-    """The share a of identity in a covariance (p, p): (p / (n + p))^3 of n degrees of freedom, but 1e-4 at least.
+    """Return the share a of the identity in a covariance (p, p): (p / (n + p))^3 for n degrees of freedom, at least
+    1e-4.
 
-    Float32 has to bear the inverse. On held-out images of two development streams (ResNet-18 with 400 images a class,
-    DeiT-Tiny with 40) a = p / (2 (n + p)) is 2.6 and 0.5 points worse.
+    The lower limit makes the inverse safe in float32. On held-out images of two development streams (ResNet-18 with 400
+    images a class, DeiT-Tiny with 40) a = p / (2 (n + p)) is 2.6 and 0.5 points worse.
     """
     return max((p / (freedom + p)) ** 3, 1e-4)
 
 
 def pieces(parts: Iterable[Tensor]) -> Iterator[Tensor]:
-    """What tasks have, a row a prototype, one below the other in float64: about MANY rows at a time."""
+    """Yield the tasks' rows, one per prototype, stacked in float64: about MANY rows at a time."""
     piece: list[Tensor] = []
     rows = 0
     for part in parts:
@@ -41,7 +42,7 @@ def pieces(parts: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def statistics(rows: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Means (classes, p) and pooled within-class scatter (p, p), float64, of features (N, p)."""
+    """Return means (classes, p) and pooled within-class scatter (p, p), float64, of features (N, p)."""
     rows = rows.double()
     counts = own.bincount(minlength=classes).clamp(min=1)[:, None]
     means = rows.new_zeros(classes, rows.shape[1]).index_add_(0, own, rows) / counts
@@ -50,7 +51,7 @@ def statistics(rows: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]
 
 
 def shrunk(matrix: Tensor, share: float, trace: float | None = None) -> Tensor:
-    """(1 - share) matrix + share (trace / p) I; of the matrix's own trace, if none is given."""
+    """Return (1 - share) matrix + share (trace / p) I, by default with the matrix's own trace."""
     made = (1 - share) * matrix
     trace = float(matrix.trace()) if trace is None else trace
     made.diagonal().add_(share * max(trace / len(matrix), 1e-12))
@@ -58,29 +59,31 @@ def shrunk(matrix: Tensor, share: float, trace: float | None = None) -> Tensor:
 
 
 def root(matrix: Tensor) -> Tensor:
-    """The Cholesky factor of a covariance (p, p).
+    """Return the Cholesky factor of a covariance (p, p).
 
     Raises:
-        RunError: it is none.
+        RunError: it is not a covariance.
     """
     try:
         return torch.linalg.cholesky(matrix)
     except torch.linalg.LinAlgError:
-        raise RunError("class statistics: a covariance is none (not positive); restore the model from a copy") from None
+        raise RunError(
+            "class statistics: a covariance matrix is not positive definite; restore the model from a copy"
+        ) from None
 
 
 def inverse(matrix: Tensor) -> Tensor:
-    """Of a covariance (p, p)."""
+    """Return the inverse of a covariance (p, p) from its Cholesky factor."""
     return torch.cholesky_inverse(root(matrix))
 
 
 def pack(matrix: Tensor) -> Tensor:
-    """The triangle of a symmetric matrix."""
+    """Return the triangle of a symmetric matrix as a vector."""
     return matrix[torch.triu_indices(*matrix.shape, device=matrix.device).unbind()]
 
 
 def unpack(triangle: Tensor, p: int) -> Tensor:
-    """The matrix (p, p) of a triangle."""
+    """Return the matrix (p, p) of a packed triangle."""
     matrix = triangle.new_zeros(p, p)
     rows, columns = torch.triu_indices(p, p, device=triangle.device).unbind()
     matrix[rows, columns] = triangle

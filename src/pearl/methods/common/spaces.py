@@ -1,4 +1,4 @@
-"""What the chain answers with: from raw features to a space, from there to scores, from scores to probabilities."""
+"""The predictor of class statistics: from raw features to a feature space, to scores, to probabilities."""
 
 import hashlib
 import math
@@ -9,16 +9,16 @@ from torch import Tensor, nn
 
 from pearl.errors import RunError
 
-TRIED = 40  # temperatures that are tried
-WHOLE = ("birth", "freedom", "images", "classes", "counts", "measured")  # tensors of numbers from 0 on
-DEAD = 1e-3  # of the mean standard deviation: below it a dimension says nothing
+TRIED = 40  # candidate temperatures
+WHOLE = ("birth", "freedom", "images", "classes", "counts", "measured")  # tensors of numbers >= 0
+DEAD = 1e-3  # relative to the mean standard deviation: dimensions below are ignored
 
 
 class Space(nn.Module):
-    """From the raw features (B, p_raw) of a sub-network to a space (B, p), and there to scores (B, prototypes).
+    """Maps the raw features (B, p_raw) of a sub-network to a feature space (B, p), and these to scores (B, prototypes).
 
-    Both are standardised, as the task was that made the space, and have length sqrt(dimensions); between them lies a
-    random projection, if there is one.
+    Raw and projected features are standardised by the task that created the space and scaled to length
+    sqrt(dimensions); the random projection between them is optional.
     """
 
     parts = ("mean", "std", "projected_mean", "projected_std")
@@ -39,14 +39,14 @@ class Space(nn.Module):
         return _length((self.projected(raw) - self.projected_mean) / (self.projected_std + 1e-6))
 
     def projected(self, raw: Tensor) -> Tensor:
-        """Halfway.
+        """Return the raw features standardised and projected.
 
         Raises:
-            RunError: features of another width than its statistics are of.
+            RunError: the features differ in width from the statistics.
         """
         if raw.shape[1] != len(self.mean):
             raise RunError(
-                f"class statistics: of {len(self.mean)} features, their sub-network has {raw.shape[1]}; restore the "
+                f"class statistics: for {len(self.mean)} features, but the sub-network has {raw.shape[1]}; restore the "
                 f"model from a copy"
             )
         rows = _length((raw - self.mean) / (self.std + 1e-6))
@@ -54,16 +54,18 @@ class Space(nn.Module):
 
 
 class Discriminants(nn.Module):
-    """Linear scores in a space: features (B, p) -> (B, prototypes), of those it knows: from `first` on.
+    """Linear scores in a feature space: maps features (B, p) to (B, prototypes), for the known ones from `first` on.
 
-    A score is the log-likelihood of a prototype, but for what all of them share: see `Background`.
+    A score is the log-likelihood of a prototype without the common terms, see `Background`.
     """
 
     weight: Tensor
     bias: Tensor
 
     def __init__(self, mu: Iterable[Tensor], inverse: Tensor, first: int, dtype: torch.dtype) -> None:
-        """Of prototypes, (some, p) at a time, and the inverse covariance (p, p) within them; kept in this type."""
+        """Compute from prototypes, in chunks (some, p), and the inverse covariance (p, p) within them; stored in its
+        dtype.
+        """
         super().__init__()
         weights, biases = [], []
         for rows in mu:
@@ -80,10 +82,10 @@ class Discriminants(nn.Module):
 
 
 class Background(nn.Module):
-    """What all prototypes of a space share: features (B, p) -> (B,).
+    """The common terms of all prototypes' log-likelihoods in a feature space: maps features (B, p) to (B,).
 
-    Added to a score it makes the log-likelihood of a prototype, less the log-likelihood among all images seen, of
-    whatever class: how well an image fits at all.
+    A score plus this term is the log-likelihood of a prototype minus that of the normal distribution of all images: a
+    measure of fit.
     """
 
     quadratic: Tensor
@@ -91,7 +93,7 @@ class Background(nn.Module):
     constant: Tensor
 
     def __init__(self, inverse: Tensor, centre: Tensor, inverse_of_all: Tensor) -> None:
-        """Of inverse covariances (p, p): within prototypes, and of all images around `centre` (p,)."""
+        """Compute from inverse covariances (p, p): within prototypes, and of all images around `centre` (p,)."""
         super().__init__()
         self.register_buffer("quadratic", 0.5 * (inverse_of_all - inverse))
         self.register_buffer("linear", -inverse_of_all @ centre)
@@ -103,7 +105,7 @@ class Background(nn.Module):
 
 
 class ChainHead(nn.Module):
-    """What answers: raw features (B, p_raw) of every space's sub-network -> log P (B, classes), float32."""
+    """Predictor: raw features (B, p_raw) of every space's sub-network -> log P (B, classes), float32."""
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class ChainHead(nn.Module):
         return self._answer(self._scores(raw)[1])
 
     def judge(self, raw: Sequence[Tensor], backgrounds: Sequence[Background]) -> tuple[Tensor, Tensor]:
-        """log P (B, classes), and the fit to each prototype (B, prototypes); see `fits`."""
+        """Return log P (B, classes), and the fit to each prototype (B, prototypes); see `fits`."""
         features, scores = self._scores(raw)
         common = [shared(x) for shared, x in zip(backgrounds, features, strict=True)]
         return self._answer(scores), fits(scores, common)
@@ -141,15 +143,15 @@ class ChainHead(nn.Module):
 def chain_rule(
     scores: Sequence[Tensor], first: Sequence[int], begins: Sequence[int], births: Sequence[int], temperature: float
 ) -> Tensor:
-    """Scores (B, prototypes from `first` on) in each space -> log P (B, prototypes).
+    """Combine scores (B, prototypes from `first` on) in each feature space to log P (B, prototypes).
 
-    Task by task: is it one of this task's prototypes, or of a later task's? That is asked in the spaces there were when
-    the task came, where all of these are known: q_u, a softmax of the mean score over them. Then
-    log P(c) = log q_u(c) + sum over tasks t < u of log q_t(later than t), for a prototype c of task u. From the last
-    space's task on the chain is one softmax. `begins` are the first prototypes of the tasks up to there.
+    For each task u, q_u is the distribution over its prototypes and later ones: a softmax of the mean score over the
+    spaces that existed when task u arrived, since those have all of these prototypes. Then log P(c) = log q_u(c) + sum
+    over tasks t < u of log q_t(later than t), for a prototype c of task u. From the last space's task on there is a
+    single softmax. `begins` are the first prototypes of the tasks up to that one.
     """
     parts: list[Tensor] = []
-    later = scores[0].new_zeros(scores[0].shape[0], 1)  # log of the probability that no earlier task was it
+    later = scores[0].new_zeros(scores[0].shape[0], 1)  # log of the probability that no earlier task has the image
     last = len(begins) - 1
     for u, begin in enumerate(begins):
         known = [
@@ -166,9 +168,9 @@ def chain_rule(
 
 
 def fits(scores: Sequence[Tensor], common: Sequence[Tensor]) -> Tensor:
-    """How well each image fits each prototype (B, prototypes): a mean over the spaces that know the prototype.
+    """Return the fit of each image to each prototype (B, prototypes): a mean over the spaces that have the prototype.
 
-    In a space it is the log-likelihood of the prototype against any image whatever, up to a constant: a relative
+    In a space it is the log-likelihood of the prototype minus that of all images, up to a constant: a relative
     Mahalanobis distance (Ren et al., 2021).
     """
     width = scores[0].shape[1]
@@ -180,12 +182,12 @@ def fits(scores: Sequence[Tensor], common: Sequence[Tensor]) -> Tensor:
 
 
 def begins_of(task_of: Tensor, births: Sequence[int]) -> list[int]:
-    """The first prototypes of the tasks up to the last space's."""
+    """Return the first prototypes of the tasks up to the last space's."""
     return torch.searchsorted(task_of, torch.arange(max(births) + 1)).tolist()
 
 
 class ByClass(nn.Module):
-    """log P (B, prototypes) -> (B, classes): the sum of the probabilities of a class's prototypes."""
+    """Sums probabilities over a class's prototypes: log P (B, prototypes) -> (B, classes)."""
 
     order: Tensor
     place: Tensor
@@ -193,7 +195,7 @@ class ByClass(nn.Module):
     def __init__(self, class_of: Tensor) -> None:
         super().__init__()
         counts = class_of.bincount()
-        # prototypes sorted by how many their class has: those of a number go through one operation
+        # prototypes grouped by the number in their class: each group takes one operation
         self.register_buffer("order", (counts[class_of] * len(counts) + class_of).argsort(stable=True))
         self.register_buffer("place", counts.argsort(stable=True).argsort())
         self.sizes = [(count, int((counts == count).sum())) for count in counts.unique().tolist()]
@@ -209,29 +211,29 @@ class ByClass(nn.Module):
 
 
 def alive(std: Tensor) -> Tensor:
-    """Deviations (p,) to divide by: infinite for a dimension that hardly moved, so that it is left out.
+    """Return deviations (p,) to divide by: infinite for a nearly constant dimension, so that it is ignored.
 
-    Images to come may well move it: divided by next to nothing, one dead channel would outweigh all others. If nothing
-    moved, nothing is known of any, and all are 1.
+    New images may change such a dimension, and division by almost 0 would make it outweigh all others. If all
+    dimensions are constant, all deviations are 1.
     """
     moved = std > DEAD * std.mean()
     return torch.where(moved, std, torch.inf) if moved.any() else torch.ones_like(std)
 
 
 def projection(v: int, raw: int, dim: int) -> Tensor:
-    """The random projection (raw, dim) of space v, N(0, 1/raw), float32: the same everywhere."""
+    """Return the random projection (raw, dim) of space v, N(0, 1/raw), float32: equal on every machine."""
     generator = torch.Generator().manual_seed(20_261 + v)
     return torch.randn(raw, dim, generator=generator) / math.sqrt(raw)
 
 
 def digest_of(tensor: Tensor) -> Tensor:
-    """The SHA-256 of a tensor's bytes, (32,) uint8."""
+    """Return the SHA-256 of a tensor's bytes, (32,) uint8."""
     digest = hashlib.sha256(tensor.cpu().contiguous().numpy().tobytes()).digest()
     return torch.tensor(list(digest), dtype=torch.uint8)
 
 
 def misfit(tensors: Mapping[str, Tensor]) -> str | None:
-    """The first of the chain's tensors, by their names in a state_dict, that is missing, or of no possible value."""
+    """Return the first tensor of the class statistics, by state_dict name, that is missing or has impossible values."""
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     size = {name: math.prod(shape) for name, shape in shapes.items()}
     spaces, tasks = (
@@ -264,20 +266,20 @@ def misfit(tensors: Mapping[str, Tensor]) -> str | None:
 
 
 def possible(name: str, value: Tensor) -> bool:
-    """Whether one of the chain's tensors has values that such a tensor can have.
+    """Return True if a tensor of the class statistics has possible values.
 
-    Those on other devices are not read, nor means: of very many classes that takes seconds.
+    Tensors on other devices are not read, nor means, which takes seconds for very many classes.
     """
     kind = name.split("/")[2 if "/" in name else 0]
     if value.device.type != "cpu" or kind == "means":
         return True
     if kind in WHOLE or kind in ("std", "projected_std"):  # a deviation may be infinite
         return bool((value >= 0).all())
-    if kind in ("location", "spread", "scores", "levels"):  # infinite where nothing was measured
+    if kind in ("location", "spread", "scores", "levels"):  # infinite if not measured
         return not bool(value.isnan().any())
     return bool(value.isfinite().all()) and (kind != "temperature" or bool(value > 0))
 
 
 def _length(rows: Tensor) -> Tensor:
-    """Rows of length sqrt(dimensions)."""
+    """Scale rows to length sqrt(dimensions)."""
     return nn.functional.normalize(rows, dim=1) * math.sqrt(rows.shape[1])

@@ -1,4 +1,4 @@
-"""Class statistics: how many features a class has, their mean and covariance, from batches in any order and size."""
+"""Class statistics: count, mean and covariance of each class's features, from batches in any order and size."""
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +10,8 @@ from pearl.nn.growing import TaskTensors
 class ClassStatistics(nn.Module):
     """Count, mean and (if `covariance`) scatter of each class, in float64, as buffers of each task.
 
-    Batches are merged pairwise (Chan, Golub & LeVeque, 1983): no sum of squares, so nothing cancels. A task's buffers
-    do not change after it, unless means `move`, and a fresh object takes them from the file.
+    Batches are merged pairwise (Chan, Golub & LeVeque, 1983): there is no sum of squares, so digits do not cancel. A
+    task's buffers do not change after it, unless means `move`; a new object reads them from the file.
     """
 
     def __init__(self, dim: int, *, covariance: bool = False) -> None:
@@ -20,7 +20,7 @@ class ClassStatistics(nn.Module):
         self.tensors = TaskTensors(buffers=True)  # "t.count" (k,), "t.mean" (k, dim), "t.scatter" (k, dim, dim)
 
     def grow(self, classes: int, device: torch.device, dim: int | None = None) -> None:
-        """Make room for the classes of a new task, whose features may have a width of their own."""
+        """Add buffers for the classes of a new task, whose features may have their own width."""
         dim = dim or self.dim
         shapes = {"count": (classes,), "mean": (classes, dim), "scatter": (classes, dim, dim)}
         t = len(self)
@@ -33,7 +33,7 @@ class ClassStatistics(nn.Module):
 
     @torch.no_grad()
     def update(self, features: Tensor, labels: Tensor) -> None:
-        """Add features (B, dim) of the newest task; labels (B,) count from 0 within it."""
+        """Add features (B, dim) of the newest task; labels (B,) are from 0 within the task."""
         t, features = len(self) - 1, features.double()
         count, mean = self.tensors[f"{t}.count"], self.tensors[f"{t}.mean"]
         for c in labels.unique().tolist():
@@ -47,7 +47,7 @@ class ClassStatistics(nn.Module):
             count[c] = total
 
     def means(self, task: int | None = None) -> Tensor:
-        """Means (classes, dim) of all tasks in order of arrival, or of one."""
+        """Return means (classes, dim) of all tasks in order of arrival, or of one."""
         return torch.cat([self.tensors[f"{t}.mean"] for t in (range(len(self)) if task is None else [task])])
 
     @torch.no_grad()
@@ -57,17 +57,21 @@ class ClassStatistics(nn.Module):
             self.tensors[f"{t}.mean"].add_(ways[self.columns(t)])
 
     def covariances(self, task: int) -> Tensor:
-        """Covariances (k, dim, dim) of a task's classes, divided by count - 1; zero for a class with one feature."""
+        """Return covariances (k, dim, dim) of a task's classes, divided by count - 1; zero for a class with one
+        feature.
+        """
         return self.tensors[f"{task}.scatter"] / (self.tensors[f"{task}.count"] - 1).clamp(min=1)[:, None, None]
 
     def columns(self, task: int) -> slice:
-        """Where a task's classes stand among all."""
+        """Return the columns of a task's classes."""
         sizes = [len(self.tensors[f"{t}.count"]) for t in range(task + 1)]
         return slice(sum(sizes[:-1]), sum(sizes))
 
 
 def class_covariances(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Covariances (classes, dim, dim), float64, of features (N, dim) with labels (N,) from 0; divided by count - 1."""
+    """Return covariances (classes, dim, dim), float64, of features (N, dim) with labels (N,) from 0; divided by count -
+    1.
+    """
     spread = ClassStatistics(features.shape[1], covariance=True)
     spread.grow(classes, features.device)
     for some, own in zip(features.split(1024), labels.split(1024), strict=True):
@@ -76,5 +80,5 @@ def class_covariances(features: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def cosines(features: Tensor, means: Tensor) -> Tensor:
-    """Cosines (B, classes) of the angles between features (B, dim) and class means (classes, dim)."""
+    """Return cosines (B, classes) between features (B, dim) and class means (classes, dim)."""
     return (F.normalize(features.to(means)) @ F.normalize(means).T).to(features)

@@ -1,4 +1,4 @@
-"""What methods with a frozen sub-network per task share: how the classes of all tasks are told apart."""
+"""Base of methods with a frozen sub-network per task: task inference by heads or class statistics."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,22 +22,22 @@ from pearl.settings.declared import UpcomingTask
 from pearl.settings.parts import CLASSIFIERS
 from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
 
-Spaces = Callable[[Tensor], Sequence[Tensor]]  # images -> the raw features of every space's sub-network
+Spaces = Callable[[Tensor], Sequence[Tensor]]  # maps images to the raw features of every feature space's sub-network
 
 HEADS = Heads()
-USUAL_RATE = 0.05  # of images of known classes that are refused, at which the expected range is noted
-COSINES = 4.0  # what cosines are multiplied by while a sub-network is trained with them
+USUAL_RATE = 0.05  # false-rejection rates at which the expected range is recorded
+COSINES = 4.0  # factor of cosines in training with a cosine head
 
 
 class SubNetworks(Method):
-    """A sub-network and a head per task, never changed again.
+    """A sub-network and a head per task, frozen after the task.
 
-    A subclass trains a task's in `learn_own`, and gives it back in `sub_network`. With `classifier: chain` it is
-    class statistics in the first sub-networks that answer, in the place of the heads.
+    A subclass trains a sub-network in `learn_own` and returns it in `sub_network`. With `classifier: chain`, class
+    statistics in the feature spaces of the first sub-networks replace the heads.
     """
 
     own_classes = True
-    separable = True  # False: a sub-network is none by itself, and `sub_network` not to be asked
+    separable = True  # False: sub-networks depend on others, and `sub_network` is not available
 
     def __init__(self, backbone: nn.Module, classifier: Classifier = HEADS) -> None:
         super().__init__(backbone)
@@ -57,15 +57,15 @@ class SubNetworks(Method):
         raise NotImplementedError
 
     def task_features(self, x: Tensor, t: int) -> Tensor:
-        """Features (B, dim) of task t's sub-network."""
+        """Return features (B, dim) of task t's sub-network."""
         raise NotImplementedError
 
     def sub_network(self, t: int) -> tuple[nn.Module, Mapping[str, Tensor]]:
-        """Task t's sub-network: a network, and the tensors, by name, that it has in the place of its own."""
+        """Return task t's sub-network: a network, and the tensors, by name, that replace its own."""
         raise NotImplementedError
 
     def merged(self, t: int) -> nn.Module:
-        """Task t's sub-network as a network of its own: in evaluation mode, nobody else's hooks."""
+        """Return task t's sub-network as a separate network in evaluation mode, without hooks."""
         return self.evaluated(*self.sub_network(t))
 
     # --------------------------------------------------------------------------------------------------- learning
@@ -81,7 +81,7 @@ class SubNetworks(Method):
         return task.classes > 1 and (chain.train != "spaces" or chain.spaces == "all" or spaces < chain.spaces)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train the task's sub-network, if it will be asked; then note its classes in all spaces."""
+        """Train the task's sub-network if it will be used; then add its class statistics in all feature spaces."""
         if self.trains_on(task):
             if self.chain is not None and self.chain.births:
                 self._check(self.chain, task)
@@ -92,7 +92,7 @@ class SubNetworks(Method):
             self.observe(self.chain, task)
 
     def _learn_anew(self, task: Task) -> Iterator[Phase]:
-        """Train a sub-network for classes of which some are known, with a head that nobody needs after it."""
+        """Train a sub-network for classes of which some are known, with a head that is deleted afterwards."""
         as_new = task.as_new()
         for phase in self.learn_own(as_new):
             phase.data = phase.data or as_new
@@ -104,48 +104,55 @@ class SubNetworks(Method):
         self.heads.grow(len(task.classes)).to(self.device).requires_grad_(False)
 
     def trains_on(self, task: Task) -> bool:
-        """Whether the task gets a sub-network: with the chain, later ones not for one class or after the last space."""
+        """Return True if the task gets a sub-network.
+
+        With class statistics, tasks after the first need several classes.
+        """
         return self._untrained(task) is None
 
     def _untrained(self, task: Task) -> str | None:
-        """Why a task gets no sub-network; None if it gets one."""
+        """Return the reason why a task gets no sub-network; None if it gets one."""
         if self.chain is None or task.id == 0:
             return None
         options = self.chain.options
         if not task.train:
             return "as was asked"
         if len(task.shown) < 2:
-            return "since a single class has nothing to be compared with"
+            return "since a single class gives no gradient"
         if options.train == "spaces" and not self.chain.wants_space():
-            return f"since the first {options.spaces} sub-networks answer for all tasks (method.classifier.spaces)"
+            return f"since the first {options.spaces} sub-networks serve all tasks (method.classifier.spaces)"
         return None
 
     def notes(self, task: Task) -> list[str]:
-        """Whether nothing is trained, and why; at first, whether nothing can be learnt of a single class."""
+        """Return notes: that nothing is trained, with the reason; for the first task, that a single class trains
+        nothing.
+        """
         if self.chain is not None and task.id == 0 and len(task.shown) < 2 and not self.backbone.pretrained:
             return [
-                "a single class teaches a network nothing: this one's stays as it was drawn, and tasks to come are "
-                "compared in it; begin with two classes or more, or with a network that brings weights"
+                "a single class cannot train a network: this one keeps its random weights, and later tasks use its "
+                "features; begin with two classes or more, or with a pretrained network"
             ]
         reason = self._untrained(task)
-        return [f"learnt by the statistics of its classes alone, without training, {reason}"] if reason else []
+        return [f"learnt by class statistics alone, without training, {reason}"] if reason else []
 
     @torch.no_grad()
     def _check(self, chain: ChainStatistics, task: Task) -> None:
-        """Before anything is trained, see that statistics fit their sub-networks; one image says it."""
+        """Check before training that statistics fit their sub-networks, with one image."""
         self.eval()
         chain.check(self.spaces(chain.births)(next(task.in_order(1))[0]))
 
     @torch.no_grad()
     def observe(self, chain: ChainStatistics, task: Task, batch: int = 256) -> None:
-        """One pass of a task's images, not augmented, through every space; its own sub-network first becomes one."""
+        """Compute class statistics of a task's images, not augmented, in every space; first add its own sub-network's
+        space.
+        """
         self.eval()
         new = [task.id] if chain.wants_space() and self.trains_on(task) else []
         raws = self._raw(self.spaces([*chain.births, *new]), task, batch)
         if not all(bool(raw.isfinite().all()) for raw in raws):
             raise TrainingError(
-                f"task {task.id + 1} ({task.name}): a sub-network makes no numbers of its images; tasks before it are "
-                f"kept; lower train.lr, or look at the images"
+                f"task {task.id + 1} ({task.name}): a sub-network's features of its images are not finite; earlier "
+                f"tasks are stored; lower train.lr, or check the images"
             )
         if new:
             chain.add_space(task.id, raws[-1])
@@ -158,12 +165,12 @@ class SubNetworks(Method):
     # --------------------------------------------------------------------------------------------------- answering
 
     def spaces(self, tasks: Iterable[int]) -> Spaces:
-        """The sub-networks of some tasks with their inner layers, merged when they are first asked."""
+        """Return the sub-networks of some tasks with intermediate features, merged on first use."""
         networks = once(lambda: [self._asked(t) for t in tasks])
         return lambda x: [network(x) for network in networks()]
 
     def _asked(self, t: int) -> nn.Module:
-        """Task t's sub-network in its fastest form; with the chain, with its inner layers."""
+        """Return task t's sub-network in its fastest form; for class statistics, with intermediate features."""
         network = self.merged(t)
         if self.chain is not None:
             network = WithInner(network, self.layers)
@@ -174,7 +181,7 @@ class SubNetworks(Method):
         return fuse(network, self._fusible)
 
     def judging(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
-        """See `Method.judging`: by the chain's log P."""
+        """See `Method.judging`: by the log P of class statistics."""
         if (chain := self.chain) is None:
             return None
         spaces = self.spaces(chain.births)
@@ -185,15 +192,15 @@ class SubNetworks(Method):
         return super().threshold(rate) if self.chain is None else self.chain.scores().threshold(rate)
 
     def shares(self, scores: Tensor) -> Tensor:
-        """See `Method.shares`: among the same images."""
+        """See `Method.shares`: by the same images."""
         return super().shares(scores) if self.chain is None else self.chain.scores().shares(scores)
 
     def left_out(self) -> Answers | None:
-        """See `Method.left_out`: while the temperature was measured."""
+        """See `Method.left_out`: from the calibration of the temperature."""
         return None if self.chain is None else self.chain.left_out
 
     def remaining(self, task: int, right: int, images: int) -> float | None:
-        """See `Method.remaining`: by images drawn from the statistics."""
+        """See `Method.remaining`: by images sampled from the statistics."""
         return None if self.chain is None else retained(self.chain, task, right, images)
 
     def _chained(self, chain: ChainStatistics, spaces: Spaces, x: Tensor) -> Tensor:
@@ -202,7 +209,9 @@ class SubNetworks(Method):
             return chain.head()(raw)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """Every sub-network's raw logits side by side, or the chain's log P; with `task`, of its classes alone."""
+        """Return every sub-network's raw logits, or the log P of class statistics; with `task`, those of its classes
+        only.
+        """
         if self.chain is not None:
             logits = self._chained(self.chain, self.spaces(self.chain.head().births), x)
             return logits if task is None else logits[:, self.columns(task)]
@@ -210,13 +219,13 @@ class SubNetworks(Method):
         return torch.cat([self.heads[t](self.task_features(x, t)) for t in tasks], dim=1)
 
     def experts(self) -> Iterable[Expert]:
-        """One per task; with the chain a single one, which asks all spaces."""
+        """Yield an expert per task; with class statistics a single one, which uses all feature spaces."""
         if self.chain is not None:
             return [Expert("chain", partial(self._chained, self.chain, self.spaces(self.chain.births)))]
         return [self.expert(t, partial(self._asked, t)) for t in range(len(self.heads))]
 
     def columns(self, task: int) -> slice | Tensor:
-        """See `Method.columns`: with the chain, also of known classes that the task has shown again."""
+        """See `Method.columns`: with class statistics, including the task's known classes."""
         return super().columns(task) if self.chain is None else self.chain.tensors[f"task.{task}.classes"]
 
     def asked(self) -> int:
@@ -230,12 +239,12 @@ class SubNetworks(Method):
         return RUNNING if name.endswith(ChainStatistics.running) else STATISTICS
 
     def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
-        """See `Method.needed`. Sub-networks never change: those of all spaces are whole with the last one's task."""
+        """See `Method.needed`. Sub-networks never change; those of all spaces exist after the last space's task."""
         births = [int(value) for name, value in statistics.items() if name.endswith("/birth")]
         return max(births) + 1 if births else None
 
     def facts(self, task: int) -> dict[str, Any]:
-        """What the chain keeps, beside the parameters."""
+        """Return records of the class statistics, in addition to the parameters."""
         if self.chain is None:
             return {}
         numbers = sum(buffer.numel() for buffer in self.chain.buffers())

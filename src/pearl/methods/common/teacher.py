@@ -1,4 +1,4 @@
-"""Networks that teach: a frozen copy, and the loss of distillation."""
+"""Teacher networks: a frozen copy, and the distillation loss."""
 
 import copy
 from typing import TypeVar
@@ -10,15 +10,17 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def frozen(network: Network) -> Network:
-    """A copy in evaluation mode that does not learn.
+    """Return a frozen copy in evaluation mode.
 
-    Made in `learn` and kept in a local variable it teaches during one task, and needs no place in the state_dict: a
-    restart makes it again from the state before the task.
+    As a local variable of `learn` it teaches during one task and need not be stored: a restart creates it again from
+    the state before the task.
     """
     return copy.deepcopy(network).eval().requires_grad_(False)
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """KL divergence of the student's softened probabilities (B, classes) from the teacher's, mean over the batch."""
+    """Return the KL divergence of the student's softened probabilities (B, classes) from the teacher's, averaged over
+    the batch.
+    """
     student, teacher = (F.log_softmax(logits / temperature, dim=1) for logits in (student, teacher))
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True)

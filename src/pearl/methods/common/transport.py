@@ -4,16 +4,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NEAR = 16  # routes per point in the first linear program, and most that are added per point to each further one
-ROUNDING = 1e-9  # of the largest cost: a route with a smaller reduced cost is not added
+NEAR = 16  # routes per point in the first linear program, and most routes added per point to later ones
+ROUNDING = 1e-9  # of the largest cost: routes with a smaller reduced cost are not added
 
 
 def transport(cost: Tensor, source: Tensor, target: Tensor) -> Tensor:
-    """The plan (n, m) >= 0 of least total cost (n, m), with row sums `source` (n,) and column sums `target` (m,).
+    """Return the plan (n, m) >= 0 of least total cost (n, m), with row sums `source` (n,) and column sums `target`
+    (m,).
 
-    Exact to rounding, in float64; source and target have to have the same sum. A linear program with a few routes per
-    point is solved, routes with a negative reduced cost are added, and so on until there are none (column generation).
-    Tens of points are one small program; thousands take seconds to minutes.
+    It is exact up to float64 rounding; source and target must have the same sum. Column generation: a linear program
+    with a few routes per point is solved, routes with a negative reduced cost are added, until there are none. Tens of
+    points are one small program; thousands take seconds to minutes.
     """
     n, m = cost.shape
     costs, supply, demand = (values.double().cpu().numpy() for values in (cost, source, target))
@@ -35,7 +36,7 @@ def transport(cost: Tensor, source: Tensor, target: Tensor) -> Tensor:
 
 
 def _first(costs: np.ndarray, supply: np.ndarray, demand: np.ndarray) -> np.ndarray:
-    """The nearest routes of each point, and those of a feasible plan (by the north-west corner rule)."""
+    """Return the nearest routes of each point, and those of a feasible plan (by the north-west corner rule)."""
     n, m = costs.shape
     routes = np.zeros((n, m), dtype=bool)
     for axis in (0, 1):
@@ -57,7 +58,7 @@ def _first(costs: np.ndarray, supply: np.ndarray, demand: np.ndarray) -> np.ndar
 def _solved(
     costs: np.ndarray, rows: np.ndarray, columns: np.ndarray, supply: np.ndarray, demand: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The best amounts on these routes, and the reduced cost of all routes (n, m)."""
+    """Return the optimal amounts on these routes, and the reduced cost of all routes (n, m)."""
     from scipy.optimize import linprog  # slow to import
     from scipy.sparse import csr_array
 

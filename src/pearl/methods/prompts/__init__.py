@@ -1,4 +1,4 @@
-"""Methods that leave a ViT as it came and learn what it reads beside an image: prompts, prefixes and their keys."""
+"""Methods that keep a ViT frozen and learn additional inputs: prompts, prefixes and their keys."""
 
 from pearl.methods.prompts.pool import PromptMethod, PromptPool
 

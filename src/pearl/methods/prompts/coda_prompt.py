@@ -21,9 +21,9 @@ from pearl.nn.growing import TaskTensors
 from pearl.nn.precision import full
 from pearl.settings.follow import AUTO, Follows, tasks_of
 
-COMPONENTS = 100  # over all tasks of a stream
+COMPONENTS = 100  # in total over the tasks of a stream
 
-_KINDS = "PKA"  # of a component: prompt, key, attention; named as in the paper
+_KINDS = "PKA"  # of a component: prompt, key, attention; the paper's names
 
 
 def _share(config: Any) -> int | str:
@@ -35,17 +35,17 @@ class CodaPrompt(PromptMethod):
     """A frozen ViT and components of prompts, weighted for each image; a task adds some and freezes them.
 
     Defaults are the authors' for ImageNet-R: 100 components over 10 tasks, 8 tokens each (4 keys, 4 values) in the
-    first 5 blocks, no penalty since new components start orthogonal to all others; Adam 1e-3, `quarter_cosine`, 50
-    epochs. Keys and attentions have the ViT's width: of more components than that, the last ones start as random unit
-    vectors.
+    first 5 blocks, no penalty, since new components are initialised orthogonal to all others; Adam 1e-3,
+    `quarter_cosine`, 50 epochs. Keys and attentions have the ViT's width: components beyond that number are initialised
+    as random unit vectors.
 
     Options:
-        per_task: components that a task adds; `auto` shares out the authors' 100 among the tasks of the stream, 20 of 5
-            and 5 of 20, and is 10 of a model that goes on learning.
+        per_task: components that a task adds; `auto` divides the authors' 100 by the tasks of the stream (20 for 5
+            tasks, 5 for 20), and is 10 for a model without a stream.
         length: tokens of a prompt, half of them keys and half values.
-        blocks: how many blocks, from the first, have a prompt.
-        ortho: weight of the penalty on components that are not orthonormal (equation 7), of its mean over all entries
-            where the paper has the sum, as in the authors' code; a version of that has a further factor of 1e-6 in it.
+        blocks: number of blocks, from the first, with a prompt.
+        ortho: weight of the penalty on components that are not orthonormal (equation 7), as the mean over all entries,
+            as in the authors' code, where the paper has the sum; one version of that code has another factor of 1e-6.
     """
 
     own_classes = True
@@ -63,7 +63,7 @@ class CodaPrompt(PromptMethod):
         super().__init__(backbone)
         depth = len(backbone.blocks)  # type: ignore[arg-type]
         if blocks > depth:
-            raise ConfigError(f"method.blocks={blocks}: this backbone has {depth} blocks; use at most so many")
+            raise ConfigError(f"method.blocks={blocks}: this backbone has {depth} blocks; use at most that many")
         self.per_task = 10 if per_task == "auto" else per_task
         self.length, self.blocks, self.ortho = length, blocks, ortho
         self.components = (
@@ -89,23 +89,23 @@ class CodaPrompt(PromptMethod):
         self.requires_grad_(False)
 
     def all(self, kind: str, block: int) -> Tensor:
-        """The components of all tasks so far, one per row."""
+        """Return the components of all tasks so far, one per row."""
         tasks = len(self.components) // (self.blocks * len(_KINDS))
         return torch.cat([self.components[f"{t}.{kind}.{block}"] for t in range(tasks)])
 
     def features(self, x: Tensor) -> Tensor:
-        """Each image with the prompt its own query weighs."""
+        """Return features (B, dim), each image with the prompt that its query weights."""
         query = self.query(x)
         return vit.features(
             self.backbone, x, prefixes={block: self.prefix(query, block) for block in range(self.blocks)}
         )
 
     def prefix(self, query: Tensor, block: int) -> vit.Prefix:
-        """Equation 4: the sum of a block's components, weighted by cos(query * attention, key)."""
+        """Return the sum of a block's components, weighted by cos(query * attention, key) (equation 4)."""
         P, K, A = (self.all(kind, block) for kind in _KINDS)
         with torch.autocast(query.device.type, enabled=False):
             query = full(query)
-            # norm of each query under each attention, without a tensor of (images, components, dim)
+            # norm of each query under each attention, without a tensor (images, components, dim)
             norms = (query.square() @ A.square().T).sqrt().clamp_min(1e-12)
             weights = query @ (A * F.normalize(K, dim=1)).T / norms
             prompt = (weights @ P).unflatten(1, (self.length, self.dim))
@@ -113,7 +113,9 @@ class CodaPrompt(PromptMethod):
         return keys, values
 
     def penalty(self) -> Tensor:
-        """How far all components are from orthonormal: the mean square of C C^T - I, summed over blocks and kinds."""
+        """Return the mean square of C C^T - I, summed over blocks and kinds: the distance of components from
+        orthonormality.
+        """
         total = torch.zeros((), device=self.device)
         for block in range(self.blocks):
             for kind in _KINDS:
@@ -123,16 +125,16 @@ class CodaPrompt(PromptMethod):
 
 
 def orthonormal(count: int, old: Tensor) -> Tensor:
-    """Random unit rows (count, size), orthogonal to each other and to the rows `old` (m, size) while there is room.
+    """Return random unit rows (count, size), orthogonal to each other and to the rows `old` (m, size) where possible.
 
-    In `size` dimensions there is room for `size` rows; further ones are random unit vectors, neither orthogonal to
-    the others nor to each other. Of torch's default type, drawn from its global generator.
+    At most `size` rows can be orthogonal; further ones are random unit vectors. The dtype is torch's default, the
+    generator its global one.
     """
     drawn = torch.randn(count, old.shape[1], dtype=torch.float64)
     room = max(0, old.shape[1] - len(old))
     basis = torch.linalg.qr(old.detach().cpu().double().T).Q
     inside = drawn[:room].T
-    for _ in range(2):  # once more for the rounding of the first time
+    for _ in range(2):  # again, against rounding errors of the first pass
         inside = inside - basis @ (basis.T @ inside)
     inside = torch.linalg.qr(inside).Q
     return torch.cat([inside.T, F.normalize(drawn[room:], dim=1)]).to(torch.get_default_dtype())

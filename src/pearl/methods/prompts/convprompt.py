@@ -1,8 +1,8 @@
 """ConvPrompt: Convolutional Prompting meets Language Models for Continual Learning (Roy et al., CVPR 2024).
 
-Each block has a prompt that all tasks share. A task adds convolutions of it, whose results are weighted by what the
-block's own tokens say, and stand as prefixes before its keys and values. The more a task resembles earlier ones, the
-fewer it adds. One pass, and nobody chooses a task.
+Each block has a prompt that all tasks share. A task adds convolutions of it. Their outputs, weighted by the block's
+tokens, are prefixes of its keys and values. The more similar a task is to earlier ones, the fewer it adds. Prediction
+takes one pass without task inference.
 """
 
 import math
@@ -31,7 +31,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class NormedClassifier(Classifier):
-    """A linear classifier behind a LayerNorm of its own."""
+    """A LayerNorm and a linear classifier."""
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__(dim, classes)
@@ -40,41 +40,41 @@ class NormedClassifier(Classifier):
         nn.init.zeros_(self.bias)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (B, dim) -> logits (B, classes)."""
+        """Map features (B, dim) to logits (B, classes)."""
         return super().forward(self.norm(full(features)))
 
 
 class NormedHeads(TaskHeads):
-    """Such a classifier per task."""
+    """A `NormedClassifier` per task."""
 
     def block(self, classes: int) -> nn.Linear:
-        """A classifier of one task."""
+        """Return a classifier for one task."""
         return NormedClassifier(self.dim, classes)
 
 
 class ConvPrompt(PromptMethod):
-    """A ViT with prefixes that are made, block by block, of a shared prompt, convolutions and the class token.
+    """A ViT with prefixes computed, block by block, from a shared prompt, convolutions and the class token.
 
-    Defaults are the authors': Adam at 2.5e-3 with a cosine, 10 epochs, batches of 128. As with them, the ViT's norm
-    layers are trained, at the full rate in the first task, so that features of earlier tasks drift; and keys are not
-    trained, since their optimizer holds keys that were replaced. How many kernels a task adds, they ask of attributes
-    that a language model wrote of its classes: with `similarity`, ceil((1 - s) * num_prompts_per_task). As in their
-    code, s is the mean over the set of earlier attributes of the best cosine with a new one, so that an attribute that
-    several classes have counts once.
+    Defaults are the authors': Adam at 2.5e-3 with a cosine, 10 epochs, batches of 128. As in their code, the ViT's norm
+    layers are trained, at the full rate in the first task, so that features of earlier tasks drift; keys are not
+    trained, since their optimizer holds keys that were replaced. The number of kernels that a task adds follows from
+    attributes of its classes written by a language model: with `similarity`, it is ceil((1 - s) *
+    num_prompts_per_task). As in their code, s is the mean over the set of earlier attributes of the best cosine with a
+    new one; an attribute of several classes counts once.
 
     Options:
-        num_prompts_per_task: kernels that a task adds, at most.
+        num_prompts_per_task: maximum kernels that a task adds.
         similarity: an .npz file with `names` (N,) and `features` (N, width) of classes or of their attributes, one or
-            more rows with a class's name; without it each task adds all its kernels.
+            more rows per class name; without it each task adds the maximum.
         kernel_size: height and width of a kernel.
         length: keys of a prefix, and as many values.
-        blocks: how many blocks, from the first, have prefixes.
+        blocks: number of blocks, from the first, with prefixes.
         train_keys: train the keys of new kernels.
         train_norms: train the ViT's norm layers.
-        norm_share: of a step that these take after the first task.
-        stay: weight of the sum of absolute changes of the shared prompt and of what matches tokens and keys.
-        similarity_over: rows over which s is a mean: `earlier` ones (theirs), each once; or the `new` task's, as often
-            as the file has them, each with the nearest earlier one: how much of the new task is known.
+        norm_share: fraction of each step that these take after the first task.
+        stay: weight of the sum of absolute changes of the shared prompt and of the mapping from tokens to keys.
+        similarity_over: rows over which s is a mean: `earlier` ones (theirs), each once; or those of the `new` task,
+            including repeated ones, each with the nearest earlier one.
     """
 
     own_classes = True
@@ -98,7 +98,7 @@ class ConvPrompt(PromptMethod):
         super().__init__(backbone)
         depth, self.parts = len(backbone.blocks), backbone.blocks[0].attn.num_heads  # type: ignore[arg-type, index, union-attr]
         if blocks > depth:
-            raise ConfigError(f"method.blocks={blocks}: this backbone has {depth} blocks; use at most so many")
+            raise ConfigError(f"method.blocks={blocks}: this backbone has {depth} blocks; use at most that many")
         self.most, self.similarity, self.kernel = num_prompts_per_task, similarity, kernel_size
         self.blocks, self.train_keys, self.train_norms = blocks, train_keys, train_norms
         self.norm_share, self.stay, self.similarity_over = norm_share, stay, similarity_over
@@ -112,10 +112,10 @@ class ConvPrompt(PromptMethod):
         )
         # "t.key" (n, dim / 4), "t.weight" (n, blocks, 2 heads, size, size), "t.bias" (n, blocks, 2 heads)
         self.kernels = TaskTensors()
-        self.texts = TaskTensors(buffers=True)  # "t" (rows, width) of the classes' attributes, if there is a file
+        self.texts = TaskTensors(buffers=True)  # "t" (rows, width) of the classes' attributes, with a file
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Add kernels; train them, the head, what is shared, and norm layers."""
+        """Add kernels; train them, the head, the shared parts, and norm layers."""
         t, head = task.id, self.heads.grow(len(task.classes)).to(self.device)
         for name, start in self.started(self.count(task)).items():
             self.kernels.add(f"{t}.{name}", start.to(self.device))
@@ -142,12 +142,14 @@ class ConvPrompt(PromptMethod):
         self.requires_grad_(False)
 
     def hold(self, norms: list[nn.Parameter], before: list[Tensor]) -> None:
-        """Shorten the last step of norm layers; values before it, as in the phase, whose first parameters they are."""
+        """Scale down the last step of norm layers; `before` are the values before it, norm layers first, as in the
+        phase.
+        """
         for norm, was in zip(norms, before, strict=False):
             norm.lerp_(was, 1 - self.norm_share)
 
     def count(self, task: Task) -> int:
-        """How many kernels a task adds."""
+        """Return the number of kernels that a task adds."""
         if self.similarity is None:
             return self.most
         texts = TextFeatures(self.similarity, option="method.similarity")
@@ -157,8 +159,8 @@ class ConvPrompt(PromptMethod):
             earlier = torch.cat([self.texts[f"{t}"].cpu() for t in range(task.id)])
             if earlier.shape[1] != own.shape[1]:
                 raise ConfigError(
-                    f"{self.similarity}: features of width {own.shape[1]}; those of earlier tasks had "
-                    f"{earlier.shape[1]}, use the same encoder"
+                    f"{self.similarity}: features of width {own.shape[1]}; those of earlier tasks have "
+                    f"{earlier.shape[1]}; use the same encoder"
                 )
             old, new = (distinct(earlier), distinct(own)) if self.similarity_over == "earlier" else (own, earlier)
             alike = float((old @ new.T).amax(1).mean())
@@ -166,7 +168,7 @@ class ConvPrompt(PromptMethod):
         return kernels_for(alike, self.most)
 
     def started(self, count: int) -> dict[str, Tensor]:
-        """New kernels as a convolution starts, with keys that are orthonormal to all there are."""
+        """Create new kernels, initialised as a convolution, with keys orthonormal to all existing ones."""
         shape, bound = (count, self.blocks, 2 * self.parts), 1 / self.kernel
         return {
             "weight": bound * torch.empty(*shape, self.kernel, self.kernel).uniform_(-1, 1),
@@ -175,11 +177,11 @@ class ConvPrompt(PromptMethod):
         }
 
     def all(self, name: str) -> Tensor:
-        """Keys, weights or biases of the kernels of all tasks."""
+        """Return keys, weights or biases of the kernels of all tasks."""
         return torch.cat([self.kernels[f"{t}.{name}"] for t in range(len(self.kernels) // 3)])
 
     def features(self, x: Tensor) -> Tensor:
-        """Features (B, dim) with the prefixes that each block's own tokens ask for."""
+        """Return features (B, dim) with the prefixes that each block's tokens select."""
         bank, keys = self.bank(), F.normalize(self.all("key"), dim=1)
         made: list[Tensor] = []  # block by block (B, 2, length, dim)
 
@@ -192,7 +194,7 @@ class ConvPrompt(PromptMethod):
         return vit.features(self.backbone, x, prefixes=dict.fromkeys(range(self.blocks), prefix))
 
     def bank(self) -> list[Tensor]:
-        """What each kernel makes of the shared prompt (kernels, 2, length, dim), block by block."""
+        """Return each kernel's output for the shared prompt (kernels, 2, length, dim), block by block."""
         weight, bias = self.all("weight").movedim(0, 2), self.all("bias").movedim(0, 2)  # kernels behind heads
         made = []
         for block, prompt in enumerate(self.shared):
@@ -204,11 +206,11 @@ class ConvPrompt(PromptMethod):
 
 
 def distinct(rows: Tensor) -> Tensor:
-    """Rows (n, width) of length 1 without those that are there already, in their order."""
+    """Return the rows (n, width), of length 1, that are not among the existing ones, in order."""
     _, first = np.unique(rows.numpy().round(5), axis=0, return_index=True)
     return rows[np.sort(first)]
 
 
 def kernels_for(alike: float, most: int) -> int:
-    """ceil((1 - s) * most), from 0 to `most`, of a similarity s that is a float."""
+    """Return ceil((1 - s) * most), from 0 to `most`, for a float similarity s."""
     return min(max(math.ceil((1 - alike) * most - 1e-9), 0), most)

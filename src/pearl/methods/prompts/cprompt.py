@@ -1,7 +1,7 @@
 """CPrompt: Consistent Prompting for Rehearsal-Free Continual Learning (Gao, Cen and Chang, CVPR 2024).
 
-Prompts and head of each task are frozen after it. While a task is learnt, its head sees the prompts of earlier tasks,
-too, so that a wrong choice does little harm; and its prompts are kept from making earlier heads sure of themselves.
+Prompts and head of each task are frozen after it. During a task, its head is also trained with the prompts of earlier
+tasks, so that a wrong choice of prompts does little harm; its prompts are trained to keep earlier heads unconfident.
 """
 
 from collections.abc import Iterator
@@ -28,18 +28,18 @@ Blocks = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
 class CPrompt(PromptMethod):
-    """A frozen ViT, and prompts, a head and a key for each class of every task.
+    """A frozen ViT, with prompts, a head and a key per class for every task.
 
     Defaults are the authors': SGD at 0.01 with momentum 0.9 and a cosine, weight decay 5e-4, batches of 16; 10 epochs
-    on ImageNet-R, 18 on CIFAR-100. Queries and features are taken before the last norm layer. A new class's key starts
-    orthogonal to those there are, while there is room; earlier keys do not decay, as they are not trained.
+    on ImageNet-R, 18 on CIFAR-100. Queries and features are taken before the last norm layer. A new class's key is
+    initialised orthogonal to existing ones, where possible; earlier keys do not decay, as they are not trained.
 
     Options:
-        length: prompts that enter before each of the blocks.
-        blocks: before which prompts enter, from 0; they stay in the sequence.
-        tau: temperature that flattens the answer of an earlier head which is too sure of a new task's image; `auto` is
-            1.2 on CIFAR-100 and 1.15 elsewhere.
-        margin: by how much the new head must be surer; `auto` is 0 on CIFAR-100 and 0.1 elsewhere.
+        length: prompts inserted before each of the blocks.
+        blocks: blocks before which prompts are inserted, from 0; they stay in the sequence.
+        tau: temperature that flattens the output of an earlier head that is too confident on a new task's image; `auto`
+            is 1.2 on CIFAR-100 and 1.15 elsewhere.
+        margin: margin by which the new head must be more confident; `auto` is 0 on CIFAR-100 and 0.1 elsewhere.
         alpha: weight of this consistency of classifiers.
     """
 
@@ -64,7 +64,7 @@ class CPrompt(PromptMethod):
         self.keys = CosineHeads(self.dim, scale=1.0)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train prompts, head and keys of the task, and another head that is dropped."""
+        """Train prompts, head and keys of the task, and an auxiliary head that is discarded."""
         t, classes = task.id, len(task.classes)
         head, passing = (module.to(self.device) for module in (self.heads.grow(classes), self.heads.block(classes)))
         for new in (head, passing):
@@ -93,9 +93,10 @@ class CPrompt(PromptMethod):
         self.requires_grad_(False)
 
     def consistency(self, features: Tensor) -> Tensor:
-        """How far earlier heads are from a flatter answer where they are surer of an image than the newest head.
+        """Return the distance of earlier heads from a flatter output where they are more confident than the newest
+        head.
 
-        The gradient in a logit is p - softmax(z / T): zero where T is 1.
+        The gradient of a logit is p - softmax(z / T), which is zero if T is 1.
         """
         *earlier, newest = [head(features) for head in self.heads]
         total = features.new_zeros(())
@@ -106,15 +107,15 @@ class CPrompt(PromptMethod):
         return total / len(earlier)
 
     def query(self, x: Tensor) -> Tensor:
-        """Features (B, dim) of the ViT as it came, before the last norm."""
+        """Return features (B, dim) of the unmodified ViT, before the last norm."""
         with torch.no_grad():
             return vit.unnormalised(self.backbone, x)
 
     def features(self, x: Tensor) -> Tensor:
-        """Each image with the prompts of the task whose class key is nearest to its query."""
+        """Return features (B, dim), each image with the prompts of the task whose class key is nearest to its query."""
         nearest = self.keys(self.query(x)).argmax(1)
         return self.read(x, self.prompts.of(tasks_of_classes(self.keys.sizes(), nearest)[nearest]))
 
     def read(self, x: Tensor, prompts: Tensor) -> Tensor:
-        """Features (B, dim) with prompts (B or 1, blocks, length, dim)."""
+        """Return features (B, dim) with prompts (B or 1, blocks, length, dim)."""
         return vit.unnormalised(self.backbone, x, prompts=dict(zip(self.blocks, prompts.unbind(1), strict=True)))

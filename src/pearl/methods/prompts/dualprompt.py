@@ -1,8 +1,8 @@
 """DualPrompt: Complementary Prompting for Rehearsal-free Continual Learning (Wang et al., ECCV 2022).
 
-Prefixes of the first blocks are shared by all tasks (general), those of the next belong to one task (expert). An
-expert prefix has a key, which is drawn to the queries of its task; at test time an image takes the prefix whose key is
-nearest to its own query.
+Prefixes of the first blocks are shared by all tasks (general), those of later blocks belong to one task (expert). The
+key of an expert prefix is trained towards the queries of its task; at test time an image uses the prefix whose key is
+nearest to its query.
 """
 
 from collections.abc import Iterator
@@ -27,21 +27,21 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 class DualPrompt(PromptMethod):
-    """A frozen ViT with general prefixes, and expert prefixes of which each image takes its own.
+    """A frozen ViT with general prefixes, and expert prefixes that each image selects by its query.
 
-    Defaults are those of the PyTorch port, which the published comparisons ran: Adam, 50 epochs at 4.69e-4 on
-    ImageNet-R, 5 epochs at 2.81e-3 on CIFAR-100, batches of 24, gradients clipped at norm 1. While a task is learnt,
-    all its images have its own prefix. As in the paper, keys come from the key half of an image's own prefix and
-    values from the value half; the port mixes halves, and at test time images, and its published numbers were made so.
-    Here no batch votes for one prefix, and only tasks that were seen take part in the choice: in the port the keys of
-    later tasks do, which are random. As many tasks fit as come.
+    Defaults are those of the PyTorch port, which the published comparisons used: Adam, 50 epochs at 4.69e-4 on
+    ImageNet-R, 5 epochs at 2.81e-3 on CIFAR-100, batches of 24, gradients clipped at norm 1. In training, all images
+    use the prefix of their task. As in the paper, keys come from the key half of an image's prefix and values from the
+    value half; the port, and thus its published numbers, mixes halves, and at test time images. Here batches do not
+    vote for one prefix, and only tasks seen so far are candidates: in the port, random keys of later tasks are too. The
+    number of tasks is unlimited.
 
     Options:
         g_prompt_layer_idx: blocks with a general prefix, from 0.
         g_prompt_length: keys of a general prefix, and as many values.
         e_prompt_layer_idx: blocks with an expert prefix.
         length: keys of an expert prefix, and as many values; `auto` is 5 on CIFAR-100 and 20 elsewhere.
-        pull: weight of the cosine of queries and their task's key.
+        pull: weight of the cosine between queries and their task's key.
     """
 
     own_classes = True
@@ -74,20 +74,20 @@ class DualPrompt(PromptMethod):
         self.requires_grad_(False)
 
     def loss(self, task: Task, batch: Batch, step: int) -> Tensor:
-        """Cross-entropy among the task's classes; the key is drawn to the queries."""
+        """Return cross-entropy among the task's classes, minus the cosine of key and queries."""
         query, t = self.query(batch.x), task.id
         features = self.prompted(batch.x, by_block(self.e_prompts[t][None], self.e_prompts.blocks))
         own = F.cross_entropy(self.heads[t](features), batch.y - task.first_class)
         return own - self.pull * self.keys[t](query).mean() + self.guidance(task, batch, features, step)
 
     def guidance(self, task: Task, batch: Batch, features: Tensor, step: int) -> Tensor | float:
-        """What methods that stand on this one add to its loss."""
+        """Return the terms that subclasses add to the loss."""
         return 0.0
 
     def features(self, x: Tensor) -> Tensor:
-        """Each image with the expert prefixes of the task whose key is nearest to its query."""
+        """Return features (B, dim), each image with the expert prefixes of the task with the nearest key."""
         return self.prompted(x, self.e_prompts.by_block(self.keys.nearest(self.query(x))))
 
     def prompted(self, x: Tensor, expert: dict[int, vit.Prefix]) -> Tensor:
-        """Features (B, dim) with general and these expert prefixes."""
+        """Return features (B, dim) with general and these expert prefixes."""
         return vit.features(self.backbone, x, prefixes=by_block(self.g_prompt[None], self.g_blocks) | expert)

@@ -1,7 +1,8 @@
 """EvoPrompt: Evolving Parameterized Prompt Memory for Continual Learning (Kurniawan et al., AAAI 2024).
 
-A small network per block makes an image's prompts of its query: the memory. All tasks share it. After a task, what was
-trained is brought into the order of what there was, and the two are fused, unit by unit, by how much each was used.
+A small network per block, the memory, computes an image's prompts from its query. All tasks share it. After a task, the
+units of the trained memory are aligned with those of the previous one, and the two are averaged unit by unit, weighted
+by their use.
 """
 
 from collections.abc import Iterator
@@ -26,23 +27,23 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class EvoPrompt(PromptMethod):
-    """A frozen ViT and a memory that makes `length` prompts before each block, which stay in the sequence.
+    """A frozen ViT and a memory that computes `length` prompts before each block, which stay in the sequence.
 
     Defaults are the authors': Adam at 5e-3, 50 epochs on ImageNet-R and 20 on CIFAR-100, batches of 64, gradients
-    clipped at norm 1. Their colour jitter and grey images are not among the augmentations here. They align the rows of
-    prompts as well as hidden units (`align=both`). Coordinates of a prompt have a fixed meaning that a permutation
-    changes, so here hidden units alone are aligned by default. Units count as used by images that are right among all
-    classes seen; without any, all weigh the same.
+    clipped at norm 1. Their colour jitter and grey images are not among the augmentations here. They align coordinates
+    of prompts as well as hidden units (`align=both`). Coordinates of a prompt have a fixed meaning that a permutation
+    changes, so here only hidden units are aligned by default. The use of a unit is measured on correctly predicted
+    images; without any, all units have equal weight.
 
     Options:
         hidden_dim: hidden units of a block's memory.
         length: prompts before each block.
-        alpha: how far the memory goes towards what a task has made of it; 0 leaves it as the first task did.
-        num_heads: parts of a feature in which the head of a new class is composed of old ones; `auto` has four numbers
-            in each, which are the authors' 192 parts of a ViT-B; null starts a head anew.
+        alpha: weight of the task's memory in the average; 0 keeps that of the first task.
+        num_heads: parts of a feature in which a new class's head is composed of old ones; `auto` has four dimensions
+            per part, as the authors' 192 parts of a ViT-B; null initialises the head randomly.
         temp: temperature of that composition.
-        align: what is brought into the order of the memory before the task: `hidden` units, or `both` these and the
-            numbers that prompts consist of, 3,840 of each block of a ViT-B.
+        align: units to align with the previous memory: `hidden`, or `both` hidden units and coordinates of prompts,
+            3,840 per block of a ViT-B.
     """
 
     own_classes = True
@@ -66,8 +67,8 @@ class EvoPrompt(PromptMethod):
             num_heads = self.dim // 4
         if num_heads is not None and self.dim % num_heads:
             raise ConfigError(
-                f"method.num_heads={num_heads}: features of {self.dim} numbers cannot be cut into so many equal parts; "
-                f"take a divisor"
+                f"method.num_heads={num_heads}: features of {self.dim} numbers cannot be divided into that many "
+                f"equal parts; use a divisor"
             )
         depth = len(backbone.blocks)  # type: ignore[arg-type]
         self.length, self.alpha, self.parts, self.temp, self.align = length, alpha, num_heads, temp, align
@@ -91,7 +92,9 @@ class EvoPrompt(PromptMethod):
         self.fuse(task, *before)
 
     def composed(self, t: int) -> Tensor:
-        """Weights (k, dim) for a new task's classes: part by part a mean of the old ones', by likeness of means."""
+        """Return weights (k, dim) for a new task's classes: in each part a mean of old classes', by similarity of class
+        means.
+        """
         weights = torch.cat([head.weight.detach() for head in list(self.heads)[:t]])
         means = self.statistics.means().to(weights).unflatten(1, (self.parts, -1))
         old, new = F.normalize(means, dim=2).split([len(weights), len(means) - len(weights)])
@@ -99,27 +102,27 @@ class EvoPrompt(PromptMethod):
         return torch.einsum("pno,opd->npd", alike.softmax(2), weights.unflatten(1, (self.parts, -1))).flatten(1)
 
     def hidden(self, x: Tensor) -> Tensor:
-        """Hidden units (B, blocks, hidden) of the memory, of the query: features before the last norm."""
+        """Return hidden units (B, blocks, hidden) of the memory for queries: features before the last norm."""
         with torch.no_grad():
             query = vit.unnormalised(self.backbone, x)
         return torch.einsum("bd,lhd->blh", query, self.reader).relu()
 
     def made(self, hidden: Tensor) -> Tensor:
-        """What the memory makes of hidden units: (B, blocks, length * dim)."""
+        """Return the memory's output for hidden units: (B, blocks, length * dim)."""
         return torch.einsum("blh,loh->blo", hidden, self.writer)
 
     def features(self, x: Tensor) -> Tensor:
-        """Each image with the prompts of its own query."""
+        """Return features (B, dim), each image with the prompts of its query."""
         return self.read(x, self.made(self.hidden(x)))
 
     def read(self, x: Tensor, made: Tensor) -> Tensor:
-        """Features (B, dim) with what the memory has made."""
+        """Return features (B, dim) with these outputs of the memory."""
         prompts = made.unflatten(2, (self.length, self.dim)).unbind(1)
         return vit.features(self.backbone, x, prompts=dict(enumerate(prompts)))
 
     @torch.no_grad()
     def fuse(self, task: Task, reader: Tensor, writer: Tensor) -> None:
-        """Align the memory with what it was before the task, fuse the two, and remember what was used."""
+        """Align the memory with the previous one, average the two, and store the use of units."""
         hidden, output = self.used(task)
         if task.id:
             for block in range(len(reader)):
@@ -142,7 +145,9 @@ class EvoPrompt(PromptMethod):
         self.output_use.copy_(torch.maximum(self.output_use, output))
 
     def used(self, task: Task) -> tuple[Tensor, Tensor]:
-        """How large hidden units (blocks, hidden) and outputs (blocks, length * dim) are on images that are right."""
+        """Return mean sizes of hidden units (blocks, hidden) and outputs (blocks, length * dim) on correctly predicted
+        images.
+        """
         self.eval()
         hidden_sum, output_sum = torch.zeros_like(self.hidden_use), torch.zeros_like(self.output_use)
         right = 0
@@ -157,10 +162,10 @@ class EvoPrompt(PromptMethod):
 
 
 def alignment(now: Tensor, before: Tensor, weights: Tensor | None = None) -> Tensor:
-    """From units as they are to what they were: a transport (now, before) whose columns sum to 1.
+    """Return the transport (now, before) from current to previous units, whose columns sum to 1.
 
-    Units are rows (units, dim), near each other by direction, and weigh as much as their absolute values sum to;
-    `weights` (units,) are others for the rows of `now`.
+    Units are rows (units, dim), compared by direction; their masses are the sums of absolute values, or `weights`
+    (units,) for the rows of `now`.
     """
     cost = torch.cdist(F.normalize(now.double(), dim=1), F.normalize(before.double(), dim=1)).square()
     own = now.abs().sum(1) if weights is None else weights
@@ -170,6 +175,6 @@ def alignment(now: Tensor, before: Tensor, weights: Tensor | None = None) -> Ten
 
 
 def spread(use: Tensor) -> Tensor:
-    """Values (blocks, units) moved and scaled to go from 0 to 1 in each block; equal ones are 0."""
+    """Scale values (blocks, units) to the range 0 to 1 in each block; equal ones become 0."""
     low, high = use.aminmax(dim=1, keepdim=True)
     return (use - low) / (high - low).clamp(min=1e-9)

@@ -1,8 +1,8 @@
 """HiDe-Prompt: Hierarchical Decomposition of Prompt-Based Continual Learning (Wang et al., NeurIPS 2023).
 
-Which task, which class within it, and the classes of all tasks against each other are learnt apart. A classifier on
-the query names a class and by it a task; that task's prefixes make the features on which a second classifier decides.
-Both are aligned on features drawn from clusters, which stand for the images that are gone.
+Task identity, classification within the task, and adaptation across tasks are trained separately. A classifier on the
+query predicts a class and thereby a task; a second classifier uses the features with that task's prefixes. Both are
+aligned on features sampled from clusters of earlier classes.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,25 +35,25 @@ def _draws(option: str) -> Callable[[UpcomingTask], int]:
 
 
 class HidePrompt(PromptMethod):
-    """A frozen ViT asked twice: by its plain features for the task, with that task's prefixes for the class.
+    """A frozen ViT with two passes: plain features for the task, features with that task's prefixes for the class.
 
     Defaults are the authors' for ImageNet-R, in batches of 24: identity 20 epochs, Adam at 4.69e-5; prefixes 150
     epochs, Adam at 2.81e-3 with a cosine to 1e-5, their head at a tenth (to 1e-6; theirs ends at 1e-5 too; CIFAR-100:
     50 epochs, a tenth of the rate after 30); gradients clipped at norm 1, no weight decay: their code defines the
-    option twice, and the first default, 0, holds. Each alignment has 30 epochs, SGD with a cosine, at 4.69e-4 and, in
-    batches of 120, at 5e-3. Keys and values come from an image's own prefix; the authors' code mixes their halves, and
-    their numbers were made so. Both classifiers are learnt task by task, where they learn all tasks' identity first: it
-    is the same, as neither reads the other. Clusters of a single image take part in alignment, which leaves them out
-    there. The regularisation compares the images of a batch with each other, so one process learns.
+    option twice, and the first default, 0, takes effect. Each alignment has 30 epochs, SGD with a cosine, at 4.69e-4
+    and, in batches of 120, at 5e-3. Keys and values come from an image's own prefix; the authors' code, and thus their
+    numbers, mixes the halves. Both classifiers are trained task by task, while they train the identity of all tasks
+    first, which is equivalent, since the classifiers are independent. Clusters of a single image take part in the
+    alignment, unlike there. The regularisation compares the images of a batch with each other, so one process trains.
 
     Options:
         e_prompt_layer_idx: blocks with a prefix, from 0.
         length: keys of a prefix, and as many values; `auto` is 5 on CIFAR-100 and 20 elsewhere.
         prompt_momentum: share of the mean of earlier tasks' prefixes in a task's.
         reg: weight of the contrastive regularisation; `auto` is 0.1 on CIFAR-100 and 0.5 elsewhere.
-        n_centroids: clusters of a class.
-        identity_draws: features that an epoch of the first alignment draws for each earlier class; theirs is a batch.
-        draws: the same of the second; theirs is a batch of five times the size.
+        n_centroids: clusters per class.
+        identity_draws: features per earlier class in an epoch of the first alignment; theirs is a batch.
+        draws: the same for the second alignment; theirs is a batch of five times the size.
     """
 
     couples = True
@@ -87,7 +87,7 @@ class HidePrompt(PromptMethod):
         self.plain, self.prompted = FeatureClusters(n_centroids), FeatureClusters(n_centroids)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Identity and its alignment, then prefixes with their head and its alignment."""
+        """Train the identity classifier and align it, then prefixes with their head, and align that."""
         t, known = task.id, task.first_class
         head = self.identity_heads.grow(len(task.classes)).to(self.device)
         mapping = [*self.mapping.parameters(), *self.norm.parameters()]
@@ -119,36 +119,36 @@ class HidePrompt(PromptMethod):
         self.requires_grad_(False)
 
     def mixed(self, t: int) -> Tensor:
-        """The prefixes of a task with a share of the mean of the earlier ones'."""
+        """Return the prefixes of a task plus a share of the mean of earlier ones."""
         if not t:
             return self.e_prompts[t]
         earlier = torch.stack([self.e_prompts[s].detach() for s in range(t)]).mean(0)
         return torch.lerp(self.e_prompts[t], earlier, self.momentum)
 
     def centroids(self, t: int) -> Tensor:
-        """The clusters' centres (M, dim) of prompted features of the tasks before t."""
+        """Return the centres (M, dim) of clusters of prompted features of the tasks before t."""
         return self.prompted.all("mean") if t else torch.empty(0, self.dim, device=self.device)
 
     def mapped(self, query: Tensor) -> Tensor:
-        """What the classifier of the identity sees of queries (B, dim)."""
+        """Return the input of the identity classifier for queries (B, dim)."""
         return self.norm(query + self.mapping(query))
 
     def identity(self, query: Tensor) -> Tensor:
-        """Logits (B, classes seen) of queries, by which the task is chosen."""
+        """Return logits (B, classes seen) of queries, which determine the task."""
         return self.identity_heads(self.mapped(query))
 
     def features(self, x: Tensor) -> Tensor:
-        """Each image with the prefixes of the task that its query's class is of."""
+        """Return features (B, dim), each image with the prefixes of the task of its query's predicted class."""
         chosen = self.identity(self.query(x)).argmax(1)
         return self.read(x, self.e_prompts.of(tasks_of_classes(self.identity_heads.sizes(), chosen)[chosen]))
 
     def read(self, x: Tensor, prefixes: Tensor) -> Tensor:
-        """Features (B, dim) with prefixes (B or 1, blocks, 2, length, dim)."""
+        """Return features (B, dim) with prefixes (B or 1, blocks, 2, length, dim)."""
         return vit.features(self.backbone, x, prefixes=by_block(prefixes, self.e_prompts.blocks))
 
 
 def contrast(rows: Tensor) -> Tensor:
-    """Cross-entropy of each row (n, dim) being most like itself, by dot products over the temperature."""
+    """Return the cross-entropy of rows (n, dim) matched with themselves, by dot products over temperature."""
     with outside_autocast(rows):
         rows = full(rows)
         return F.cross_entropy(rows @ rows.T / TEMPERATURE, torch.arange(len(rows), device=rows.device))

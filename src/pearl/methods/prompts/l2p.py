@@ -1,7 +1,7 @@
 """L2P: Learning to Prompt for Continual Learning (Wang et al., CVPR 2022).
 
-A frozen ViT looks at an image, its features are the query, and the prompts with the nearest keys stand before the
-patches of a second look. Prompts, keys and the new task's head are trained; all tasks share the pool.
+The features of a frozen ViT are an image's query; the prompts with the nearest keys are inserted before the patches in
+a second pass. Prompts, keys and the new task's head are trained; all tasks share the pool.
 """
 
 from collections.abc import Iterator
@@ -21,19 +21,20 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class L2P(PromptMethod):
-    """A frozen ViT and a pool of prompts for all tasks; each image takes those whose keys it is near to.
+    """A frozen ViT and a pool of prompts for all tasks; each image uses those with the nearest keys.
 
-    Defaults are those of LAMDA-PILOT: 10 prompts of 5 tokens, 5 of them at a time, keys drawn to the queries with
-    weight 0.1; Adam 1.875e-3 for 10 epochs. The paper's penalty on prompts that were chosen often is left out, as in
-    the authors' configurations. They let a batch vote for one choice, at test time too; here each image has its own.
+    Defaults are those of LAMDA-PILOT: 10 prompts of 5 tokens, 5 of them per image, keys trained towards the queries
+    with weight 0.1; Adam 1.875e-3 for 10 epochs. The paper's penalty on frequently chosen prompts is left out, as in
+    the authors' configurations. There a batch votes for one choice, at test time too; here each image chooses
+    separately.
 
     Options:
         pool: prompts in the pool.
         length: tokens of a prompt.
-        top_k: prompts that an image takes.
+        top_k: prompts per image.
         pull: weight of the cosine distance between queries and chosen keys.
-        prompt_readout: the head sees the mean of the prompts' last tokens, as the authors do; else what the ViT itself
-            gives out.
+        prompt_readout: the input of the head is the mean of the prompts' last tokens, as in the authors' code;
+            otherwise the ViT's own output.
     """
 
     own_classes = True
@@ -56,7 +57,7 @@ class L2P(PromptMethod):
         self.pull, self.prompt_readout = pull, prompt_readout and length > 0
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train the pool and the new head; earlier heads stay as they are."""
+        """Train the pool and the new head; earlier heads are unchanged."""
         self.requires_grad_(False)
         head = self.heads.grow(len(task.classes)).to(self.device)
         self.pool.requires_grad_(True)
@@ -71,10 +72,10 @@ class L2P(PromptMethod):
         self.requires_grad_(False)
 
     def features(self, x: Tensor) -> Tensor:
-        """Each image with its own prompts."""
+        """Return features (B, dim), each image with its own prompts."""
         return self.read(x, self.pool(self.query(x))[0])
 
     def read(self, x: Tensor, prompts: Tensor) -> Tensor:
-        """What the head sees of the prompted ViT: (B, dim)."""
+        """Return the input of the head from the prompted ViT: (B, dim)."""
         own, prompted = vit.tokens(self.backbone, x, prompts=prompts)
         return prompted.mean(1) if self.prompt_readout else vit.pool(self.backbone, own)

@@ -1,7 +1,7 @@
 """LGCL: Introducing Language Guidance in Prompt-based Continual Learning (Khan et al., ICCV 2023), on DualPrompt.
 
-Text features draw the keys of tasks and the features of images to what the names of their classes mean, and push them
-off what the names of earlier ones do. Nothing is added that an image passes through.
+Keys of tasks and features of images are trained towards text features of their classes' names, and away from those of
+earlier classes. Prediction is unchanged.
 """
 
 from collections.abc import Iterator
@@ -22,23 +22,24 @@ from pearl.nn.precision import full
 
 
 class Lgcl(DualPrompt):
-    """DualPrompt whose keys and features are held against text features of the classes' names.
+    """DualPrompt whose keys and features are trained towards text features of class names.
 
-    Settings are DualPrompt's, but expert prefixes have 20 keys on CIFAR-100, too; the published numbers were made with
-    the port's mixed halves (see there). The authors' text features are those of CLIP ViT-L/14 for "A photo of {name}.",
-    and of a task for one sentence that joins its classes' names by " or ". With any encoder:
+    Settings are DualPrompt's, but expert prefixes have 20 keys on CIFAR-100, too; the published numbers used the port's
+    mixed halves (see there). The authors' text features are those of CLIP ViT-L/14 for "A photo of {name}."; a task has
+    one sentence with its class names joined by " or ". With any encoder:
 
         names = ["apple", "bear", ..., "apple or bear"]  # of all classes; of tasks as well, or not
         numpy.savez("texts.npz", names=names, features=encode([f"A photo of {name}." for name in names]))
 
     A task whose names joined by " or " are not in the file has the mean of its classes' unit features. Features of
-    another width than the ViT's go through random orthonormal directions, which are drawn once and kept. Classes of
-    later tasks are not looked at before their task.
+    another width than the ViT's are projected by random orthonormal directions, drawn once and stored. Classes of later
+    tasks are not used before their task.
 
     Options:
-        text_features: an .npz file with `names` (N,) and `features` (N, width). There is none to begin with.
-        task_weight: of drawing keys to their task's text; `auto` is 0.3, and 0.323 on CIFAR-100.
-        class_weight: of drawing features to their class's text, from the second task on; `auto` is 0.7, and 0.137.
+        text_features: an .npz file with `names` (N,) and `features` (N, width). Required.
+        task_weight: weight of the loss between keys and their task's text; `auto` is 0.3, and 0.323 on CIFAR-100.
+        class_weight: weight of the loss between features and their class's text, from the second task on; `auto` is
+            0.7, and 0.137.
         others: see dualprompt.
     """
 
@@ -59,8 +60,8 @@ class Lgcl(DualPrompt):
     ) -> None:
         if text_features is None:
             raise ConfigError(
-                "method.text_features: missing; give an .npz file with `names` and `features` of all classes (pearl "
-                "show lgcl says how to make one), or choose method=dualprompt"
+                "method.text_features: missing; give an .npz file with `names` and `features` of all classes "
+                "(`pearl show lgcl` has an example), or choose method=dualprompt"
             )
         super().__init__(
             backbone,
@@ -76,7 +77,7 @@ class Lgcl(DualPrompt):
         self.texts = TaskTensors(buffers=True)  # "t.classes" (k, dim), "t.task" (dim,), unit; "directions" (width, dim)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Read what the names of the task's classes mean; then as DualPrompt."""
+        """Read the text features of the task's classes; then train as DualPrompt."""
         texts = TextFeatures(self.text_features, option="method.text_features")
         classes = F.normalize(torch.stack([rows.mean(0) for rows in texts.of(task.classes)]), dim=1)
         sentence = " or ".join(task.classes)
@@ -84,18 +85,18 @@ class Lgcl(DualPrompt):
         self.texts.add(f"{task.id}.classes", self.fitted(classes))
         self.texts.add(f"{task.id}.task", self.fitted(whole[None])[0])
         for phase in super().learn(task):
-            self.draws = ImageDraws(task)  # once all is drawn that DualPrompt begins with
+            self.draws = ImageDraws(task)  # after all random draws of DualPrompt
             yield phase
 
     def fitted(self, texts: Tensor) -> Tensor:
-        """Text features (n, width) as unit vectors (n, dim)."""
+        """Return text features (n, width) as unit vectors (n, dim)."""
         width, texts = texts.shape[1], texts.to(self.g_prompt)
         drawn = "directions" in self.texts
         before = len(self.texts["directions"]) if drawn else self.dim if len(self.texts) else width
         if width != before:
             raise ConfigError(
-                f"{self.text_features}: features of width {width}; those of earlier tasks had {before}, use the same "
-                f"encoder"
+                f"{self.text_features}: features of width {width}; those of earlier tasks have {before}; use the "
+                f"same encoder"
             )
         if width != self.dim:
             if not drawn:
@@ -105,7 +106,7 @@ class Lgcl(DualPrompt):
         return F.normalize(texts, dim=1)
 
     def guidance(self, task: Task, batch: Batch, features: Tensor, step: int) -> Tensor:
-        """The two losses of language: of the task and, from the second task on, of the class."""
+        """Return the two language losses: of the task and, from the second task on, of the class."""
         with torch.autocast(features.device.type, enabled=False):
             key = F.normalize(self.keys[task.id].weight[0], dim=0)
             own = 1 - key @ self.texts[f"{task.id}.task"]

@@ -1,7 +1,7 @@
 """PGP: Prompt Gradient Projection for Continual Learning (Qiao et al., ICLR 2024), on DualPrompt and on L2P.
 
-What an old image's query makes of a prefix's key hangs on the key's part along that query alone. So after each task the
-leading directions of its queries are remembered, and later steps stay out of them.
+The attention of an old image's query to a prefix depends only on the key's component along that query. After each task
+the leading directions of its queries are therefore stored, and later steps are projected out of them.
 """
 
 from collections.abc import Iterator
@@ -26,20 +26,20 @@ Criterion = Annotated[Literal["energy", "squared"], Born("energy")]
 
 
 class DualPromptPgp(DualPrompt):
-    """DualPrompt whose prefixes keep, for the queries of earlier tasks, the keys that they had.
+    """DualPrompt whose prefixes keep their keys' attention logits for the queries of earlier tasks.
 
-    The queries of a block are remembered head by head: orthogonality of whole tokens would not keep a head's logits.
-    How many of each, `criterion` says, of a task's images as they are tested. The optimizer's step is projected, not
-    the gradient, which Adam would turn back. So attention to a prefix stays as it was along these directions; values,
-    heads, and with them the output, are not held. The authors' code projects with a matrix of images instead of
-    channels, which fits in size alone (768 of both), and before Adam; their published numbers were made so, and with
+    Directions of queries are stored per block and attention head: orthogonality of whole tokens would not preserve a
+    head's logits. `criterion` determines their number, from a task's images without augmentation. The optimizer's step
+    is projected, not the gradient, since Adam would rotate it. Attention to a prefix is therefore constant along these
+    directions; values, heads and the output are not. The authors' code projects with a matrix of images instead of
+    channels, which has only the right size (768 of both), and before Adam; their published numbers use this and
     DualPrompt's port. Settings are DualPrompt's, but 20 epochs on CIFAR-100.
 
     Options:
-        epsilon: share of the queries' energy that is remembered; 0 is DualPrompt.
-        criterion: `energy` - the fewest directions that hold the share of the energy, as in GPM and the paper.
-            `squared` - as in the authors' code, which decomposes R R^T and squares its singular values again: the share
-            of squared energies, so that few directions do, one fewer in the first task, 50 at most.
+        epsilon: stored share of the queries' energy; 0 is DualPrompt.
+        criterion: `energy` - the fewest directions with this share of the energy, as in GPM and the paper. `squared` -
+            as in the authors' code, which decomposes R R^T and squares its singular values again: the share of squared
+            energies, so that few directions suffice; one fewer in the first task, 50 at most.
         others: see dualprompt.
     """
 
@@ -69,7 +69,7 @@ class DualPromptPgp(DualPrompt):
         self.memory = Subspaces()  # "block.head"
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """As DualPrompt, with steps that stay outside of what earlier tasks' queries see; then remember the new."""
+        """Train as DualPrompt, with steps projected out of earlier tasks' queries; then store the new directions."""
         for phase in super().learn(task):
             phase.project = lambda before: self.project(before[0], before[1], task.id)
             yield phase
@@ -78,7 +78,7 @@ class DualPromptPgp(DualPrompt):
                 remember(self.memory, f"{block}.{head}", root(moment), self.epsilon, self.criterion, task, most=50)
 
     def project(self, general: Tensor, expert: Tensor, t: int) -> None:
-        """Take out of the last step of key halves what is remembered; values before it, as their parameters."""
+        """Project the last step of key halves out of the stored directions; `before` are the values before it."""
         halves = [(self.g_blocks, self.g_prompt, general), (self.e_prompts.blocks, self.e_prompts[t], expert)]
         for blocks, now, before in halves:
             for i, block in enumerate(blocks):
@@ -87,7 +87,7 @@ class DualPromptPgp(DualPrompt):
                     stay_outside(self.memory, f"{block}.{head}", keys[head], old[head])
 
     def queries(self, task: Task) -> dict[int, Tensor]:
-        """The mean of q q^T over the queries of the task's images (heads, h, h), by block."""
+        """Return the mean of q q^T over the queries of the task's images (heads, h, h), by block."""
         names = {f"blocks.{block}.attn.qkv": block for block in (*self.g_blocks, *self.e_prompts.blocks)}
         seen = {name: _queries(self.backbone.get_submodule(name.removesuffix(".qkv"))) for name in names}
         own = by_block(self.e_prompts[task.id][None], self.e_prompts.blocks)
@@ -99,25 +99,25 @@ class DualPromptPgp(DualPrompt):
         return self.backbone.blocks[0].attn.num_heads  # type: ignore[index, union-attr]
 
     def facts(self, task: int) -> dict[str, Any]:
-        """How much of every head's queries is remembered after a task."""
+        """Return the dimension of every head's stored subspace after a task."""
         blocks = (*self.g_blocks, *self.e_prompts.blocks)
         return {"remembered": {b: [self.memory.dimension(f"{b}.{h}") for h in range(self._heads)] for b in blocks}}
 
 
 class L2PPgp(L2P):
-    """L2P whose prompts and keys keep out of the directions of earlier tasks' tokens and queries.
+    """L2P whose prompts and keys are updated orthogonally to earlier tasks' tokens and queries.
 
-    Remembered are the tokens that enter the first block, of the images and of the prompts that they take, and the
-    plain ViT's queries. For keys, dot products with old queries along what is remembered stay as they were. Prompts
-    pass through LayerNorm and projections before they meet the tokens, so for them that holds to first order in the
-    paper's simplification alone. Steps are projected, see `DualPromptPgp`, which has what their code does instead.
-    Defaults are the authors' for ImageNet-R: one prompt of 30 tokens an image; Adam 3.125e-4, 50 epochs, batches of 16.
+    The stored subspaces are those of the tokens that enter the first block, of images and their prompts, and of the
+    plain ViT's queries. The dot products of keys with old queries in the stored subspace are constant. Prompts pass
+    through LayerNorm and projections before attention, so for them this holds only to first order in the paper's
+    simplification. Steps are projected; see `DualPromptPgp` for the difference from the authors' code. Defaults are the
+    authors' for ImageNet-R: one prompt of 30 tokens per image; Adam 3.125e-4, 50 epochs, batches of 16.
 
     Options:
-        epsilon: share of the tokens' energy that is remembered; with both shares 0 it is L2P.
-        key_epsilon: of the queries'.
-        criterion: see `dualprompt_pgp`; `squared` remembers 9 directions of tokens and 5 of queries a task at most,
-            where `energy` with these shares fills most of the space of keys in a few tasks.
+        epsilon: stored share of the tokens' energy; with both shares 0 it is L2P.
+        key_epsilon: stored share of the queries' energy.
+        criterion: see `dualprompt_pgp`; `squared` stores at most 9 directions of tokens and 5 of queries per task,
+            while `energy` with these shares fills most of the space of keys in a few tasks.
         others: see l2p.
     """
 
@@ -141,7 +141,7 @@ class L2PPgp(L2P):
         self.memory = Subspaces()  # "prompts", "keys"
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """As L2P, with steps that stay outside of what earlier tasks' images see; then remember the new."""
+        """Train as L2P, with steps projected out of earlier tasks' directions; then store the new ones."""
         for phase in super().learn(task):
             phase.project = self.project
             yield phase
@@ -153,13 +153,13 @@ class L2PPgp(L2P):
         )
 
     def project(self, before: list[Tensor]) -> None:
-        """Take out of the last step of prompts and keys what is remembered; values before it, as in the phase."""
+        """Project the last step of prompts and keys out of the stored directions; `before` are the values before it."""
         for name, now, old in zip(("prompts", "keys"), (self.pool.prompts, self.pool.keys), before, strict=False):
             stay_outside(self.memory, name, now, old)
 
 
 def stay_outside(memory: Subspaces, layer: str, now: Tensor, before: Tensor) -> None:
-    """Take out of a step what is remembered; vectors (..., dim) after and before it, the first of which is changed."""
+    """Project a step out of the stored directions, in place; vectors (..., dim) after and before it."""
     step = (now - before).flatten(0, -2).T
     now.sub_((step - memory.outside(layer, step)).T.reshape(now.shape))
 
@@ -167,7 +167,7 @@ def stay_outside(memory: Subspaces, layer: str, now: Tensor, before: Tensor) -> 
 def remember(
     memory: Subspaces, layer: str, matrix: Tensor, share: float, criterion: Criterion, task: Task, *, most: int
 ) -> None:
-    """Add the leading directions of columns (dim, n), as many as a `criterion` asks, see `DualPromptPgp`.
+    """Add the leading directions of columns (dim, n), as many as the `criterion` needs, see `DualPromptPgp`.
 
     The energies of R R^T are the squares of those of R.
     """
@@ -179,13 +179,13 @@ def remember(
 
 
 def root(moment: Tensor) -> Tensor:
-    """A matrix R (dim, dim) with R R^T = `moment`: its energy along a direction is that of the vectors themselves."""
+    """Return a matrix R (dim, dim) with R R^T = `moment`, whose energy along a direction is that of the vectors."""
     values, vectors = torch.linalg.eigh(moment)
     return vectors * values.clamp(min=0).sqrt()
 
 
 def _queries(attn: Any) -> Seen:
-    """Of a layer that makes queries, keys and values: its queries by head (heads, n, h)."""
+    """Return the queries of a fused qkv layer by head (heads, n, h)."""
 
     def seen(_: Tensor, output: Tensor) -> Tensor:
         queries = attn.q_norm(heads(output.chunk(3, dim=2)[0], attn.num_heads))

@@ -1,4 +1,4 @@
-"""Prompts, of a pool or of a task each, in a frozen ViT that asks itself for a query."""
+"""Prompts, from a pool or per task, in a frozen ViT whose own features are the query."""
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +10,11 @@ from pearl.nn.precision import full
 
 
 class PromptMethod(FrozenVit):
-    """A frozen ViT that is asked with prompts."""
+    """Base of methods with prompts in a frozen ViT."""
 
 
 class PromptPool(nn.Module):
-    """Prompts (size, length, dim) with a key each; an image takes those whose keys are nearest to its query."""
+    """Prompts (size, length, dim) with a key each; an image uses those whose keys are nearest to its query."""
 
     def __init__(self, size: int, length: int, dim: int, top_k: int) -> None:
         super().__init__()
@@ -23,14 +23,14 @@ class PromptPool(nn.Module):
         self.keys = nn.Parameter(torch.empty(size, dim).uniform_(-1, 1))
 
     def choose(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines (B, top_k) of the nearest keys, best first, and their numbers (B, top_k)."""
-        with torch.autocast(query.device.type, enabled=False):  # a choice must not hang on bfloat16's last digits
+        """Return cosines (B, top_k) of the nearest keys, best first, and their indices (B, top_k)."""
+        with torch.autocast(query.device.type, enabled=False):  # the choice must not depend on bfloat16 rounding
             cosines = F.normalize(full(query), dim=1) @ F.normalize(self.keys, dim=1).T
             best = cosines.topk(self.top_k, dim=1)
         return best.values, best.indices
 
     def forward(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """Prompt tokens (B, top_k * length, dim), and the cosines (B, top_k) of their keys."""
+        """Return prompt tokens (B, top_k * length, dim), and the cosines (B, top_k) of their keys."""
         cosines, chosen = self.choose(query)
         return self.prompts[chosen].flatten(1, 2), cosines
 
@@ -50,10 +50,10 @@ class TaskPrompts(nn.Module):
         return self.tensors[f"{task}"]  # type: ignore[return-value]
 
     def grow(self, start: Tensor) -> nn.Parameter:
-        """That of a new task, a copy of `start`."""
+        """Add that of a new task, a copy of `start`."""
         self.tensors.add(f"{len(self)}", start)
         return self[len(self) - 1]
 
     def of(self, tasks: Tensor) -> Tensor:
-        """For each image that of its task (B,)."""
+        """Return, for each image, that of its task (B,)."""
         return torch.stack([self[t] for t in range(len(self))])[tasks]

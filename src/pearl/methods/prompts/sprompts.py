@@ -1,7 +1,7 @@
-"""S-iPrompts: S-Prompts Learning with Pre-trained Transformers (Wang, Huang and Hong, NeurIPS 2022), of images alone.
+"""S-iPrompts: S-Prompts Learning with Pre-trained Transformers (Wang, Huang and Hong, NeurIPS 2022), image version.
 
-Each task trains prompts and a head by itself, and leaves a few centroids of its images' queries. An image belongs to
-the task of the nearest centroid, and is asked of that task's prompts and head alone.
+Each task trains its own prompts and head, and stores a few centroids of its images' queries. The nearest centroid
+determines an image's task, whose prompts and head make the prediction.
 """
 
 from collections.abc import Iterator
@@ -17,25 +17,24 @@ from pearl.methods.prompts.identity import TaskCentroids, tasks_of_classes
 from pearl.methods.prompts.pool import PromptMethod, TaskPrompts
 from pearl.nn import vit
 
-APART = 30.0  # how far the logits of other tasks lie below those of the chosen one: in a softmax they are nothing
+APART = 30.0  # distance of other tasks' logits below the chosen one's: their probability is 0 in a softmax
 
 Count = Annotated[int, Field(ge=1)]
 
 
 class SiPrompts(PromptMethod):
-    """A frozen ViT, and prompts, head and centroids of each task, which no other task touches.
+    """A frozen ViT, with prompts, head and centroids per task, which other tasks do not change.
 
     Defaults are the authors': SGD at 0.01 with momentum 0.9 and a cosine, weight decay 2e-4, batches of 128, 30 epochs.
-    Their first task has a decay of 5e-4, here that of the others.
-    They learn domains, in each of which all classes come again, and count an answer as right if its class is, in
-    whatever domain: here that is `place.final`, an extra metric beside class-IL and task-IL, which says something only
-    where class i of every task is the same thing. In class-IL the logits of tasks that were not chosen are moved below
-    those of the chosen one; they are of its prompts, as there is one prompted pass. Centroids are of images without
-    augmentation, where the authors augment.
+    Their first task has a decay of 5e-4, here 2e-4 as well. Their tasks are domains with the same classes, and a
+    prediction is correct if its class is, in any domain: here that is `place.final`, an extra metric in addition to
+    class-IL and task-IL, meaningful only if class i is the same in every task. In class-IL the logits of other tasks,
+    computed with the chosen task's prompts in one pass, are moved below those of the chosen one. Centroids are of
+    images without augmentation, while the authors augment.
 
     Options:
         prompt_length: tokens of a task's prompt, between class token and patches.
-        centroids: of a task, found by k-means.
+        centroids: centroids per task, by k-means.
     """
 
     own_classes = True
@@ -49,7 +48,7 @@ class SiPrompts(PromptMethod):
         self.centroids = TaskCentroids()
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train prompts and head of the task; then find its centroids."""
+        """Train prompts and head of the task; then compute its centroids."""
         head = self.heads.grow(len(task.classes)).to(self.device)
         start = torch.empty(self.length, self.dim, device=self.device).uniform_(-1, 1) / self.dim**0.5
         prompt = self.prompts.grow(start)
@@ -59,11 +58,11 @@ class SiPrompts(PromptMethod):
         self.centroids.grow(self.of_images(task, self.query), self.count)
 
     def prompted(self, x: Tensor, prompts: Tensor) -> Tensor:
-        """Features (B, dim) with prompts (B or 1, length, dim)."""
+        """Return features (B, dim) with prompts (B or 1, length, dim)."""
         return vit.features(self.backbone, x, prompts=prompts)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """See `Method.forward`: the chosen task's logits as they are, all others below them."""
+        """See `Method.forward`: the chosen task's logits are unchanged, all others are below them."""
         chosen = self.centroids.nearest(self.query(x))
         logits = self.heads(self.prompted(x, self.prompts.of(chosen)))
         own = tasks_of_classes(self.heads.sizes(), logits) == chosen[:, None]
@@ -72,7 +71,7 @@ class SiPrompts(PromptMethod):
 
 
 def others_below(logits: Tensor, own: Tensor) -> Tensor:
-    """Logits (B, classes) with those that are not `own` (B, classes) moved together below all that are."""
+    """Shift the logits (B, classes) outside `own` (B, classes) together below all that are inside."""
     lowest = logits.masked_fill(~own, torch.inf).amin(1, keepdim=True)
     highest = logits.masked_fill(own, -torch.inf).amax(1, keepdim=True)
     return torch.where(own, logits, logits - (highest - lowest).clamp(min=0) - APART)

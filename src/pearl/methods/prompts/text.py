@@ -1,4 +1,4 @@
-"""Text features: what somebody's text encoder makes of the names of classes, read from a file."""
+"""Text features: the outputs of a text encoder for class names, read from a file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,14 +14,14 @@ from pearl.storage.paths import find
 
 
 class TextFeatures:
-    """Features by name, of an .npz file: `names` (N,) of str, `features` (N, width) of floats; a name may come again.
+    """Features by name from an .npz file: `names` (N,) of str, `features` (N, width) of floats; names may repeat.
 
-    The file is looked for as written, then under $PEARL_DATA, when it is made; what is learnt of it is kept with the
-    model, which needs no file to answer.
+    The path is tried as written, then under $PEARL_DATA, at construction. The model stores what it needs, so
+    predictions work without the file.
 
     Raises:
-        ConfigError: no such file, or not of this form.
-        DataError: it is no .npz file.
+        ConfigError: the file is missing or has another structure.
+        DataError: it is not an .npz file.
     """
 
     def __init__(self, path: str, *, option: str) -> None:
@@ -47,10 +47,10 @@ class TextFeatures:
         self.features = torch.from_numpy(features.astype(np.float32))
 
     def of(self, names: Sequence[str]) -> list[Tensor]:
-        """The rows (n, width) of each name; underscores count as spaces, case does not count.
+        """Return the rows (n, width) of each name; underscores count as spaces, case is ignored.
 
         Raises:
-            ConfigError: the file lacks one.
+            ConfigError: the file lacks a name.
         """
         missing = [name for name in names if _plain(name) not in self.rows]
         if missing:

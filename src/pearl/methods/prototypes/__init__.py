@@ -1,1 +1,1 @@
-"""Methods that know a class by the statistics of its features."""
+"""Methods that classify by statistics of each class's features."""

@@ -1,7 +1,7 @@
 """APER: Revisiting Class-Incremental Learning with Pre-Trained Models (Zhou et al., IJCV 2024; first named ADAM).
 
-The first task adapts a pretrained network to the stream. What it says then stands beside what it said as it came; both
-are frozen, and a class is the mean of the two.
+The first task adapts a pretrained network to the stream. The features of the original and the adapted network are
+concatenated; both are frozen, and a class is the mean of these features.
 """
 
 from collections.abc import Iterator
@@ -25,20 +25,20 @@ def _form(config: Any) -> str:
 
 
 class Aper(FirstSession):
-    """Nearest class mean, by the angle, in the features of a network as it came and as the first task adapted it.
+    """Nearest class mean by cosine, in the concatenated features of the original network and the adapted one.
 
     Defaults are the authors' for ImageNet-R: SGD with a cosine, decay 5e-4; SSF and shallow VPT 20 epochs at 0.01 in
     batches of 48, adapters 20 at 0.05 in batches of 24 (decay 5e-3), deep VPT 5 at 0.05 in batches of 16, fine-tuning 5
-    at 0.01 in batches of 128. The classifier they are trained with, of cosines with a scale that is learnt, is thrown
-    away. The two halves count as they are long. Where the network came without weights there is nothing to keep of it,
-    and its second half is all there is (ours; the paper has pretrained networks alone).
+    at 0.01 in batches of 128. The cosine classifier with a learnt scale that trains them is discarded. The two halves
+    are weighted by their norms. Without pretrained weights only the adapted half is used (ours; the paper has only
+    pretrained networks).
 
     Options:
-        tuning: how the first task adapts the network: `ssf`, scales and shifts; `adapter`, bottlenecks beside the MLPs;
-            `vpt_deep`, `vpt_shallow`, prompts; `finetune`, all weights, of any network. `auto` is ssf on a plain ViT
-            and finetune elsewhere.
+        tuning: how the first task adapts the network: `ssf`, scales and shifts; `adapter`, bottlenecks parallel to the
+            MLPs; `vpt_deep`, `vpt_shallow`, prompts; `finetune`, all weights, of any network. `auto` is ssf on a plain
+            ViT and finetune elsewhere.
         ffn_num: width of the adapters.
-        prompt_token_num: prompts, of each block if deep.
+        prompt_token_num: number of prompts, per block if deep.
     """
 
     phases = of_forms("aper", FORMS)
@@ -57,17 +57,17 @@ class Aper(FirstSession):
         self.statistics = ClassStatistics(self.heads.dim * (2 if self.merged else 1))
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Adapt to the first task; of every task, means."""
+        """Adapt to the first task; compute class means in every task."""
         head = CosineHeads(self.heads.dim, 1.0, learnable=True)
         head.grow(len(task.classes))
         yield from self.tune(task, head.to(self.device), self.adapted)
         self.observe(task)
 
     def extract(self, x: Tensor) -> Tensor:
-        """Features (B, dim) of the adapted network, behind (B, dim) of the network as it came."""
+        """Return features (B, dim) of the original network followed by those (B, dim) of the adapted one."""
         adapted = self.adapted(x)
         return torch.cat([self.backbone(x), adapted], dim=1) if self.merged else adapted
 
     def score(self, features: Tensor) -> Tensor:
-        """The cosine to each class's mean."""
+        """Return the cosine to each class's mean."""
         return cosines(features, self.statistics.means())

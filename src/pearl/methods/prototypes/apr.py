@@ -1,7 +1,7 @@
 """APR: Adversarial Pseudo-replay for Exemplar-free Class-incremental Learning (Honda, WACV 2026).
 
-New images that resemble an old class are changed until the network before the task gives them the mean feature of that
-class. They stand for it while the task is learnt, and show afterwards how old means and covariances have moved.
+New images near an old class are perturbed until the previous network maps them to that class's mean feature. They
+replace its images during the task, and afterwards give the drift of old means and covariances.
 """
 
 from collections.abc import Iterator
@@ -27,15 +27,15 @@ from pearl.nn.precision import full
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.storage.checkpoint import RUNNING, in_weights
 
-CHUNK = 64  # images that are pushed together after a task
-MOST = 100  # steps after which those that reached no mean are taken as they are
+CHUNK = 64  # images perturbed at once after a task
+MOST = 100  # steps after which the remaining images are used as they are
 
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 
 
 class Replayed:
-    """Batches of a task's images; behind each one `each` others, which stand for old classes.
+    """Batches of a task's images, each followed by `each` others that represent old classes.
 
     These are rows (n,) of the task's images, always augmented by the same draws, with labels (n,) of old classes.
     """
@@ -63,32 +63,33 @@ def _transfers(task: UpcomingTask) -> list[int]:
 
 
 class Apr(Aligned):
-    """Cross-entropy among new classes + distillation of old logits on new images and on pushed ones.
+    """Cross-entropy among new classes + distillation of old logits on new images and perturbed ones.
 
     Before a task each image is augmented once. For each old class the `replayed` images nearest to its mean are chosen,
-    with their augmentation. In each step, `replay_batch` of them are pushed: `steps` times along the gradient of the
-    squared distance to the mean, with noise of the classes' mean variance, by `push` over the whole batch. After the
-    task, the `drift_images` nearest images of an old class are pushed until the nearest old mean is the class's. Its
-    mean moves as these images' features did, its covariance by a linear map between them.
+    with their augmentation. In each step, `replay_batch` of them are perturbed: `steps` times along the gradient of the
+    squared distance to the mean, with noise of the classes' mean variance, by a length `push` for the whole batch.
+    After the task, the `drift_images` nearest images of an old class are perturbed until their nearest old mean is that
+    of the class. The drift of these images' features is added to its mean, and a linear map between them transforms its
+    covariance.
 
     Defaults are the authors' for CIFAR-100 in 10 tasks (hirotomusiker/APR-EFCIL 2b9d9b3): SGD with a cosine; the first
     task 200 epochs at 0.1, decay 5e-4, batches of 64; later ones 100 epochs at 0.01, decay 2e-4, batches of 32; linear
-    maps Adam 1e-4, 64 epochs in batches of 16. They augment by brightness and AutoAugment, too. Pushed images come in a
-    new order with each epoch, not one after the other through all epochs. A class that no image reaches is moved by
-    images as they are, where the code stops. A batch is pushed as a whole, so one process learns.
+    maps Adam 1e-4, 64 epochs in batches of 16. They also augment by brightness and AutoAugment. Here perturbed images
+    are shuffled in each epoch instead of iterated through all epochs. If no image reaches a class, its drift is that of
+    unperturbed images; the code stops. A batch is perturbed as a whole, so one process trains.
 
     Options:
         kd_lambda: weight of the distillation.
-        temperature: of the distillation.
-        replayed: images that stand for an old class.
-        replay_batch: of them in each step.
-        steps: of pushing.
-        push: length of such a step, over all pixels of the batch, as the network sees them.
-        noise: by how many standard deviations the means that images are pushed to vary.
-        drift_images: images of a new task that show how an old class has moved.
-        drift_steps: of pushing them.
-        drift_push: length of such a step for 1000 images at once; for a part of 64 it is sqrt(64 / 1000) of that.
-        shrinkage: of covariances, by as much of the mean variance and of the mean covariance.
+        temperature: temperature of the distillation.
+        replayed: images that represent an old class.
+        replay_batch: number of them in each step.
+        steps: perturbation steps.
+        push: length of such a step, over all pixels of the batch after normalisation.
+        noise: standard deviations of the noise on target means.
+        drift_images: images of a new task that give the drift of an old class.
+        drift_steps: perturbation steps for them.
+        drift_push: length of such a step for 1000 images at once; for a chunk of 64 it is sqrt(64 / 1000) of that.
+        shrinkage: shrinkage of covariances, by the same share of the mean variance and the mean covariance.
         read_out: `mahalanobis` - distance to each class, with correlations; `ncm` - the cosine to its mean; `linear` -
             the heads' logits.
     """
@@ -126,7 +127,7 @@ class Apr(Aligned):
         self.precisions = TaskTensors(buffers=True)  # "all" (classes, dim, dim)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train everything, with pushed images from the second task on; then move old classes and add new ones."""
+        """Train all parameters, with perturbed images from the second task on; move old classes and add new ones."""
         teacher = frozen(self) if task.id else None
         self.heads.grow(len(task.classes)).to(self.device)
         params = [*self.backbone.parameters(), *self.heads.parameters()]
@@ -144,11 +145,11 @@ class Apr(Aligned):
         self.precisions.add("all", self.inverted())
 
     def first_loss(self, batch: Batch) -> Tensor:
-        """There are no old classes."""
+        """Return the loss of the first task, which has no old classes."""
         return F.cross_entropy(self.heads(self.backbone(batch.x)), batch.y)
 
     def loss(self, task: Task, teacher: Any, means: Tensor, radius: float, batch: Batch) -> Tensor:
-        """The last `replay_batch` images of a batch are to be pushed."""
+        """Return the loss; the last `replay_batch` images of a batch are perturbed."""
         count = len(batch.y) - self.replay_batch
         targets = means[batch.y[count:]]
         targets = targets + radius * torch.randn_like(targets)
@@ -162,7 +163,7 @@ class Apr(Aligned):
 
     @torch.no_grad()
     def nearest(self, task: Task, teacher: Any, count: int) -> tuple[Tensor, Draws]:
-        """Rows (old classes, count) of the images nearest to each mean before the task, and how they were augmented."""
+        """Return rows (old classes, count) of the images nearest to each previous mean, and their augmentation."""
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         shape = (int(task.images.shape[1]), int(task.images.shape[2]))
         draws = tuple(draw.to(task.device) for draw in task.view.draw(len(task), shape, generator))
@@ -173,7 +174,7 @@ class Apr(Aligned):
         return apart.topk(min(count, len(task)), dim=1, largest=False).indices, draws
 
     def compensate(self, task: Task, teacher: Any) -> Iterator[Phase]:
-        """Move means and covariances of old classes by images that are pushed to them."""
+        """Move means and covariances of old classes by the features of images perturbed towards them."""
         self.requires_grad_(False)
         self.eval()
         chosen, draws = self.nearest(task, teacher, self.drift_images)
@@ -200,7 +201,7 @@ class Apr(Aligned):
         self.requires_grad_(True)
 
     def reached(self, network: nn.Module, x: Tensor, means: Tensor, c: int) -> Tensor:
-        """Push images (B, 3, H, W) to the mean of class c; return those for which no other old mean is nearer."""
+        """Perturb images (B, 3, H, W) towards the mean of class c; return those with no nearer old mean."""
         least, most, pushing = x.amin(), x.amax(), x
         size = self.drift_push * (CHUNK / 1000) ** 0.5
         for _ in range(0, MOST, self.drift_steps):
@@ -220,7 +221,7 @@ class Apr(Aligned):
         ]
 
     def inverted(self) -> Tensor:
-        """Inverses (classes, dim, dim) of the classes' correlations, after shrinkage."""
+        """Return inverse correlations (classes, dim, dim) of the classes, after shrinkage."""
         found = []
         for t in range(len(self.statistics)):
             for triangle in self.covariances[f"{t}"].double():
@@ -241,7 +242,7 @@ class Apr(Aligned):
         return logits if task is None else logits[:, self.columns(task)]
 
     def file_of(self, name: str) -> str:
-        """Inverses are made anew with each task."""
+        """Inverses are computed anew in each task."""
         return RUNNING if name.startswith("precisions.") else in_weights(name)
 
 
@@ -253,7 +254,7 @@ def pushed(
     size: float,
     bounds: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Images (B, 3, H, W) moved towards features `targets` (B, dim), by steps of a length over the whole batch."""
+    """Move images (B, 3, H, W) towards features `targets` (B, dim), by steps of a given length per batch."""
     for _ in range(steps):
         x = x.detach().requires_grad_(True)
         with torch.enable_grad():
@@ -265,5 +266,5 @@ def pushed(
 
 
 def distance(network: nn.Module, batch: Batch) -> Tensor:
-    """The mean distance between what a network makes of a batch's x (B, dim) and its y (B, dim)."""
+    """Return the mean distance between a network's output for a batch's x (B, dim) and its y (B, dim)."""
     return (network(batch.x) - batch.y).square().sum(1).clamp(min=1e-24).sqrt().mean()

@@ -1,8 +1,8 @@
 """EFC++: Elastic Feature Consolidation with Prototype Re-balancing (Magistri et al., ICLR 2024 and arXiv 2503.10439).
 
-Features may change in directions that no prediction depends on. The empirical feature matrix E measures that: it weighs
-the penalty on moving features, and says which images are near an old class mean, which then moves as they did. Heads
-are re-balanced on new features and on features drawn from a normal distribution of each old class.
+Features may change in directions that do not affect predictions, which the empirical feature matrix E measures: E
+weights the penalty on the drift of features, and the distances of images to old class means, whose drift is that of the
+near images. Heads are re-balanced on new features and on features sampled from a normal distribution per old class.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from pearl.nn.precision import full
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 
 FLOOR = 1e-5  # added to variances
-CHUNK = 256  # images at once
+CHUNK = 256  # images per pass
 
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -40,12 +40,12 @@ class PlainHeads(TaskHeads):
     """Heads without bias."""
 
     def block(self, classes: int) -> nn.Linear:
-        """A classifier of one task."""
+        """Return a classifier for one task."""
         return Classifier(self.dim, classes, bias=False)
 
 
 class FeaturesAndDraws:
-    """Batches of features: of a task's images, augmented anew in each epoch, and of normal distributions."""
+    """Batches of a task's images, augmented in each epoch, as features, and of features from normal distributions."""
 
     def __init__(self, task: Task, network: Network, draws: GaussianDraws) -> None:
         self.task, self.network, self.draws = task, network, draws
@@ -68,21 +68,22 @@ class FeaturesAndDraws:
 class EfcPlusPlus(Aligned):
     """Cross-entropy among a task's own classes + mean of (f - f_old)' (feature_weight E + damping I) (f - f_old).
 
-    In the first task an image turned by each of four angles is a class of its own, and outputs for turned images are
-    thrown away after it. Then norm layers are frozen; the new head and all other weights train, old heads do not. Heads
-    have no bias. Defaults are the authors' (simomagi/elastic_feature_consolidation 3ef9172): Adam, decay 2e-4, batches
-    of 64, 100 epochs, the first task at 1e-3 with a tenth of it after 45 and 90, later ones at 1e-4; re-balancing by
-    SGD, 1e-3, decay 5e-4, 50 epochs in batches of 256. Their images are random crops of 8 to 100 % of the area.
+    In the first task each rotation of a class's images by four angles is a separate class; the outputs for rotated
+    images are discarded afterwards. Then norm layers and old heads are frozen; the new head and all other weights
+    train. Heads have no bias. Defaults are the authors' (simomagi/elastic_feature_consolidation 3ef9172): Adam, decay
+    2e-4, batches of 64, 100 epochs, the first task at 1e-3 with a tenth of it after 45 and 90, later ones at 1e-4;
+    re-balancing by SGD, 1e-3, decay 5e-4, 50 epochs in batches of 256. Their images are random crops of 8 to 100 % of
+    the area.
 
-    Statistics, E and moves are of images without augmentation, where the code takes an augmented pass. All old classes
-    are drawn equally often, as often as they have images on average. Covariances do not move.
+    Statistics, E and drift are from images without augmentation, while the code uses an augmented pass. All old classes
+    are sampled equally often, by their mean number of images. Covariances do not change.
 
     Options:
-        feature_weight: of E in the penalty (lambda).
-        damping: of the squared distance in the penalty (eta).
-        sigma: of the weights of moves, exp(s / 2 sigma^2) with s from 0 for the farthest pair of a class and an image
-            to 1 for the nearest.
-        rotations: the first task learns turned images as classes of their own.
+        feature_weight: weight of E in the penalty (lambda).
+        damping: weight of the squared distance in the penalty (eta).
+        sigma: width of the weights of drift, exp(s / 2 sigma^2) with s from 0 for the farthest pair of a class and an
+            image to 1 for the nearest.
+        rotations: train rotated images as separate classes in the first task.
     """
 
     phases = (
@@ -107,13 +108,13 @@ class EfcPlusPlus(Aligned):
         self.register_buffer("matrix", torch.zeros(self.heads.dim, self.heads.dim))  # E
 
     def train(self, mode: bool = True) -> "EfcPlusPlus":
-        """After the first task the network keeps its running statistics."""
+        """Set the mode; after the first task, norm layers keep their running statistics."""
         super().train(mode)
         self.backbone.train(mode and not len(self.statistics))
         return self
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train; then move old means, re-balance the heads, and compute E and statistics anew."""
+        """Train; then move old means, re-balance the heads, and compute E and statistics."""
         head = self.heads.grow(len(task.classes)).to(self.device)
         self.requires_grad_(False)
         self.backbone.requires_grad_(True)
@@ -142,7 +143,7 @@ class EfcPlusPlus(Aligned):
         self.remember(task, features)
 
     def first_loss(self, head: nn.Module, turns: nn.Module | None, batch: Batch) -> Tensor:
-        """Over classes, and over turned classes if there is a head for them."""
+        """Return the loss over classes, and over rotated classes if they have a head."""
         if turns is None:
             return F.cross_entropy(head(self.backbone(batch.x)), batch.y)
         features = self.backbone(turned(batch.x))
@@ -150,7 +151,7 @@ class EfcPlusPlus(Aligned):
         return F.cross_entropy(logits, turned_labels(batch.y, logits.shape[1] // TURNS))
 
     def loss(self, task: Task, head: nn.Module, teacher: nn.Module, batch: Batch) -> Tensor:
-        """Among own classes, with the elastic penalty."""
+        """Return the cross-entropy among the task's own classes plus the elastic penalty."""
         features = full(self.backbone(batch.x))
         with torch.no_grad():
             before = full(teacher(batch.x))
@@ -161,9 +162,10 @@ class EfcPlusPlus(Aligned):
 
 
 def feature_matrix(features: Tensor, weight: Tensor) -> Tensor:
-    """E (dim, dim): the mean over features (N, dim) of W' (diag(p) - p p') W, for p = softmax(W f), W (classes, dim).
+    """Return E (dim, dim), the mean over features (N, dim) of W' (diag(p) - p p') W, for p = softmax(W f), W (classes,
+    dim).
 
-    It is the Fisher information of the features: how much the prediction depends on each direction of theirs.
+    It is the Fisher information of the features: the sensitivity of predictions to each direction.
     """
     probabilities = (features.double() @ weight.double().T).softmax(1)
     spread = probabilities.mean(0).diag() - probabilities.T @ probabilities / len(features)
@@ -171,7 +173,7 @@ def feature_matrix(features: Tensor, weight: Tensor) -> Tensor:
 
 
 def elastic_drift(before: Tensor, after: Tensor, means: Tensor, matrix: Tensor, sigma: float) -> Tensor:
-    """How far means (classes, dim) have moved: the mean of the images' moves, weighted by how near they were by E.
+    """Return the drift of means (classes, dim): the mean drift of images, weighted by their nearness under E.
 
     Features (N, dim) are of the same images before and after. With s = -(f - m)' E (f - m), scaled to [0, 1] over all
     pairs of image and class, weights are exp(s / 2 sigma^2).

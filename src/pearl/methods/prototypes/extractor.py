@@ -1,4 +1,4 @@
-"""What methods with a frozen feature extractor share: it is trained on the first task, or comes trained."""
+"""Base of methods with a frozen feature extractor: pretrained, or trained on the first task."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -14,10 +14,10 @@ from pearl.settings.declared import Phases, PhaseSpec
 
 
 class FrozenExtractor(PrototypeMethod):
-    """A backbone that stays as the first task left it, and the statistics of each class's features.
+    """A backbone that is frozen after the first task, and statistics of each class's features.
 
     Options:
-        extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
+        extractor: `given` - the backbone is pretrained and stays frozen; `first_task` - task 1 trains it, with a linear
             head; `auto` - the first if it was pretrained.
     """
 
@@ -30,11 +30,11 @@ class FrozenExtractor(PrototypeMethod):
         self.extractor = extractor
 
     def trains_on(self, task: Task) -> bool:
-        """Whether the extractor is trained on this task."""
+        """Return True if the extractor is trained on this task."""
         return task.id == 0 and self.extractor == "first_task"
 
     def train_extractor(self, task: Task, head: nn.Module | None = None) -> Iterator[Phase]:
-        """The phase of the first task, none of later ones. Without a head of the method's own, with a passing one."""
+        """Return the phase of the first task, none in later ones; a method without a head gets a temporary one."""
         self.requires_grad_(False)
         if not self.trains_on(task):
             return
@@ -43,11 +43,11 @@ class FrozenExtractor(PrototypeMethod):
         self.requires_grad_(False)
 
     def score(self, features: Tensor) -> Tensor:
-        """Logits (B, classes seen) of float32 features, as they are `seen`."""
+        """Return logits (B, classes seen) of float32 features in the form of `seen`."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """See `Method.forward`. The extractor runs in the recipe's precision, distances in full."""
+        """See `Method.forward`. The extractor runs in the recipe's precision, distances in float32."""
         features = self.extract(x)
         with torch.autocast(self.device.type, enabled=False):
             logits = self.score(self.seen(full(features)))

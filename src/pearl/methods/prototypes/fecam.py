@@ -1,7 +1,7 @@
 """FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free CIL (Goswami et al., NeurIPS 2023).
 
-The extractor is frozen after the first task. Each class is the mean and the covariance of its features; an image
-belongs to the class of the smallest Mahalanobis distance.
+The extractor is frozen after the first task. A class is the mean and covariance of its features; the prediction is the
+class with the smallest Mahalanobis distance.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ Auto = Literal["auto"]
 
 
 def _on_convolutions(value: Any) -> Follows:
-    """Of pearl's own backbones the value is known, of others when the network is there."""
+    """Known for pearl's own backbones; for others it depends on the network."""
     return Follows(lambda config: value if convolutional(config) else AUTO)
 
 
@@ -46,29 +46,29 @@ def _on_imagenet_r(config: Any) -> bool:
 
 
 class FeCam(FrozenExtractor):
-    """Mahalanobis distance with a covariance for each class: Tukey's transform, shrinkage, correlation normalisation.
+    """Mahalanobis distance with a covariance per class: Tukey's transform, shrinkage, correlation normalisation.
 
-    What `auto` stands for are the settings of the authors' code. On a convolutional network (exps/FeCAM_cifar100.json)
-    features are raised to the power 0.5 and divided by their length after it, and covariances are shrunk twice, by 1
-    and 1. On a transformer (FeCAM_vit_cifar100.py) features are divided by their length before anything else, nothing
-    is raised or divided after it, and covariances are shrunk once, by 1 and 0; on ImageNet-R by 10 and 10.
+    `auto` uses the settings of the authors' code. For convolutional networks (exps/FeCAM_cifar100.json) features are
+    raised to the power 0.5 and then normalised to length 1, and covariances are shrunk twice, by 1 and 1. For
+    transformers (FeCAM_vit_cifar100.py) features are first normalised and not raised to a power, and covariances are
+    shrunk once, by 1 and 0; on ImageNet-R by 10 and 10.
 
-    Here the distance classifies at the first stage, too, where their code for convolutional networks uses the weights
-    of the head it was trained with.
+    Here the distance classifies after the first task, too, where their code for convolutional networks uses the trained
+    head.
 
     Options:
-        extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
+        extractor: `given` - the backbone is pretrained and stays frozen; `first_task` - task 1 trains it, with a linear
             head; `auto` - the first if it was pretrained.
-        tukey: exponent of the power transform (beta); 1 does nothing; `auto` is 0.5, and 1 of a transformer, whose
+        tukey: exponent of the power transform (beta); 1 disables it; `auto` is 0.5, and 1 for transformers, whose
             features may be negative.
         alpha1: share of the mean variance added to the diagonal of each covariance; `auto` is 1, and 10 on ImageNet-R
-            with a backbone that is not pearl's own.
-        alpha2: share of the mean covariance added off the diagonal; `auto` is 1, and 0 of a transformer, or as alpha1
-            on ImageNet-R.
-        shrinkages: how often that is done; `auto` is twice, and once of a transformer.
+            with a backbone of another library.
+        alpha2: share of the mean covariance added off the diagonal; `auto` is 1, and 0 for transformers, or alpha1's
+            value on ImageNet-R.
+        shrinkages: number of shrinkages; `auto` is 2, and 1 for transformers.
         normalise: divide covariances by the standard deviations.
-        unit: features are divided by their length first, and their means are not; else both are, after the power
-            transform, and covariances are those of features of any length. `auto` is true of a transformer.
+        unit: normalise features first, but not their means; otherwise both are normalised after the power transform,
+            and covariances are of unnormalised features. `auto` is true for transformers.
     """
 
     def __init__(
@@ -94,28 +94,30 @@ class FeCam(FrozenExtractor):
         self.precisions = TaskTensors(buffers=True)  # "t": (k, dim, dim), inverse covariances
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train the extractor if this is its task; then means of the features and covariances of the transformed."""
+        """Train the extractor in its task; then compute means of features and covariances of transformed ones."""
         yield from self.train_extractor(task)
         features = self.observe(task)
         spread = class_covariances(self.transform(features.double()), task.labels - task.first_class, len(task.classes))
         self.precisions.add(f"{task.id}", self.precision(spread).to(features))
 
     def seen(self, features: Tensor) -> Tensor:
-        """Features, of length 1 if they are to be `unit`."""
+        """Return the features, normalised to length 1 if `unit`."""
         return F.normalize(features) if self.unit else features
 
     def transform(self, features: Tensor) -> Tensor:
-        """Tukey's ladder of powers, which makes skewed features more normal; odd, for features below zero."""
+        """Apply Tukey's ladder of powers, which makes skewed features more normal; an odd function for negative
+        features.
+        """
         return features.sign() * features.abs() ** self.tukey
 
     def precision(self, covariances: Tensor) -> Tensor:
-        """The inverses of covariances (k, dim, dim), after shrinkage and normalisation."""
+        """Return the inverses of covariances (k, dim, dim), after shrinkage and normalisation."""
         for _ in range(self.shrinkages):
             covariances = shrink(covariances, self.alpha1, self.alpha2)
         return torch.linalg.pinv(correlation(covariances) if self.normalise else covariances, hermitian=True)
 
     def score(self, features: Tensor) -> Tensor:
-        """Minus the squared distance to each class, of transformed features, or of their directions."""
+        """Return minus the squared distance to each class, of transformed features or their directions."""
         means, features = self.transform(self.statistics.means()), self.transform(features)
         if not self.unit:
             means, features = F.normalize(means), F.normalize(features)

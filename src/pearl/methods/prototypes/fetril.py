@@ -1,7 +1,7 @@
 """FeTrIL: Feature Translation for Exemplar-Free Class-Incremental Learning (Petit et al., WACV 2023).
 
 The extractor is frozen after the first task. A linear head is trained on the features of the new classes and, for each
-old class, on those of the new class that resembles it most, moved to where the old one was.
+old class, on those of the most similar new class, translated to the old class's mean.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from pearl.settings.declared import PhaseSpec
 
 
 class FeTril(FrozenExtractor):
-    """A head on translated features; the variant with a fully connected head, which goes on from what it was.
+    """A head on translated features; the variant with a fully connected head, which continues from its old weights.
 
-    Features are computed once, of images without augmentation. Each of a batch stands for its own class and for every
-    old class whose nearest it is, so that an epoch has every pseudo-feature once.
+    Features are computed once, from images without augmentation. Each represents its own class and every old class
+    whose most similar class it is in, so that an epoch has every pseudo-feature once.
 
     Options:
-        extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
+        extractor: `given` - the backbone is pretrained and stays frozen; `first_task` - task 1 trains it, with a linear
             head; `auto` - the first if it was pretrained.
     """
 
@@ -34,13 +34,15 @@ class FeTril(FrozenExtractor):
         super().__init__(backbone, extractor=extractor)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Task 1: extractor and head. Later: statistics, then the head on features and pseudo-features."""
+        """Train extractor and head in task 1; later update statistics, then train the head on features and
+        pseudo-features.
+        """
         head = self.heads.grow(len(task.classes)).to(self.device)
         yield from self.train_extractor(task, head)
         features = self.observe(task)
         if not self.trains_on(task):
             moves = self.translations(task.first_class)
-            # how many features an image stands for, on average: a mean over images is a mean over features by it
+            # mean number of features per image: converts a mean over images into a mean over features
             each = len(pseudo_features(features, task.labels, *moves)[1]) / len(task)
 
             def loss(batch: Batch) -> Tensor:
@@ -52,18 +54,20 @@ class FeTril(FrozenExtractor):
             self.requires_grad_(False)
 
     def translations(self, known: int) -> tuple[Tensor, Tensor]:
-        """Of each known class, the new one whose mean has the most similar direction, and the way from that."""
+        """Return, for each known class, the new class with the most similar mean direction, and the translation from
+        it.
+        """
         means = self.statistics.means()
         old, new = means[:known], means[known:]
         nearest = (F.normalize(old) @ F.normalize(new).T).argmax(1)
         return nearest + known, (old - new[nearest]).to(self.heads[0].weight)
 
     def score(self, features: Tensor) -> Tensor:
-        """The linear head's logits."""
+        """Return the linear head's logits."""
         return self.heads(features)
 
 
 def pseudo_features(features: Tensor, labels: Tensor, nearest: Tensor, ways: Tensor) -> tuple[Tensor, Tensor]:
-    """A batch of features with its labels, and behind it all pseudo-features of old classes that are made of them."""
+    """Return a batch of features with labels, followed by all pseudo-features of old classes made from them."""
     image, old = (labels[:, None] == nearest).nonzero(as_tuple=True)
     return torch.cat([features, features[image] + ways[old]]), torch.cat([labels, old])

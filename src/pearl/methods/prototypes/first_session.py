@@ -1,6 +1,6 @@
-"""First-session adaptation: what is put into a network on the first task, so that it fits the stream, and then stays.
+"""First-session adaptation: parts added to a network and trained on the first task, then frozen.
 
-Each form is asked with the network it is put into, which stays as it came.
+Each form is called with its network, which is unchanged.
 """
 
 import copy
@@ -36,18 +36,19 @@ class ScaleShift(nn.Module):
                 self.scales.add(name, torch.empty(outputs).normal_(1, 0.02))
                 self.shifts.add(name, torch.empty(outputs).normal_(0, 0.02))
         self.layers = [name for name, layer in net.named_modules() if name in self.scales]
-        vit.scale_shift(net, self._named(self.scales), self._named(self.shifts))  # refuses here what it cannot do
+        # raises here if the network is unsupported
+        vit.scale_shift(net, self._named(self.scales), self._named(self.shifts))
 
     def _named(self, tensors: TaskTensors) -> dict[str, Tensor]:
         return {layer: tensors[layer] for layer in self.layers}
 
     def forward(self, net: nn.Module, x: Tensor) -> Tensor:
-        """Features (B, dim)."""
+        """Return features (B, dim)."""
         return functional_call(net, vit.scale_shift(net, self._named(self.scales), self._named(self.shifts)), (x,))
 
 
 class Adapted(nn.Module):
-    """AdaptFormer (Chen et al., NeurIPS 2022): an adapter beside the MLP of every block of a plain ViT."""
+    """AdaptFormer (Chen et al., NeurIPS 2022): an adapter parallel to the MLP of every block of a plain ViT."""
 
     def __init__(self, net: nn.Module, width: int) -> None:
         super().__init__()
@@ -56,14 +57,14 @@ class Adapted(nn.Module):
         self.adapters = Adapters(range(depth), lambda: Bottleneck(dim, width, scale=0.1, dropout=0.1))
 
     def forward(self, net: nn.Module, x: Tensor) -> Tensor:
-        """Features (B, dim)."""
+        """Return features (B, dim)."""
         return vit.features(net, x, adapters=self.adapters.by_block())
 
 
 class Prompted(nn.Module):
-    """VPT (Jia et al., ECCV 2022): prompts that stay to the end (shallow), or other ones for each block (deep).
+    """VPT (Jia et al., ECCV 2022): prompts that stay to the end (shallow), or separate ones per block (deep).
 
-    What becomes of a block's own prompts is not looked at, so that they are a prefix of their keys and values.
+    The outputs of a block's own prompts are unused, so that prompts are equivalent to a prefix of keys and values.
     """
 
     def __init__(self, net: nn.Module, length: int, *, deep: bool) -> None:
@@ -74,7 +75,7 @@ class Prompted(nn.Module):
         self.prompts = nn.Parameter(torch.zeros(blocks, length, int(net.dim)))  # type: ignore[arg-type]
 
     def forward(self, net: Any, x: Tensor) -> Tensor:
-        """Features (B, dim)."""
+        """Return features (B, dim)."""
         if not self.deep:
             return vit.features(net, x, prompts=self.prompts)
         prefixes = {i: vit.prefix_of(block, self.prompts[i][None]) for i, block in enumerate(net.blocks)}
@@ -82,19 +83,19 @@ class Prompted(nn.Module):
 
 
 class FineTuned(nn.Module):
-    """A copy of the network, of any kind, all of which is trained."""
+    """A copy of any network, all of which is trained."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.copy = copy.deepcopy(net).requires_grad_(True)
 
     def forward(self, _: nn.Module, x: Tensor) -> Tensor:
-        """Features (B, dim)."""
+        """Return features (B, dim)."""
         return self.copy(x)
 
 
 def of_forms(method: str, forms: Sequence[Form]) -> tuple[PhaseSpec, ...]:
-    """The phases of a method whose first task adds one of these forms; `tuning: auto` is the first of them on a ViT."""
+    """Return the phases of a method whose first task adds one of these forms; `tuning: auto` is the first on a ViT."""
     auto = ("auto", None)
 
     def chosen(form: Form) -> Callable[[Mapping[str, Any]], bool]:
@@ -104,7 +105,7 @@ def of_forms(method: str, forms: Sequence[Form]) -> tuple[PhaseSpec, ...]:
 
 
 class FirstSession(FrozenExtractor):
-    """A network to which the first task adds one of the `FORMS`; it and what was added are frozen afterwards."""
+    """A network to which the first task adds one of the `FORMS`; both are frozen afterwards."""
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class FirstSession(FrozenExtractor):
                 self.tuned = FineTuned(backbone)
 
     def tune(self, task: Task, head: nn.Module, network: Network) -> Iterator[Phase]:
-        """The phase of the first task, none of later ones; with a classifier on a network's features, not kept."""
+        """Return the phase of the first task, none in later ones; with a temporary classifier on the features."""
         self.requires_grad_(False)
         if task.id or self.tuned is None:
             return
@@ -141,5 +142,5 @@ class FirstSession(FrozenExtractor):
         self.requires_grad_(False)
 
     def adapted(self, x: Tensor) -> Tensor:
-        """Features (B, dim) with what the first task added."""
+        """Return features (B, dim) with the added parts."""
         return self.backbone(x) if self.tuned is None else self.tuned(self.backbone, x)

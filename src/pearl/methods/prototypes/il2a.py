@@ -1,7 +1,7 @@
 """IL2A: Class-Incremental Learning via Dual Augmentation (Zhu et al., NeurIPS 2021).
 
-Images of two new classes, mixed, are a class of their own while a task is learnt. Old classes are augmented in feature
-space without drawing: a bound of the loss that is expected of features around each old mean, by its covariance.
+During a task, mixtures of images of two new classes are additional classes. Old classes are augmented in feature space
+without sampling: by an upper bound of the expected loss for features around each old mean, from its covariance.
 """
 
 from collections.abc import Iterator
@@ -26,22 +26,22 @@ Weight = Annotated[float, Field(ge=0)]
 class IL2A(NonExemplar):
     """Cross-entropy with mixed classes + seman_weight * the bound for old ones + kd_weight * |F(X) - F_old(X)|.
 
-    The last is one norm over all features of a batch, mixed images too, as in the authors' code, so that a batch is
-    learnt as a whole, by one process. Prototypes and covariances are of all images of a class as they are, where the
-    code takes one augmented pass without its last batch; its attention modules, which no layer calls, are left out.
-    The recipes change images in brightness, as the code does.
-    For logits that are divided by `temp` the bound would need ratio / temp; the code divides it with the logits, and
-    ratio's default goes with that.
+    The last is one norm over all features of a batch, including mixed images, as in the authors' code, so that one
+    process trains. Prototypes and covariances are from all images of a class without augmentation, where the code uses
+    an augmented pass without its last batch; its unused attention modules are left out. The recipes augment by
+    brightness, as the code does. For logits divided by `temp` the bound would need ratio / temp; the code divides the
+    bound together with the logits, and ratio's default is for that form.
 
     Options:
-        temp: by which all logits are divided.
-        seman_weight: of the bound's cross-entropy, for as many drawn prototypes as a batch has images.
-        kd_weight: of the distance to the features of the network before the task.
-        ratio: of the covariances (the paper's lambda).
-        mix_times: how often a batch is mixed with itself in another order.
-        alpha: of the Beta distribution of an image's share in a mixture; shares outside [0.4, 0.6] become 0.5.
-        covariances: `own` - each old class has its own, as in the paper; `released` - in the authors' code they are in
-            the order of tasks turned round, so that from the third task on a class has another one's.
+        temp: temperature that divides all logits.
+        seman_weight: weight of the bound's cross-entropy, for as many random prototypes as a batch has images.
+        kd_weight: weight of the distance to the features of the network before the task.
+        ratio: factor of the covariances (the paper's lambda).
+        mix_times: number of random permutations that a batch is mixed with.
+        alpha: parameter of the Beta distribution of an image's share in a mixture; shares outside [0.4, 0.6] become
+            0.5.
+        covariances: `own` - each old class has its own, as in the paper; `released` - as in the authors' code, where
+            the order of tasks is reversed, so that from the third task on classes have covariances of others.
     """
 
     phases = ("il2a",)
@@ -64,11 +64,11 @@ class IL2A(NonExemplar):
         self.covariances = TaskTensors(buffers=True)  # "t": (k, dim, dim)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train everything on the new task and mixtures of its classes; then their means and covariances."""
+        """Train all parameters on the new task and mixtures of its classes; then compute means and covariances."""
         teacher = frozen(self.backbone) if task.id else None
         self.heads.grow(len(task.classes)).to(self.device)
         count = len(task.classes) * (len(task.classes) - 1) // 2
-        pairs = self.heads.block(count).to(self.device) if count else None  # nobody asks for them after the task
+        pairs = self.heads.block(count).to(self.device) if count else None  # unused after the task
         params = [*self.parameters(), *(pairs.parameters() if pairs else ())]
         old = torch.cat([self.covariances[f"{t}"] for t in self.tasks_in_order()]) if task.id else None
         yield Phase("il2a", params, partial(self.loss, task, teacher, pairs, old), extra=pairs)
@@ -77,14 +77,16 @@ class IL2A(NonExemplar):
         self.covariances.add(f"{task.id}", spread.to(features))
 
     def tasks_in_order(self) -> list[int]:
-        """In which their classes' covariances are numbered."""
+        """Return the order of tasks in which covariances are numbered."""
         tasks = range(len(self.covariances))
         return [*tasks] if self.order == "own" else [*reversed(tasks)]
 
     def loss(
         self, task: Task, teacher: nn.Module | None, pairs: nn.Module | None, old: Tensor | None, batch: Batch
     ) -> Tensor:
-        """`pairs` is the head of mixed classes, `old` the covariances of old ones; the first task has no teacher."""
+        """Return the loss; `pairs` is the head of mixed classes, `old` the covariances of old ones; the first task has
+        no teacher.
+        """
         x, y = batch.x, batch.y
         if pairs is not None:
             mixture, own = mixed(x, y - task.first_class, len(task.classes), self.mix_times, self.alpha)
@@ -100,16 +102,17 @@ class IL2A(NonExemplar):
         return loss
 
     def old_loss(self, y: Tensor, covariances: Tensor) -> Tensor:
-        """The bound's cross-entropy of old classes y (B,) among all classes seen."""
+        """Return the bound's cross-entropy of old classes y (B,) among all classes seen."""
         weight = torch.cat([head.weight for head in self.heads])
         logits = self.heads(self.statistics.means().to(weight)[y])
         return self.cross_entropy(raised_logits(logits, weight, y, covariances, self.ratio), y)
 
 
 def mixed(x: Tensor, y: Tensor, classes: int, times: int, alpha: float) -> tuple[Tensor, Tensor]:
-    """Images (B, ...) mixed with those of other classes, `times` at most each, and labels of their pairs of classes.
+    """Mix images (B, ...) with those of other classes, at most `times` each; return them with labels of their class
+    pairs.
 
-    Labels y (B,) count from 0 to `classes` - 1, pairs (a, b) with a < b from 0: (0, 1), (0, 2), ..., (1, 2), ...
+    Labels y (B,) are from 0 to `classes` - 1, pairs (a, b) with a < b from 0: (0, 1), (0, 2), ..., (1, 2), ...
     """
     one = torch.arange(len(y), device=y.device).repeat(times)
     other = torch.cat([torch.randperm(len(y), device=y.device) for _ in range(times)]) if times else one

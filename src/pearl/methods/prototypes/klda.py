@@ -1,7 +1,7 @@
 """KLDA: Continual Learning Using a Kernel-Based Method Over Foundation Models (Momeni et al., AAAI 2025).
 
-Linear discriminant analysis on random Fourier features, which stand for a Gaussian kernel: one mean per class, one
-covariance for all of them. Both are sums over images, so that the order of tasks does not matter.
+Linear discriminant analysis on random Fourier features, which approximate a Gaussian kernel: one mean per class and a
+common covariance. Both are sums over images, so that the order of tasks does not matter.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,14 @@ from pearl.methods.prototypes.extractor import FrozenExtractor
 from pearl.nn.growing import TaskTensors
 from pearl.storage.checkpoint import RUNNING, in_weights
 
-ROWS = 1024  # random features that are made at once
-COMPARED = 1000  # images of the first task, at most, whose distances give sigma
+ROWS = 1024  # random features computed at once
+COMPARED = 1000  # maximum images of the first task whose distances determine sigma
 
 Positive = Annotated[float, Field(gt=0)]
 
 
 class Discriminant(nn.Module):
-    """Linear discriminant analysis on one draw of random features."""
+    """Linear discriminant analysis on one sample of random features."""
 
     def __init__(self, dim: int, count: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Discriminant(nn.Module):
 
     @torch.no_grad()
     def add(self, features: Tensor, own: Tensor, classes: int, shrinkage: float) -> None:
-        """Add a new task of so many classes: features (N, dim) with labels (N,) from 0."""
+        """Add a new task of this many classes: features (N, dim) with labels (N,) from 0."""
         self.statistics.grow(classes, features.device)
         parts = [*zip(features.split(ROWS), own.split(ROWS), strict=True)]
         for rows, labels in parts:
@@ -57,24 +57,25 @@ class Discriminant(nn.Module):
         self.kept.add("bias", (-(means * weight.T).sum(1) / 2).to(features))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (B, dim) -> log-posteriors (B, classes) up to a constant per image, of equal priors."""
+        """Map features (B, dim) to log-posteriors (B, classes) with equal priors, up to a constant per image."""
         return self.lift(features) @ self.kept["weight"].to(features) + self.kept["bias"].to(features)
 
 
 class Klda(FrozenExtractor):
     """The class with the smallest Mahalanobis distance in the space of random Fourier features.
 
-    The official code (SalehMomeni/KLDA ee5f05b) is for texts; it gives sigma by network and none for ViTs. Departures:
-    batches are centred on the mean of the whole class, not on the mean so far, which depends on their order. The
-    covariance is divided by the number of images less that of classes, without which members of an ensemble are nearly
-    undecided. It is shrunk instead of inverted up to rounding. Kept are D^2 numbers a member.
+    The official code (SalehMomeni/KLDA ee5f05b) is for texts; it has sigma by network, but not for ViTs. Departures:
+    batches are centred on the mean of the whole class, not on the running mean, which depends on their order. The
+    covariance is divided by the number of images minus classes; otherwise members of an ensemble give almost uniform
+    posteriors. It is shrunk instead of pseudo-inverted. Each member stores D^2 numbers.
 
     Options:
-        D: random features.
-        sigma: of the kernel exp(-sigma |x - y|^2); null is 1 / (2 median |x - y|^2) of the first task's images.
+        D: number of random features.
+        sigma: parameter of the kernel exp(-sigma |x - y|^2); null is 1 / (2 median |x - y|^2) of the first task's
+            images.
         shrinkage: share of the mean variance in the covariance.
-        members: draws of random features, whose posteriors are averaged (KLDA-E has 5).
-        extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
+        members: samples of random features, whose posteriors are averaged (KLDA-E has 5).
+        extractor: `given` - the backbone is pretrained and stays frozen; `first_task` - task 1 trains it, with a linear
             head; `auto` - the first if it was pretrained.
     """
 
@@ -93,7 +94,7 @@ class Klda(FrozenExtractor):
         self.members = nn.ModuleList(Discriminant(self.heads.dim, D) for _ in range(members))
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train the extractor if this is its task; then two passes over the images' features."""
+        """Train the extractor in its task; then run two passes over the images' features."""
         yield from self.train_extractor(task)
         features = self.observe(task)
         for member in self.members:
@@ -104,17 +105,17 @@ class Klda(FrozenExtractor):
             member.add(features, own, len(task.classes), self.shrinkage)  # type: ignore[operator]
 
     def score(self, features: Tensor) -> Tensor:
-        """Log-posteriors; of several members the logarithm of the mean posterior."""
+        """Return log-posteriors; with several members the logarithm of the mean posterior."""
         scores = torch.stack([member(features) for member in self.members])
         return scores[0] if len(scores) == 1 else scores.log_softmax(2).logsumexp(0)
 
     def file_of(self, name: str) -> str:
-        """Scatter and head are made anew with each task."""
+        """Scatter and head are computed anew in each task."""
         return RUNNING if ".kept." in name else in_weights(name)
 
 
 def bandwidth(features: Tensor) -> float:
-    """1 / (2 median squared distance) of some of the features (N, dim)."""
+    """Return 1 / (2 median squared distance) of a sample of the features (N, dim)."""
     some = features[torch.randperm(len(features))[:COMPARED].to(features.device)].double()
     apart = torch.pdist(some).square() if len(some) > 1 else some.new_ones(1)
     return 1 / (2 * max(float(apart.median()), 1e-12))

@@ -1,4 +1,4 @@
-"""What RanPAC and LoRanPAC share: a head in closed form on random features of a frozen network."""
+"""Base of RanPAC and LoRanPAC: a head in closed form on random features of a frozen network."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -14,14 +14,14 @@ from pearl.methods.prototypes.first_session import FirstSession, Form
 from pearl.nn.growing import CosineHeads, TaskTensors
 from pearl.storage.checkpoint import RUNNING, in_weights
 
-ROWS = 1024  # random features that are made at once, where no method says
+ROWS = 1024  # random features computed at once by default
 
 
 class Lifted(FirstSession):
-    """Features, lifted to many random ones; classes are known by their sums, images by what `keep` makes of them."""
+    """Features mapped to many random ones, with sums per class; `keep` accumulates statistics of images."""
 
-    rows = ROWS  # lifted at a time
-    lifted_head = False  # the classifier of the first session sees random features
+    rows = ROWS  # images per chunk
+    lifted_head = False  # the classifier of the first session is on random features
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class Lifted(FirstSession):
         super().__init__(backbone, form, phase, width=width, length=length, extractor=extractor)
         self.lift = RandomFeatures(self.heads.dim, lifted)
         self.statistics = ClassStatistics(lifted)
-        self.kept = TaskTensors(buffers=True)  # "head" (lifted, classes); of a subclass's
+        self.kept = TaskTensors(buffers=True)  # "head" (lifted, classes); further tensors of a subclass
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train or adapt the network if this is its task; then one pass over the images, and the head."""
+        """Train or adapt the network in its task; then run one pass over the images, and compute the head."""
         if not task.id:
             self.lift.draw()
         yield from self.train_extractor(task)
@@ -56,29 +56,29 @@ class Lifted(FirstSession):
         self.kept.add("head", self.solve(task, features).to(features).contiguous())
 
     def keep(self, lifted: Tensor) -> None:
-        """Take in random features (m, lifted) of a task's images."""
+        """Accumulate random features (m, lifted) of a task's images."""
         raise NotImplementedError
 
     def solve(self, task: Task, features: Tensor) -> Tensor:
-        """The head (lifted, classes), once a task's images have been taken in; `features` (N, dim) are theirs."""
+        """Return the head (lifted, classes), after a task's images; `features` (N, dim) are theirs."""
         raise NotImplementedError
 
     def cross(self) -> Tensor:
-        """The sum of each class's random features (lifted, classes), float64: Z'Y of one-hot Y."""
+        """Return the sum of each class's random features (lifted, classes), float64: Z'Y of one-hot Y."""
         tasks = range(len(self.statistics))
         counts = torch.cat([self.statistics.tensors[f"{t}.count"] for t in tasks])
         return (self.statistics.means() * counts[:, None]).T
 
     def lifted(self, x: Tensor) -> Tensor:
-        """Random features (B, lifted) of images."""
+        """Return random features (B, lifted) of images."""
         return self.lift(self.adapted(x))
 
     def extract(self, x: Tensor) -> Tensor:
-        """Features (B, dim) with what the first task added."""
+        """Return features (B, dim) with the first task's added parts."""
         return self.adapted(x)
 
     def score(self, features: Tensor) -> Tensor:
-        """The linear head's logits."""
+        """Return the linear head's logits."""
         return self.lift(features) @ self.kept["head"].to(features)
 
     def columns(self, task: int) -> slice:
@@ -86,5 +86,5 @@ class Lifted(FirstSession):
         return self.statistics.columns(task)
 
     def file_of(self, name: str) -> str:
-        """What is kept of all images and the head are made anew with each task."""
+        """Statistics of all images and the head are computed anew in each task."""
         return RUNNING if name.startswith(("kept.", "svd.")) else in_weights(name)

@@ -1,8 +1,8 @@
 """LoRanPAC: Low-rank Random Features and Pre-trained Models (Peng et al., ICLR 2025; first named TSVD).
 
-A linear head of least squares on very many random features. They are nearly collinear, and small singular values would
-be inverted to noise: of the matrix of all images so far the largest ones alone are kept, brought up to date with each
-batch, so that memory is bounded by them, not by images or by the square of the features.
+A least-squares linear head on very many random features. They are nearly collinear, so that inverse small singular
+values amplify noise: only the largest ones of the matrix of all images so far are kept, updated batch by batch. They
+bound the memory, independent of the number of images and the square of the features.
 """
 
 from typing import Annotated, Any, Literal
@@ -25,28 +25,28 @@ def _tuning(config: Any) -> str:
 
 
 class LoRanPac(Lifted):
-    """Least squares of least norm on what a truncated singular value decomposition keeps of random features.
+    """Least squares of least norm on the truncated singular value decomposition of random features.
 
-    With `tuning` the first task adapts the network (SGD 0.01 with a cosine, 20 epochs, batches of 48, decay 5e-4), by a
-    classifier of the random features' cosines that is then thrown away. The authors tune where a task has many classes
-    (their `adapter_*` configurations: ImageNet-R in tasks of 20, CIFAR-100 in tasks of 10) and leave the network as it
-    came in tasks of 5. The default is RanPAC's, so that the two differ in their heads alone; on ImageNet-R in 10 tasks
-    it is the authors' adapter. Without truncation it is RanPAC with this ridge. Kept are
-    E * min(rank, share of n and of E) numbers; at the authors' E = 100,000 that is up to 4 GB, and as much with each
-    task's folder, hence 10,000 here. Singular values below a millionth of the largest are dropped.
+    With `tuning` the first task adapts the network (SGD 0.01 with a cosine, 20 epochs, batches of 48, decay 5e-4), with
+    a temporary cosine classifier on the random features. The authors tune for tasks of many classes (their `adapter_*`
+    configurations: ImageNet-R in tasks of 20, CIFAR-100 in tasks of 10) and not for tasks of 5. The default is
+    RanPAC's, so that the two differ only in their heads; on ImageNet-R in 10 tasks it is the authors' adapter. Without
+    truncation it is RanPAC with this ridge. It stores E * min(rank, share of n and of E) numbers; with the authors' E =
+    100,000 up to 4 GB, and the same in each task's folder, hence 10,000 here. Singular values below a millionth of the
+    largest are dropped.
 
     Options:
-        E: random features.
-        rank: singular values that are kept, at most.
-        truncate_percent: of as many as there are images so far, or features, this share is cut off.
+        E: number of random features.
+        rank: maximum singular values.
+        truncate_percent: truncated share of the number of images so far, or of features.
         ridge: added to their squares; 0 is the solution of least norm.
         tuning: how the first task adapts a plain ViT (see aper), or `none`; `auto` is `adapter` on ImageNet-R in 10
-            tasks and else ssf on a plain ViT, as RanPAC's.
-        extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
+            tasks, otherwise ssf on a plain ViT, as in RanPAC.
+        extractor: `given` - the backbone is pretrained and stays frozen; `first_task` - task 1 trains it, with a linear
             head; `auto` - the first if it was pretrained.
-        rows: images whose features are added at once.
+        rows: images per update.
         ffn_num: width of the adapters.
-        prompt_token_num: prompts, of each block if deep.
+        prompt_token_num: number of prompts, per block if deep.
     """
 
     phases = (PhaseSpec("extractor", "reference"), *of_forms("loranpac", FORMS[:-1]))
@@ -78,10 +78,10 @@ class LoRanPac(Lifted):
         self.svd = TruncatedSvd(E)
 
     def keep(self, lifted: Tensor) -> None:
-        """Add images, of which the share is kept that is not cut off."""
+        """Add images and truncate."""
         seen = int(sum(self.statistics.tensors[f"{t}.count"].sum() for t in range(len(self.statistics))))
         self.svd.update(lifted, min(self.most, max(round(self.share * seen), 1)))
 
     def solve(self, task: Task, features: Tensor) -> Tensor:
-        """U (S^2 + ridge)^-1 U' Z'Y."""
+        """Return U (S^2 + ridge)^-1 U' Z'Y."""
         return self.svd.least_squares(self.cross(), self.ridge)

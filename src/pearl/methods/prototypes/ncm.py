@@ -1,4 +1,4 @@
-"""Nearest class mean (Mensink et al., TPAMI 2013) on a frozen extractor: what every method must beat."""
+"""Nearest class mean (Mensink et al., TPAMI 2013) on a frozen extractor: the baseline of every method."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -13,10 +13,10 @@ from pearl.methods.prototypes.extractor import FrozenExtractor
 
 
 class NearestMean(FrozenExtractor):
-    """Each class is the mean of its features; an image belongs to the nearest.
+    """A class is the mean of its features; the prediction is the nearest mean.
 
     Options:
-        extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
+        extractor: `given` - the backbone is pretrained and stays frozen; `first_task` - task 1 trains it, with a linear
             head; `auto` - the first if it was pretrained.
         distance: `euclidean`; or `cosine`, by the angle between feature and mean.
     """
@@ -32,12 +32,12 @@ class NearestMean(FrozenExtractor):
         self.distance = distance
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train the extractor if this is its task; then one pass over the images."""
+        """Train the extractor in its task; then run one pass over the images."""
         yield from self.train_extractor(task)
         self.observe(task)
 
     def score(self, features: Tensor) -> Tensor:
-        """Minus the squared distance to each mean, or the cosine of the angle."""
+        """Return minus the squared distance to each mean, or the cosine."""
         means = self.statistics.means()
         if self.distance == "cosine":
             return cosines(features, means)

@@ -1,7 +1,7 @@
 """PASS: Prototype Augmentation and Self-Supervision for Incremental Learning (Zhu et al., CVPR 2021).
 
-Each class is four, by rotations of its images, so that features say more than one task needs. When later tasks are
-learnt, the head sees each old class as its mean feature with noise, and features are held to what they were.
+Rotations of images make four classes of each, which gives features that generalise to later tasks. In later tasks, the
+head trains on each old class's mean feature with noise, and features are distilled from the previous network.
 """
 
 from collections.abc import Iterator
@@ -25,15 +25,15 @@ from pearl.nn.precision import full
 class PASS(NonExemplar):
     """Cross-entropy over 4 x classes + protoAug_weight * that of noisy prototypes + kd_weight * |F(X) - F_old(X)|.
 
-    The last is one norm over all features of a batch, as in the authors' code, so that a batch is learnt as a whole, by
-    one process. Prototypes are means over all images of a class as they are, where the code takes one augmented pass
-    without its last batch; its attention modules, which no layer calls, are left out. The recipes change images in
-    brightness, as the code does (`train.phases.pass.images.brightness`).
+    The last is one norm over all features of a batch, as in the authors' code, so that one process trains. Prototypes
+    are means over all images of a class without augmentation, where the code uses an augmented pass without its last
+    batch; its unused attention modules are left out. The recipes augment by brightness, as the code does
+    (`train.phases.pass.images.brightness`).
 
     Options:
-        temp: by which all logits are divided.
-        protoAug_weight: of the cross-entropy of as many drawn prototypes as a batch has images.
-        kd_weight: of the distance to the features of the network before the task.
+        temp: temperature that divides all logits.
+        protoAug_weight: weight of the cross-entropy of as many random prototypes as a batch has images.
+        kd_weight: weight of the distance to the features of the network before the task.
     """
 
     phases = ("pass",)
@@ -53,18 +53,18 @@ class PASS(NonExemplar):
         self.register_buffer("radius", torch.zeros(()))
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train everything on the new task, taught by the network as it was; then the prototypes of its classes."""
+        """Train all parameters on the new task, with the previous network as teacher; then compute the prototypes."""
         teacher = frozen(self.backbone) if task.id else None
         for heads in (self.heads, *self.turned_heads):
             heads.grow(len(task.classes)).to(self.device)
         yield Phase("pass", self.parameters(), partial(self.loss, teacher), steady=True)
         features = self.observe(task)
-        if teacher is None:  # the noise of all later tasks: r^2 = mean over classes of trace(covariance) / dim
+        if teacher is None:  # the noise in all later tasks: r^2 = mean over classes of trace(covariance) / dim
             spread = class_covariances(features, task.labels, len(task.classes))
             self.radius.copy_(spread.diagonal(dim1=1, dim2=2).mean().sqrt())
 
     def loss(self, teacher: nn.Module | None, batch: Batch) -> Tensor:
-        """The first classes have no teacher, and there are no older ones."""
+        """Return the loss; the first task has no teacher and no older classes."""
         x = turned(batch.x)
         features = full(self.backbone(x))
         logits = self.logits(features)
@@ -80,9 +80,9 @@ class PASS(NonExemplar):
         return loss
 
     def logits(self, features: Tensor) -> Tensor:
-        """Of features (B, dim): those of all classes as they are, then of all turned once, twice, three times."""
+        """Return logits of features (B, dim): those of all classes unrotated, then rotated once, twice, three times."""
         return torch.cat([heads(features) for heads in (self.heads, *self.turned_heads)], dim=1)
 
     def size(self) -> int:
-        """Without the heads of turned classes, which nobody asks after training."""
+        """Count all but the heads of rotated classes, which are used only in training."""
         return super().size() - sum(parameter.numel() for parameter in self.turned_heads.parameters())

@@ -1,7 +1,7 @@
 """RanPAC: Random Projections and Pre-trained Models for Continual Learning (McDonnell et al., NeurIPS 2023).
 
-A linear head of ridge regression on random features, from their second moments and the sums of each class, both of
-which are added up over tasks: it is the head that all images together would give.
+A ridge-regression head on random features, from their second moments and class sums. Both are sums over tasks, so that
+the head equals that for all images together.
 """
 
 from typing import Annotated, Literal
@@ -26,19 +26,19 @@ class RanPac(Lifted):
     """Ridge regression on random features of a network that the first task has adapted, if it is a plain ViT.
 
     Defaults are the authors' for ImageNet-R: 10,000 features, SSF trained on the first task (SGD 0.01 with a cosine, 20
-    epochs, batches of 48, decay 5e-4) with a classifier of cosines that is then thrown away. The ridge is chosen anew
-    with each task, from 1e-8 to 1e8: by the squared error on a fifth of the task's images, drawn at random, of a head
-    that is made of the others alone. A ridge that is smaller than the rounding of the second moments is taken as that,
-    where their code divides by what rounding leaves. M^2 numbers are kept, and with each task's folder.
+    epochs, batches of 48, decay 5e-4) with a temporary cosine classifier. The ridge is chosen in each task, from 1e-8
+    to 1e8: by the squared error on a random fifth of the task's images, of a head computed from the others. The ridge
+    is at least the rounding error of the second moments, where their code divides by rounding errors. M^2 numbers are
+    stored, in each task's folder too.
 
     Options:
-        M: random features.
-        ridge: a ridge that is given instead; null chooses.
+        M: number of random features.
+        ridge: a fixed ridge; null chooses it.
         tuning: how the first task adapts a plain ViT (see aper), or `none`; `auto` is ssf on a plain ViT.
-        extractor: `given` - the backbone comes with weights, which stay; `first_task` - task 1 trains it, with a linear
+        extractor: `given` - the backbone is pretrained and stays frozen; `first_task` - task 1 trains it, with a linear
             head; `auto` - the first if it was pretrained.
         ffn_num: width of the adapters.
-        prompt_token_num: prompts, of each block if deep.
+        prompt_token_num: number of prompts, per block if deep.
     """
 
     phases = (PhaseSpec("extractor", "reference"), *of_forms("ranpac", FORMS[:-1]))
@@ -62,19 +62,19 @@ class RanPac(Lifted):
         self.ridge = ridge
 
     def keep(self, lifted: Tensor) -> None:
-        """Add images to the second moments, Z'Z."""
+        """Add images to the second moments Z'Z."""
         gram = lifted.T @ lifted
         self.kept.add("gram", self.kept["gram"] + gram if "gram" in self.kept else gram)
 
     def solve(self, task: Task, features: Tensor) -> Tensor:
-        """(Z'Z + ridge)^-1 Z'Y."""
+        """Return (Z'Z + ridge)^-1 Z'Y."""
         strength = self.chosen(task, features) if self.ridge is None else self.ridge
         gram = self.kept["gram"]
         rounding = torch.finfo(gram.dtype).eps * float(gram.diagonal().double().sum())
         return ridge(gram, self.cross(), max(strength, rounding)).T
 
     def chosen(self, task: Task, features: Tensor) -> float:
-        """The ridge of the least error on a fifth of a task's images; see the class."""
+        """Return the ridge with the least error on a fifth of a task's images; see the class."""
         order = torch.randperm(len(features)).to(features.device)
         train, held = order.tensor_split([int(0.8 * len(order))])
         y = F.one_hot(task.labels - task.first_class, len(task.classes)).double()
@@ -83,8 +83,8 @@ class RanPac(Lifted):
 
 
 def errors(z: Tensor, y: Tensor, held: Tensor, expected: Tensor) -> list[float]:
-    """For each ridge the mean squared error on held-out rows of the head that is made of rows z (n, M), y (n, k)."""
-    if len(z) < z.shape[1]:  # the same by inner products of images instead of features
+    """Return, per ridge, the mean squared error on held-out rows of the head computed from rows z (n, M), y (n, k)."""
+    if len(z) < z.shape[1]:  # equivalent, with inner products of images instead of features
         values, vectors = torch.linalg.eigh(z @ z.T)
         read, target = held @ (z.T @ vectors), vectors.T @ y
     else:

@@ -1,7 +1,7 @@
 """SEED: Divide and not Forget, an Ensemble of Selectively Trained Experts (Rypesc et al., ICLR 2024).
 
-The first tasks train an expert each. A later task fine-tunes one of them: the one in whose features the new classes
-overlap least. Every expert keeps a normal distribution of each class that came since it was made; all of them vote.
+The first tasks train an expert each. A later task fine-tunes the expert in whose features the new classes overlap
+least. Every expert stores a normal distribution of each class since its creation; predictions average all experts.
 """
 
 import copy
@@ -23,9 +23,9 @@ from pearl.nn.growing import Grown, TaskTensors
 from pearl.nn.precision import full
 from pearl.settings.declared import PhaseSpec
 
-LEAST = 1e-8  # first added to variances; ten times as much until a covariance is positive definite
-CHUNK = 128  # images at once
-UNKNOWN = -1e8  # log-density of a class that an expert has not seen
+LEAST = 1e-8  # initial addition to variances; increased tenfold until a covariance is positive definite
+CHUNK = 128  # images per pass
+UNKNOWN = -1e8  # log-density of a class that is unknown to an expert
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -36,14 +36,15 @@ class Seed(Method):
     Defaults are the authors' for CIFAR-100 in 10 tasks (grypesc/SEED 538dcc1): 5 experts; SGD 0.05, batches of 128,
     gradients clipped at norm 1; a new expert 200 epochs, decay 5e-4, a tenth of the rate after 60, 120 and 160;
     fine-tuning 100 epochs without decay, a tenth after 30, 60 and 80. They have a ResNet-32 on CIFAR-100. A new expert
-    starts as the first one is by then. Their 1x1 convolution to 64 channels before the pooling is the same as a
-    linear layer after it. Distributions are of images and their mirror images, and do not move with their expert.
+    is initialised with the first one's current weights. Their 1x1 convolution to 64 channels before pooling is
+    equivalent to a linear layer after it. Distributions include mirrored images, and do not change when their expert is
+    fine-tuned.
 
     Options:
-        experts: how many there are at most.
-        features: width of what an expert's distributions are of.
+        experts: maximum experts.
+        features: dimension of an expert's distributions.
         alpha: share of the squared distance to the features before fine-tuning in its loss.
-        temperature: of an expert's vote.
+        temperature: temperature of an expert's probabilities.
     """
 
     own_classes = True
@@ -63,18 +64,18 @@ class Seed(Method):
     ) -> None:
         super().__init__(backbone)
         self.most, self.width, self.alpha, self.temperature = experts, features, alpha, temperature
-        self.copies = Grown(lambda: copy.deepcopy(self.backbone))  # the second expert and so on
+        self.copies = Grown(lambda: copy.deepcopy(self.backbone))  # the second expert and later ones
         self.bottlenecks = Grown(lambda: nn.Linear(self.heads.dim, features))
         self.statistics = ClassStatistics(features)  # of the first expert
         self.gaussians = TaskTensors(buffers=True)  # "t.j.mean" (k, features), "t.j.root" (k, features, features)
 
     def train(self, mode: bool = True) -> "Seed":
-        """Fine-tuning leaves running statistics as they are."""
+        """Set the mode; fine-tuning keeps running statistics."""
         super().train(mode and len(self.statistics) < self.most)
         return self
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train a new expert, or fine-tune the one that is chosen; then distributions in the features of all."""
+        """Train a new expert, or fine-tune the chosen one; then compute distributions in the features of all."""
         self.requires_grad_(False)
         head = nn.Linear(self.width, len(task.classes)).to(self.device)
         if task.id < self.most:
@@ -102,24 +103,24 @@ class Seed(Method):
             self.gaussians.add(f"{task.id}.{j}.root", root)
 
     def network(self, j: int) -> nn.Module:
-        """The network of an expert, without its linear layer."""
+        """Return the network of an expert, without its linear layer."""
         return self.copies[j - 1] if j else self.backbone
 
     def of_expert(self, j: int) -> list[nn.Parameter]:
-        """The parameters of an expert, which are trained from now on."""
+        """Make the parameters of an expert trainable, and return them."""
         both = (self.network(j), self.bottlenecks[j])
         return [parameter for module in both for parameter in module.requires_grad_(True).parameters()]
 
     def read(self, j: int, x: Tensor) -> Tensor:
-        """Features (B, features) of an expert."""
+        """Return features (B, features) of an expert."""
         return self.bottlenecks[j](self.network(j)(x))
 
     def loss(self, task: Task, j: int, head: nn.Module, batch: Batch) -> Tensor:
-        """Cross-entropy among the task's own classes."""
+        """Return the cross-entropy among the task's own classes."""
         return F.cross_entropy(full(head(self.read(j, batch.x))), batch.y - task.first_class)
 
     def finetuning_loss(self, task: Task, j: int, head: nn.Module, teacher: Any, batch: Batch) -> Tensor:
-        """The same, and the distance to the features before."""
+        """Return the cross-entropy plus the distance to the features before."""
         features = self.read(j, batch.x)
         with torch.no_grad():
             before = full(teacher[1](teacher[0](batch.x)))
@@ -128,13 +129,13 @@ class Seed(Method):
 
     @torch.no_grad()
     def features_of(self, task: Task, j: int) -> Tensor:
-        """Features (N, 2, features) of a task's images and their mirror images, for an expert."""
+        """Return features (N, 2, features) of a task's images and their mirror images, by an expert."""
         self.eval()
         rows = [torch.stack([self.read(j, x), self.read(j, x.flip(3))], 1) for x, _, _ in task.in_order(CHUNK)]
         return full(torch.cat(rows))
 
     def least_overlap(self, task: Task) -> int:
-        """The expert with the largest mean divergence of a new class from another, in its features before the task."""
+        """Return the expert with the largest mean divergence between new classes, in its features before the task."""
         apart = []
         for j in range(len(self.bottlenecks)):
             own = task.labels - task.first_class
@@ -142,7 +143,9 @@ class Seed(Method):
         return int(torch.stack(apart).argmax())
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """See `Method.forward`: the logarithm of the mean vote of the experts that know a class."""
+        """See `Method.forward`: the logarithm of the mean probability over the experts with a distribution of the
+        class.
+        """
         known = len(self.statistics)
         sizes = [len(self.gaussians[f"{t}.0.mean"]) for t in range(known)]
         votes, voters = [], torch.zeros(sum(sizes), device=x.device)
@@ -163,19 +166,19 @@ class Seed(Method):
         return self.statistics.columns(task)
 
     def asked(self) -> int:
-        """One pass for each expert."""
+        """One pass per expert."""
         return len(self.bottlenecks)
 
 
 def distributions(features: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Means (classes, d) and Cholesky factors of covariances of features (N, views, d) with labels (N,) from 0."""
+    """Return means (classes, d) and Cholesky factors of features (N, views, d) with labels (N,) from 0."""
     rows = [features[own == c].flatten(0, 1).double() for c in range(classes)]
     roots = [positive_root(part.T.cov(correction=0)) for part in rows]
     return torch.stack([part.mean(0) for part in rows]), torch.stack(roots)
 
 
 def positive_root(covariance: Tensor) -> Tensor:
-    """The Cholesky factor of a covariance (d, d) with as little added to its diagonal as it takes."""
+    """Return the Cholesky factor of a covariance (d, d) after the smallest sufficient addition to its diagonal."""
     least = LEAST
     while True:
         root, failed = torch.linalg.cholesky_ex(covariance + least * torch.eye(len(covariance)).to(covariance))
@@ -185,14 +188,16 @@ def positive_root(covariance: Tensor) -> Tensor:
 
 
 def log_density(x: Tensor, means: Tensor, roots: Tensor) -> Tensor:
-    """Logarithms of normal densities (B, k) of x (B, d) by means (k, d) and Cholesky factors (k, d, d)."""
+    """Return log-densities (B, k) of x (B, d) under normal distributions with means (k, d) and Cholesky factors (k, d,
+    d).
+    """
     white = torch.linalg.solve_triangular(roots, (x[None] - means[:, None]).mT, upper=False)  # (k, d, B)
     logdets = 2 * roots.diagonal(dim1=1, dim2=2).log().sum(1)
     return -(white.square().sum(1) + (logdets + x.shape[1] * math.log(2 * math.pi))[:, None]).T / 2
 
 
 def divergences(means: Tensor, roots: Tensor) -> Tensor:
-    """Kullback-Leibler divergences (k, k) of class a from class b, by means (k, d) and Cholesky factors (k, d, d)."""
+    """Return KL divergences (k, k) of class a from b, from means (k, d) and Cholesky factors (k, d, d)."""
     logdets = 2 * roots.diagonal(dim1=1, dim2=2).log().sum(1)
     found = []
     for b in range(len(means)):

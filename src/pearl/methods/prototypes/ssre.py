@@ -1,8 +1,8 @@
 """SSRE: Self-Sustaining Representation Expansion for Non-Exemplar Class-Incremental Learning (Zhu et al., CVPR 2022).
 
-The first task trains the network. Later ones train 1x1 convolutions beside its 3x3 ones, which then become part of
-them, so that nothing grows. Images that resemble an old class teach the network to stay as it was, the others what is
-new.
+The first task trains the network. Later ones train parallel 1x1 branches of its 3x3 convolutions, which are merged
+afterwards, so that the network does not grow. Images similar to an old class are used for distillation, the others for
+new classes.
 """
 
 from collections.abc import Iterator
@@ -27,20 +27,21 @@ from pearl.settings.declared import PhaseSpec
 class SSRE(NonExemplar):
     """Mean of (1 - s) * cross-entropy + kd_weight * sum of s * |F(x) - F_old(x)| + protoAug_weight * prototypes' own.
 
-    s is the largest cosine of an image's features and an old prototype. It weighs and is not learnt by: the authors'
-    code lets the loss lower it. The distances are summed over a batch, as in their code, so that a batch is learnt as a
-    whole, by one process. Prototypes are means over all images of a class as they are, where the code takes one
-    augmented pass without its last batch. The recipes change images in brightness, as the code does.
+    s is the largest cosine between an image's features and an old prototype. It gets no gradient here; in the authors'
+    code it does. The distances are summed over a batch, as in their code, so that one process trains. Prototypes are
+    means over all images of a class without augmentation, where the code uses an augmented pass without its last batch.
+    The recipes augment by brightness, as the code does.
 
-    After the first task BatchNorms are frozen and their scales part of the convolutions, as in the authors' code, which
-    drops them; here they stay in the network with the shift alone. How the first task is trained was not published: it
-    is by the same cross-entropy. Branches stand beside every convolution wider than 1x1 but the stem. A grouped one has
-    a grouped branch, so that of `bsc`, which is depthwise there, little trains; the paper has no such network.
+    After the first task BatchNorms are frozen and their scales merged into the convolutions, as in the authors' code,
+    which removes them; here they remain with only the shift. The training of the first task is not published; here it
+    uses the same cross-entropy. Every convolution wider than 1x1 except the stem has a branch. Grouped ones have
+    grouped branches, so that few weights of `bsc` train, whose 3x3 convolutions are depthwise; the paper has no such
+    network.
 
     Options:
-        temp: by which all logits are divided.
-        protoAug_weight: of the cross-entropy of as many drawn prototypes as a batch has images.
-        kd_weight: of the distances to the features of the network before the task.
+        temp: temperature that divides all logits.
+        protoAug_weight: weight of the cross-entropy of as many random prototypes as a batch has images.
+        kd_weight: weight of the distances to the features of the network before the task.
     """
 
     phases = (PhaseSpec("ssre_first", "first"), PhaseSpec("ssre", "later"))
@@ -56,10 +57,10 @@ class SSRE(NonExemplar):
         super().__init__(backbone, temp=temp)
         self.protoAug_weight, self.kd_weight = protoAug_weight, kd_weight
         if not wide_convs(backbone):
-            raise ConfigError("method=ssre: the backbone has no 3x3 convolutions to stand beside; use resnet18")
+            raise ConfigError("method=ssre: the backbone has no 3x3 convolutions for branches; use resnet18")
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train everything on the first task, branches and heads on later ones; then the prototypes of its classes."""
+        """Train all parameters on the first task, branches and heads on later ones; then compute the prototypes."""
         self.heads.grow(len(task.classes)).to(self.device)
         if not task.id:
             yield Phase("ssre_first", self.parameters(), self.first_loss, steady=True)
@@ -73,11 +74,11 @@ class SSRE(NonExemplar):
         self.observe(task)
 
     def first_loss(self, batch: Batch) -> Tensor:
-        """There are no old classes."""
+        """Return the loss of the first task, which has no old classes."""
         return self.cross_entropy(self.heads(self.backbone(batch.x)), batch.y)
 
     def loss(self, branches: SideBranches, batch: Batch) -> Tensor:
-        """The network without its branches is the one before the task."""
+        """Return the loss; the network without its branches is the teacher."""
         features = full(functional_call(self.backbone, branches.merged(self.backbone), (batch.x,)))
         with torch.no_grad():
             before = full(self.backbone(batch.x))
@@ -94,5 +95,5 @@ class SSRE(NonExemplar):
 
 
 def resemblance(features: Tensor, means: Tensor) -> Tensor:
-    """The largest cosine (B,) of each of features (B, dim) and one of the means (classes, dim)."""
+    """Return the largest cosine (B,) between each of features (B, dim) and the means (classes, dim)."""
     return (F.normalize(features) @ F.normalize(means).T).amax(1)

@@ -1,1 +1,1 @@
-"""Methods that keep no images and hold the network to what it was or said."""
+"""Methods that store no images and regularise the network towards its earlier weights or outputs."""

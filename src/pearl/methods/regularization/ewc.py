@@ -1,8 +1,8 @@
 """Online EWC: elastic weight consolidation (Kirkpatrick et al., PNAS 2017) with one running Fisher matrix for all past
 tasks (Schwarz et al., ICML 2018).
 
-After each task, the diagonal of the Fisher matrix tells how much each parameter mattered. Later tasks may move it
-less the more it did.
+The diagonal of the Fisher matrix after each task is the importance of each parameter: the larger, the less later tasks
+may move it.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from pearl.settings.follow import Follows, data_of, pretrained
 
 
 def weight_in(phase: str) -> Callable[[Any], float]:
-    """The rule for the penalty's weight in a method that trains in this phase, see `OnlineEwc`."""
+    """Return the rule for the penalty's weight in a method that trains in this phase, see `OnlineEwc`."""
 
     def rule(config: Any) -> float:
         if config.train.phase(phase).optimizer != "sgd":
@@ -40,12 +40,12 @@ class OnlineEwc(Method):
 
     Options:
         e_lambda: weight of the penalty, without the customary 1/2. `auto` is Mammoth's with SGD, 10 for CIFAR-10 and 25
-            for TinyImageNet. With Adam it is more: its steps have one length whatever the gradient's, so that a penalty
-            counts only where it outweighs the cross-entropy, and the Fisher matrix of a task well learnt is small. 1e5
-            for a network that starts from nothing (digits, two seeds: task-IL 65 % with 10, 73 with 1e3, 87 with 1e5,
-            85 with 1e6), 1e3 for pretrained weights, which it would hold to what they are (DeiT-Tiny, held-out images,
-            one seed: 35 % with 100 and with 1e3, 21 with 1e4, 15 with 1e5).
-        gamma: what is left of the earlier tasks' Fisher matrix when a task's is added.
+            for TinyImageNet. With Adam it is larger: the length of Adam's steps does not depend on the gradient's, so
+            that a penalty matters only where it exceeds the cross-entropy, and the Fisher matrix of a well-learnt task
+            is small. It is 1e5 for random initial weights (digits, two seeds: task-IL 65 % with 10, 73 with 1e3, 87
+            with 1e5, 85 with 1e6) and 1e3 for pretrained ones, which larger values hardly let move (DeiT-Tiny, held-out
+            images, one seed: 35 % with 100 and with 1e3, 21 with 1e4, 15 with 1e5).
+        gamma: factor of the earlier tasks' Fisher matrix when a task's is added.
     """
 
     phases: Phases = ("ewc",)
@@ -62,28 +62,28 @@ class OnlineEwc(Method):
         self.anchor = Anchor()
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train everything on the new task, then measure what mattered."""
+        """Train all parameters on the new task, then compute their importance."""
         self.heads.grow(len(task.classes)).to(self.device)
         yield Phase("ewc", self.parameters(), self.loss, steady=True)
         self.anchor.move(dict(self.named_parameters()), self.fisher(task), self.gamma)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Cross-entropy and penalty."""
+        """Return cross-entropy plus penalty."""
         return self.cross_entropy(batch) + self.penalty()
 
     def cross_entropy(self, batch: Batch) -> Tensor:
-        """Of labels among all classes seen."""
+        """Return the cross-entropy of labels among all classes seen."""
         return F.cross_entropy(self(batch.x), batch.y)
 
     def penalty(self) -> Tensor:
-        """What moving away costs now."""
+        """Return the penalty for the current distance."""
         return self.e_lambda * self.anchor(dict(self.named_parameters()))
 
     def fisher(self, task: Task) -> dict[str, Tensor]:
-        """Mean over the task's images, each on its own, of p(label) * (gradient of log p(label))^2.
+        """Return the mean over single images of the task of p(label) * (gradient of log p(label))^2.
 
-        The expectation over the network's own predictions that defines the matrix, cut to the term of the true label,
-        as in Mammoth. Batch statistics of one image would not be those of training, so the running ones are used.
+        The matrix is an expectation over the network's predictions; as in Mammoth, only the term of the true label is
+        used. Batch statistics of one image would differ from training, so the running ones are used.
         """
         self.eval()
         parameters = {name: p for name, p in self.named_parameters() if p.requires_grad}

@@ -1,6 +1,6 @@
 """LwF: learning without forgetting (Li & Hoiem, ECCV 2016).
 
-On the images of a new task, the logits of old classes are held to what the network gave before the task.
+On the images of a new task, the logits of old classes are distilled from the network before the task.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class Lwf(Method):
     """Cross-entropy among the new classes + kd_lambda * distillation of the old ones, as in PyCIL.
 
     Options:
-        kd_lambda: weight of the distillation; 10 in comparisons that start from nothing (ADC), 3 in PyCIL.
+        kd_lambda: weight of the distillation; 10 in comparisons with random initial weights (ADC), 3 in PyCIL.
         temperature: softens both probabilities. The loss is not multiplied by its square, as in PyCIL.
     """
 
@@ -40,14 +40,14 @@ class Lwf(Method):
         self.kd_lambda, self.temperature = kd_lambda, temperature
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train everything on the new task, taught by the network as it was."""
+        """Train all parameters on the new task, with the network before it as the teacher."""
         teacher = frozen(self) if task.id and self.kd_lambda else None
         self.heads.grow(len(task.classes)).to(self.device)
         name, loss = "lwf" if task.id else "lwf_first", partial(self.loss, task, teacher)
         yield Phase(name, self.parameters(), loss, steady=True)
 
     def loss(self, task: Task, teacher: Method | None, batch: Batch) -> Tensor:
-        """The first classes have no teacher."""
+        """Return the loss; the first task has no teacher."""
         logits = self(batch.x)
         old, new = logits[:, : task.first_class], logits[:, task.first_class :]
         loss = F.cross_entropy(new, batch.y - task.first_class)

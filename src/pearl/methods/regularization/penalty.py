@@ -1,4 +1,4 @@
-"""Where parameters were, and how much each mattered: quadratic penalties on moving away. Not a method itself."""
+"""Quadratic penalties on moving parameters, weighted by importance. Not a method itself."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from pearl.nn.growing import TaskTensors
 
 
 class Anchor(nn.Module):
-    """Values and importances by the parameter's name, in the state_dict as buffers. Unknown parameters are free."""
+    """Values and importances by parameter name, as buffers in the state_dict. Other parameters have no penalty."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class Anchor(nn.Module):
 
     @torch.no_grad()
     def move(self, parameters: Mapping[str, Tensor], importances: Mapping[str, Tensor], gamma: float = 1.0) -> None:
-        """Hold the parameters where they are now; importance = gamma * old + new."""
+        """Set the anchor to the current values; importance = gamma * old + new."""
         for name, new in importances.items():
             if name in self.importances:
                 new = gamma * self.importances[name] + new
@@ -26,7 +26,7 @@ class Anchor(nn.Module):
             self.values.add(name, parameters[name])
 
     def forward(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Sum of importance * (parameter - value)^2."""
+        """Return the sum of importance * (parameter - value)^2."""
         total = next(iter(parameters.values())).new_zeros(())
         for name, parameter in parameters.items():
             if name in self.values:

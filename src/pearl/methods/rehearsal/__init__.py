@@ -1,1 +1,1 @@
-"""Methods that keep images of past tasks and show them again."""
+"""Methods that store images of past tasks and rehearse them."""

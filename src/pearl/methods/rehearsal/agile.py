@@ -1,8 +1,8 @@
 """AGILE: Attention-Guided Incremental Learning (Bhat, Renjith et al., CoLLAs 2024).
 
-A shared autoencoder makes gates of the features; a vector per task, by which the code is multiplied, makes them the
-task's own. An image passes through the gates and heads of all tasks, side by side. A classifier of tasks sees to it
-that codes differ.
+A shared autoencoder computes gates from the features; a vector per task, multiplied with its code, makes them
+task-specific. An image passes through the gates and heads of all tasks in parallel. A task classifier makes the codes
+of tasks differ.
 """
 
 from collections.abc import Iterator
@@ -30,31 +30,31 @@ from pearl.settings.follow import Follows, stream_length
 class Agile(Rehearsing):
     """Cross-entropy + task_loss_weight * cross-entropy of tasks - pairwise_weight * distance of gates + rehearsal.
 
-    A task's vector and the weights of its head stay as the task left them; biases of heads go on training, as in the
-    authors' code (`old_biases=false` freezes them). The classifier of tasks sees new images alone, whose task is always
-    the same, so that its bias is enough; `task_of_memory` gives it remembered ones too. Both defaults are the authors'.
-    It has the tasks to come from the start: among one alone there is nothing to tell, and the first task's vector would
-    stay as it was drawn. New and remembered images pass the network separately, so that BatchNorm normalises each kind
-    by its own statistics; compare with ER run so, `passes=separate`, which costs ER 2 to 20 points on digits.
+    A task's vector and head weights are frozen after it; biases of heads continue to train, as in the authors' code
+    (`old_biases=false` freezes them). The task classifier is trained on new images only, all of one task, so that its
+    bias suffices; `task_of_memory` adds remembered ones. Both defaults are the authors'. It has outputs for future
+    tasks from the start: with a single output there would be no gradient, and the first task's vector would stay
+    random. New and remembered images pass the network separately, so that BatchNorm normalises each kind by its own
+    statistics; compare with ER with `passes=separate`, which costs ER 2 to 20 points on digits.
 
     Options:
         code_dim: width of the autoencoder's code.
-        tasks: how many the classifier of tasks begins with. `auto` is the stream's length; in a model, which never
-            knows, always one more than there are.
-        task_loss_weight: weight of the classifier of tasks.
-        task_of_memory: tell the tasks of remembered images apart, too.
+        tasks: initial outputs of the task classifier. `auto` is the stream's length; in a model, whose length is
+            unknown, one more than the current number.
+        task_loss_weight: weight of the task classifier's loss.
+        task_of_memory: train the task classifier on remembered images, too.
         pairwise_weight: weight of the distance of gates; the authors have 0.5 for TinyImageNet with 500 images.
         reg_weight: weight of the squared distance to the teacher's logits; 0.15 is theirs for CIFAR-100 with 500.
         old_biases: train the biases of earlier tasks' heads.
-        ema_update_freq: probability of a step that the teacher follows it, see `MeanTeacher`; 0.08 is theirs for
+        ema_update_freq: probability per step that the teacher is updated, see `MeanTeacher`; 0.08 is theirs for
             CIFAR-100 with 500.
         ema_alpha: its decay.
-        ema_tasks: it is at most so many tasks long (ours, for short tasks); null leaves the rates as given. `auto` is
+        ema_tasks: maximum length of its average in tasks (ours, for short tasks); null keeps the given rates. `auto` is
             null on a published benchmark with all its images and elsewhere 1.3, about theirs on CIFAR-100 in 5 tasks.
         ema_norms: running statistics of the teacher, see `Average`; the authors have its `own`.
-        buffer_size: images kept; 200 and 500 are usual.
-        minibatch_size: images shown again in each step, for either term.
-        policy: which images are kept, see `Memory`.
+        buffer_size: stored images; 200 and 500 are usual.
+        minibatch_size: rehearsed images per step, for either term.
+        policy: rule for storing images, see `Memory`.
     """
 
     phases = ("agile",)
@@ -86,10 +86,10 @@ class Agile(Rehearsing):
         self.encoder = nn.Sequential(nn.Linear(self.heads.dim, code_dim), nn.Sigmoid())
         self.decoder = nn.Sequential(nn.Linear(code_dim, self.heads.dim), nn.Sigmoid())
         self.vectors = TaskTensors()  # "t" (code_dim,)
-        self.tasks = TaskHeads(code_dim)  # rows in blocks, as they were added
+        self.tasks = TaskHeads(code_dim)  # rows in blocks, in the order they were added
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train all but what belongs to earlier tasks."""
+        """Train all parameters except those of earlier tasks."""
         self.begin(task)
         start = nn.init.trunc_normal_(torch.empty(self.tasks.dim), std=0.02)
         self.vectors.add(f"{task.id}", start.to(self.device))
@@ -104,7 +104,7 @@ class Agile(Rehearsing):
         yield self.phase("agile", task, partial(self.loss, task))
 
     def loss(self, task: Task, batch: Batch) -> Tensor:
-        """New images among all classes, their tasks, the distance of gates, and the memory."""
+        """Return the loss: new images among all classes, their tasks, the distance of gates, and the memory."""
         features = self.backbone(batch.x)
         codes, gates = self.coded(features)
         own, *others = (gate for gate in reversed(gates.unbind(1)))
@@ -116,9 +116,9 @@ class Agile(Rehearsing):
         return loss if (old := self.shown(task)) is None else loss + self.told(old)
 
     def coded(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """For features (B, dim) all tasks' codes (B, tasks, code_dim) and gates (B, tasks, dim).
+        """Return all tasks' codes (B, tasks, code_dim) and gates (B, tasks, dim) for features (B, dim).
 
-        In full precision: at first the gates of two tasks differ by less than bfloat16 can say.
+        In float32: initially the gates of two tasks differ by less than the resolution of bfloat16.
         """
         vectors = torch.stack([self.vectors[f"{t}"] for t in range(len(self.heads))])
         with outside_autocast(features):
@@ -126,11 +126,11 @@ class Agile(Rehearsing):
             return codes, self.decoder(codes)
 
     def told_apart(self, features: Tensor, gates: Tensor) -> Tensor:
-        """Logits (B, classes seen), those of a task from the features through its gate."""
+        """Return logits (B, classes seen), those of a task from the features through its gate."""
         return torch.cat([head(features * gates[:, t]) for t, head in enumerate(self.heads)], dim=1)
 
     def task_loss(self, codes: Tensor, tasks: Tensor) -> Tensor:
-        """Cross-entropy of images' tasks (B,), told from the codes of these tasks."""
+        """Return the cross-entropy of images' tasks (B,), predicted from the codes of these tasks."""
         return self.task_loss_weight * F.cross_entropy(self.tasks(of(codes, tasks)), tasks)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
@@ -140,12 +140,12 @@ class Agile(Rehearsing):
         return logits if task is None else logits[:, self.columns(task)]
 
     def told(self, old: Shown) -> Tensor:
-        """The loss of remembered images by their labels and tasks."""
+        """Return the loss of remembered images by their labels and tasks."""
         features = self.backbone(old.x)
         codes, gates = self.coded(features)
         loss = F.cross_entropy(self.told_apart(features, gates), old.y)
         return loss + self.task_loss(codes, old.tasks) if self.task_loss_weight and self.task_of_memory else loss
 
     def size(self) -> int:
-        """Without the classifier of tasks, which is not asked."""
+        """Count all but the task classifier, which predictions do not use."""
         return super().size() - sum(p.numel() for p in self.tasks.parameters())

@@ -1,7 +1,8 @@
 """Co2L: Contrastive Continual Learning (Cha et al., ICCV 2021).
 
-Features are learnt by contrast, in which images of the memory are negatives alone, and how alike images were to the
-network before the task is kept. A linear classifier is trained on the features after every task, on a balanced draw.
+Features are trained contrastively, with images of the memory as negatives only, and the similarities of images under
+the previous network are distilled. A linear classifier is trained on the features after every task, on a balanced
+sample.
 """
 
 from collections.abc import Iterator
@@ -25,8 +26,8 @@ from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.settings.follow import Follows, data_of
 
 Positive = Annotated[float, Field(gt=0)]
-BASE_TEMPERATURE = 0.07  # of SupCon, whose loss is multiplied by temperature / 0.07
-DIM = 128  # of the embeddings
+BASE_TEMPERATURE = 0.07  # of SupCon, whose loss has the factor temperature / 0.07
+DIM = 128  # dimension of the embeddings
 
 
 def _area(config: Any) -> float:
@@ -40,21 +41,21 @@ def _with_memory(task: UpcomingTask) -> int:
 class Co2L(Method):
     """Asymmetric supervised contrast + distill_power * relation distillation; then a classifier on frozen features.
 
-    Images of a task and of the memory come in one shuffle, two strong views of each. The teacher is the network as it
-    was before the task, in evaluation mode; in the authors' code it is in training mode, so that its running statistics
-    drift. A task's end is the last epoch of the classifier, not the one that the test images like best.
+    Images of a task and of the memory are shuffled together, with two strong views of each. The teacher is the network
+    before the task, in evaluation mode; in the authors' code it is in training mode, so that its running statistics
+    drift. The result of a task is the last epoch of the classifier, not that with the best test accuracy.
 
-    The memory changes between tasks alone, and has equally many images of each class. Views are mirrored where
-    `images.flip` says so; in the authors' code always.
+    The memory changes only between tasks, and has equally many images per class. Views are mirrored if `images.flip` is
+    set; in the authors' code always.
 
     Options:
         temp: temperature of the contrast.
-        current_temp: that of the network that learns, in the distillation.
-        past_temp: that of its teacher.
+        current_temp: temperature of the trained network in the distillation.
+        past_temp: temperature of its teacher.
         distill_power: weight of the distillation.
-        area: least share of the area that a strong view shows; `auto` is the authors' for the data, 0.1 for
-            TinyImageNet and 0.2 else.
-        buffer_size: images kept; 200 and 500 are usual.
+        area: minimum share of the area in a strong view; `auto` is the authors' for the data, 0.1 for TinyImageNet and
+            0.2 otherwise.
+        buffer_size: stored images; 200 and 500 are usual.
     """
 
     rehearsal = True
@@ -84,13 +85,13 @@ class Co2L(Method):
         self.memory = Memory(buffer_size, "balanced")
 
     def train(self, mode: bool = True) -> "Co2L":
-        """While the classifier is trained, the network is frozen with its running statistics."""
+        """Set the mode; while the classifier trains, the network and its running statistics are frozen."""
         super().train(mode)
         self.backbone.train(mode and any(p.requires_grad for p in self.backbone.parameters()))
         return self
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Features on the task and the memory; a new classifier of all classes; then the memory takes its part."""
+        """Train features on the task and the memory, then a new classifier of all classes; then fill the memory."""
         self.memory.open(task, 0)
         held = self.memory.images[: len(self.memory)], self.memory.labels[: len(self.memory)]
         pairs = task.joined(*held, StrongView(task.view, (self.area, 1.0), views=2))
@@ -109,7 +110,10 @@ class Co2L(Method):
         self.memory.fill(task)
 
     def loss(self, task: Task, network: nn.Module, teacher: nn.Module | None, batch: Batch) -> Tensor:
-        """Contrast, with the authors' factor temp / 0.07, and distillation. Each image of a batch comes twice."""
+        """Return the contrast, with the authors' factor temp / 0.07, plus distillation.
+
+        Each image of a batch has two views.
+        """
         z, y = F.normalize(full(network(batch.x)), dim=1), batch.y.repeat(2)
         contrast = supervised_contrast(z, y, self.temp, anchors=y >= task.first_class)
         loss = self.temp / BASE_TEMPERATURE * contrast
@@ -121,15 +125,15 @@ class Co2L(Method):
         return loss
 
     def classify(self, batch: Batch) -> Tensor:
-        """Cross-entropy over all classes seen, on frozen features."""
+        """Return the cross-entropy over all classes seen, on frozen features."""
         with torch.no_grad():
             features = self.backbone(batch.x)
         return F.cross_entropy(self.heads(features), batch.y)
 
     def size(self) -> int:
-        """Without the projection, which nothing but the contrast needs."""
+        """Count all but the projection, which only the contrast uses."""
         return super().size() - sum(p.numel() for p in self.projection.parameters())
 
     def facts(self, task: int) -> dict[str, Any]:
-        """What the memory holds."""
+        """Return records of the memory."""
         return {"memory": self.memory.facts()}

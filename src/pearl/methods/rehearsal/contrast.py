@@ -1,4 +1,4 @@
-"""Losses that compare embeddings of a batch with each other. Embeddings are unit vectors (n, d)."""
+"""Contrastive losses on embeddings of a batch: unit vectors (n, d)."""
 
 import torch
 from torch import Tensor
@@ -9,9 +9,9 @@ from pearl.nn.precision import full, outside_autocast
 def supervised_contrast(z: Tensor, labels: Tensor, temperature: float, anchors: Tensor | None = None) -> Tensor:
     """Supervised contrastive loss (Khosla et al., NeurIPS 2020, equation 2) of embeddings with labels (n,).
 
-    An anchor's term is the mean, over the others of its label, of -log softmax of cosine / temperature over all others;
-    0 where it has none of its label. With `anchors` (n,) bool only these have a term; the others are there to be told
-    apart from. The sum is divided by n either way.
+    An anchor's term is the mean, over the others with its label, of -log softmax of cosine / temperature over all
+    others; 0 without such others. With `anchors` (n,) bool only these have a term; the others are negatives and
+    positives for them. The sum is always divided by n.
     """
     same = labels[:, None] == labels
     same.fill_diagonal_(False)
@@ -20,7 +20,9 @@ def supervised_contrast(z: Tensor, labels: Tensor, temperature: float, anchors: 
 
 
 def contrast_across(anchors: Tensor, z: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """The same with anchors (n, d) of another network, for the same images: each is its own first positive."""
+    """As `supervised_contrast`, with anchors (n, d) from another network for the same images: each is its own first
+    positive.
+    """
     same = labels[:, None] == labels
     with outside_autocast(z):
         log_p = (full(anchors) @ full(z).T / temperature).log_softmax(1)
@@ -28,9 +30,10 @@ def contrast_across(anchors: Tensor, z: Tensor, labels: Tensor, temperature: flo
 
 
 def relation_distillation(student: Tensor, teacher: Tensor, temperature: float, teachers: float) -> Tensor:
-    """Instance-wise relation distillation (Co2L, Cha et al., ICCV 2021): how alike the images of a batch are, is kept.
+    """Instance-wise relation distillation (Co2L, Cha et al., ICCV 2021) of the similarities between images of a batch.
 
-    Cross-entropy of the softmax over the others' cosines, with each network's own temperature; a mean over the batch.
+    It is the cross-entropy of the softmax over the others' cosines, with each network's own temperature, averaged over
+    the batch.
     """
     log_p = _log_softmax_of_others(student, temperature)
     q = _log_softmax_of_others(teacher, teachers).exp()
@@ -39,7 +42,7 @@ def relation_distillation(student: Tensor, teacher: Tensor, temperature: float, 
 
 
 def _log_softmax_of_others(z: Tensor, temperature: float) -> Tensor:
-    """Log-softmax (n, n) of cosines over all but oneself, whose own entry is finite and of no meaning."""
+    """Return the log-softmax (n, n) of cosines over all but oneself; the diagonal is finite and meaningless."""
     with outside_autocast(z):
         cosines = full(z) @ full(z).T / temperature
         own = torch.eye(len(z), dtype=torch.bool, device=z.device)

@@ -1,7 +1,7 @@
 """DER++: dark experience replay (Buzzega et al., NeurIPS 2020).
 
-Images are remembered with the logits that the network gave them when it saw them. Shown again, the network is held to
-these logits, and to the labels.
+Images are stored with the network's logits at that time. In rehearsal, the network is trained on these logits and on
+the labels.
 """
 
 from collections.abc import Iterator
@@ -22,23 +22,23 @@ Weight = Annotated[float, Field(ge=0)]
 
 
 def beta_of(config: Any) -> float:
-    """The weight of labels that Mammoth, and who built on it, have for the data."""
+    """Return the weight of labels in Mammoth, and works based on it, for the data."""
     return 1.0 if data_of(config) == "tinyimagenet" else 0.5
 
 
 class DerPlusPlus(Method):
-    """Cross-entropy + alpha * distance to stored logits + beta * cross-entropy, each on images of its own.
+    """Cross-entropy + alpha * distance to stored logits + beta * cross-entropy, each on separate images.
 
-    The paper's network and Mammoth's have the logits of all classes from the start, so that an image is remembered with
-    those of classes that are still to come, and these are held down. Here the head has the classes seen: a class that
-    came after an image was remembered has that image's lowest known logit in their place.
+    The paper's network and Mammoth's have logits of all classes from the start, so that an image's stored logits
+    include those of future classes, which are thereby kept low. Here the head has only the classes seen: for later
+    classes, an image's lowest stored logit is used instead.
 
     Options:
         alpha: weight of the logits; 0.1 is the authors' choice for 200 and 500 images.
-        beta: weight of the labels; `auto` is the authors' for the data, 1.0 for TinyImageNet and 0.5 else.
-        buffer_size: images kept; 200 and 500 are usual.
-        minibatch_size: images shown again in each step, for either term.
-        policy: which images are kept, see `Memory`.
+        beta: weight of the labels; `auto` is the authors' for the data, 1.0 for TinyImageNet and 0.5 otherwise.
+        buffer_size: stored images; 200 and 500 are usual.
+        minibatch_size: rehearsed images per step, for either term.
+        policy: rule for storing images, see `Memory`.
     """
 
     rehearsal = True
@@ -61,7 +61,7 @@ class DerPlusPlus(Method):
         self._logits: Tensor | None = None  # of the step's new images, from its loss to its end
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train everything on the new task and the memory; each batch is offered to the memory after its step."""
+        """Train all parameters on the new task and the memory; each batch is offered to the memory after its step."""
         self.heads.grow(len(task.classes)).to(self.device)
         self.memory.open(task, sum(self.heads.sizes()))
         remember = lambda batch: self.memory.offer(task, batch, self._logits)  # noqa: E731
@@ -69,7 +69,7 @@ class DerPlusPlus(Method):
         self._logits = None
 
     def loss(self, task: Task, batch: Batch) -> Tensor:
-        """Equation 6 of the paper, over the classes seen; a term of weight 0 is left out, its images too."""
+        """Return equation 6 of the paper over the classes seen; a term of weight 0 is skipped, including its images."""
         logits = self(batch.x)
         self._logits = logits.detach()
         loss = F.cross_entropy(logits, batch.y)
@@ -80,12 +80,12 @@ class DerPlusPlus(Method):
         return loss
 
     def facts(self, task: int) -> dict[str, Any]:
-        """What the memory holds."""
+        """Return records of the memory."""
         return {"memory": self.memory.facts()}
 
 
 def distance(logits: Tensor, stored: Tensor | None) -> Tensor:
-    """Mean squared distance of logits (B, classes seen) to stored ones, over all classes seen; a scalar."""
+    """Return the mean squared distance of logits (B, classes seen) to stored ones, over all classes seen; a scalar."""
     if stored is None:
-        raise ValueError("the memory keeps no logits")
+        raise ValueError("the memory stores no logits")
     return (logits - stored).square().mean()

@@ -1,6 +1,6 @@
 """ER: experience replay (Robins, 1995; Riemer et al., ICLR 2019).
 
-Every batch is joined by images of a memory, drawn and augmented anew.
+Every batch is extended by images of a memory, drawn and augmented in each step.
 """
 
 from collections.abc import Iterator
@@ -23,16 +23,16 @@ Images = Annotated[int, Field(ge=0, strict=True)]
 class Er(Method):
     """Cross-entropy over all classes seen, on new and remembered images.
 
-    Mammoth's, but for the head: there it has all classes of the stream from the start, and those still to come are
-    pushed down before they are seen; here it grows.
+    As in Mammoth, except for the head: there it has all classes of the stream from the start, so that future classes
+    are suppressed before they are seen; here it grows.
 
     Options:
-        buffer_size: images kept; 200 and 500 are usual.
-        minibatch_size: images shown again in each step.
-        policy: which images are kept, see `Memory`.
+        buffer_size: stored images; 200 and 500 are usual.
+        minibatch_size: rehearsed images per step.
+        policy: rule for storing images, see `Memory`.
         passes: `together` - new and remembered images pass the network in one batch; `separate` - in two, as in DER++,
-            TAMiL, AGILE, OCDNet and TriRE. The loss is the same mean over all images, so the two differ in batch
-            statistics alone: separate batches of different classes are each normalised by their own.
+            TAMiL, AGILE, OCDNet and TriRE. The loss is the same mean over all images, so the two differ only in batch
+            statistics: separate batches of different classes are each normalised by their own.
     """
 
     shown_again = True
@@ -53,14 +53,14 @@ class Er(Method):
         self.memory = Memory(buffer_size, policy)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train everything on the new task and the memory; each batch is offered to the memory after its step."""
+        """Train all parameters on the new task and the memory; each batch is offered to the memory after its step."""
         self.heads.grow(len(task.classes)).to(self.device)
         self.memory.open(task, sum(self.heads.sizes()))
         remember = partial(self.memory.offer, task)
         yield Phase(self.phases[0], self.parameters(), partial(self.loss, task), after_step=remember)
 
     def loss(self, task: Task, batch: Batch) -> Tensor:
-        """The mean cross-entropy of both kinds of images."""
+        """Return the mean cross-entropy of both kinds of images."""
         parts = [(batch.x, batch.y)]
         if (old := self.memory.draw(self.minibatch_size, task.view)) is not None:
             parts.append((old.x, old.y))
@@ -70,5 +70,5 @@ class Er(Method):
         return F.cross_entropy(logits, torch.cat([y for _, y in parts]))
 
     def facts(self, task: int) -> dict[str, Any]:
-        """What the memory holds."""
+        """Return records of the memory."""
         return {"memory": self.memory.facts()}

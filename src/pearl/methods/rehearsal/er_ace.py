@@ -1,7 +1,7 @@
 """ER-ACE: experience replay with asymmetric cross-entropy (Caccia et al., ICLR 2022).
 
-New classes must not push old ones away: new images compete among their batch's classes alone, and only remembered
-images teach to tell old classes from new ones.
+To keep new classes from displacing old ones, the loss of new images covers only their batch's classes; only remembered
+images separate old classes from new ones.
 """
 
 from typing import Annotated, Literal
@@ -18,12 +18,12 @@ from pearl.nn.growing import CosineHeads
 
 
 class ErAce(Er):
-    """ER with two losses; nothing is shown again in the first task, as in Mammoth, whose head has all classes (`Er`).
+    """ER with two losses; the first task has no rehearsal, as in Mammoth, whose head has all classes (see `Er`).
 
     Options:
-        buffer_size: images kept; 200 and 500 are usual.
-        minibatch_size: images shown again in each step.
-        policy: which images are kept, see `Memory`.
+        buffer_size: stored images; 200 and 500 are usual.
+        minibatch_size: rehearsed images per step.
+        policy: rule for storing images, see `Memory`.
         head: `linear`; or `cosine`, with the scale 10, as in the authors' code.
     """
 
@@ -43,7 +43,9 @@ class ErAce(Er):
             self.heads = CosineHeads(self.heads.dim, scale=10.0)
 
     def loss(self, task: Task, batch: Batch) -> Tensor:
-        """Cross-entropy of new images over their batch's classes, of remembered ones over all classes seen."""
+        """Return the cross-entropy of new images over their batch's classes, plus that of remembered ones over all
+        classes seen.
+        """
         logits = self(batch.x)
         if task.id == 0:
             return F.cross_entropy(logits, batch.y)
@@ -54,7 +56,7 @@ class ErAce(Er):
 
 
 def among(logits: Tensor, labels: Tensor) -> Tensor:
-    """Logits (B, classes) with only the classes that are among the labels (B,); the others are -inf."""
+    """Return logits (B, classes) with -inf for classes that are not among the labels (B,)."""
     absent = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
     absent[labels] = False
     return logits.masked_fill(absent, -torch.inf)

@@ -1,4 +1,4 @@
-"""What methods share that rehearse and have a moving average of themselves as a teacher.
+"""Base of rehearsal methods whose teacher is their own moving average.
 
 After CLS-ER (Arani, Sarfraz & Zonooz, ICLR 2022), which has two.
 """
@@ -24,17 +24,17 @@ Tasks = Annotated[float, Field(gt=0)] | Literal["auto"] | None
 
 
 def on_short_tasks(tasks: float) -> Follows:
-    """The limit of an average's length in tasks; none on published benchmarks, whose rates are the authors'."""
+    """Return the maximum length of the average in tasks; null on published benchmarks, whose rates are the authors'."""
     return Follows(lambda config: None if whole_benchmark(config) else tasks)
 
 
 class MeanTeacher(Average):
-    """A moving average that follows its network at random steps, counted over all tasks.
+    """A moving average that is updated at random steps, counted over all tasks.
 
-    At a step it is updated with probability `chance`, with the decay min(1 - 1 / (step + 1), `decay`). So it is about
-    1 / (chance * (1 - decay)) steps long, 10,000 to 20,000 with the authors' settings, whose tasks have 4,000 to
-    16,000. In tasks of a few hundred steps it would still be the initial network: given `tasks`, it is no longer than
-    so many tasks. Without, the rates are as given.
+    At a step it is updated with probability `chance`, with the decay min(1 - 1 / (step + 1), `decay`). Its length is
+    about 1 / (chance * (1 - decay)) steps: 10,000 to 20,000 with the authors' settings, whose tasks have 4,000 to
+    16,000. After tasks of a few hundred steps it would still be the initial network; `tasks` limits its length in
+    tasks. Without it, the rates are as given.
     """
 
     def __init__(self, chance: float, decay: float, tasks: float | None, statistics: Statistics) -> None:
@@ -43,7 +43,7 @@ class MeanTeacher(Average):
         self.steps = 0
 
     def pace(self, planned: float) -> tuple[float, float]:
-        """Chance and decay in tasks of so many steps: more often first, then faster."""
+        """Return chance and decay for tasks of this many steps: a higher chance first, then a lower decay."""
         if self.tasks is None:
             return self.chance, self.decay
         longest = self.tasks * planned
@@ -51,29 +51,29 @@ class MeanTeacher(Average):
         return chance, min(self.decay, max(0.0, 1 - 1 / (longest * chance)))
 
     def follow(self, network: nn.Module, planned: float) -> None:
-        """One step of the network, in a task of so many."""
+        """Follow one step of the network, in a task of this many."""
         self.steps += 1
         chance, decay = self.pace(planned)
         if torch.rand(()) < chance:
             self.update(network, min(1 - 1 / (self.steps + 1), decay))
 
     def get_extra_state(self) -> Tensor:
-        """The steps, for the state_dict."""
+        """Return the step count, for the state_dict."""
         return torch.tensor(self.steps)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """The reverse."""
+        """Restore the step count."""
         self.steps = int(state)
 
 
 class Rehearsing(Method):
     """A network, a memory of images, and a mean teacher of the network.
 
-    A subclass makes its phases with `phase`; its loss may have `rehearsed`.
+    A subclass creates its phases with `phase`; its loss may include `rehearsed`.
     """
 
     rehearsal = True
-    averaged: tuple[str, ...] = ("backbone", "heads")  # what the teacher is an average of
+    averaged: tuple[str, ...] = ("backbone", "heads")  # the network that the teacher averages
 
     def __init__(
         self, backbone: nn.Module, teacher: MeanTeacher, *, buffer_size: int, minibatch_size: int, policy: Policy
@@ -84,11 +84,11 @@ class Rehearsing(Method):
 
     @property
     def network(self) -> nn.ModuleDict:
-        """The parts that the teacher is an average of."""
+        """Return the parts that the teacher averages."""
         return nn.ModuleDict({name: getattr(self, name) for name in self.averaged})
 
     def begin(self, task: Task) -> None:
-        """Make room for a task; the teacher takes what is new as it is."""
+        """Prepare for a task: allocate memory, and copy the network's new tensors to the teacher."""
         self.heads.grow(len(task.classes)).to(self.device)
         self.memory.open(task, 0)
 
@@ -101,7 +101,10 @@ class Rehearsing(Method):
         share: float = 1.0,
         **hooks: Any,
     ) -> Phase:
-        """A phase, a `share` of the task. After a step its images are offered to the memory and the teacher follows."""
+        """Return a phase, a `share` of the task.
+
+        After each step its images are offered to the memory and the teacher is updated.
+        """
         self.teacher.update(self.network, 1.0)
         phase = Phase(name, params or [p for p in self.parameters() if p.requires_grad], loss, **hooks)
 
@@ -113,13 +116,14 @@ class Rehearsing(Method):
         return phase
 
     def shown(self, task: Task) -> Shown | None:
-        """Images of the memory, drawn and augmented anew."""
+        """Return images of the memory, drawn and augmented."""
         return self.memory.draw(self.minibatch_size, task.view)
 
     def rehearsed(self, task: Task, reg_weight: float, beta: float, ask: Network | None = None) -> Tensor:
-        """reg_weight * squared distance to the teacher + beta * cross-entropy, each on remembered images of its own.
+        """Return reg_weight * squared distance to the teacher + beta * cross-entropy, each on separate remembered
+        images.
 
-        A term of weight 0 is left out, its images too. `ask` gives logits in the place of the forward pass.
+        A term of weight 0 is skipped, including its images. `ask` replaces the forward pass.
         """
         ask = ask or self
         loss = torch.zeros((), device=self.device)
@@ -130,9 +134,9 @@ class Rehearsing(Method):
         return loss
 
     def taught(self, old: Shown) -> Tensor:
-        """What the teacher says of remembered images (B, classes seen)."""
+        """Return the teacher's logits for remembered images (B, classes seen)."""
         return self.teacher.asked(self, lambda averaged: averaged(old.x))
 
     def facts(self, task: int) -> dict[str, Any]:
-        """What the memory holds."""
+        """Return records of the memory."""
         return {"memory": self.memory.facts()}

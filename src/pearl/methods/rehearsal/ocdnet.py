@@ -1,8 +1,8 @@
 """OCD-Net: Learning from Students: Online Contrastive Distillation Network for General Continual Learning (IJCAI 2022).
 
-Li et al. A student learns from new and remembered images, from contrast between them, and from which way they were
-turned. Its moving average is the teacher, whose logits and embeddings of remembered images it keeps to, the more the
-surer the teacher is; and which is asked in the end.
+Li et al. A student trains on new and remembered images, with contrast between them and rotation prediction. Its moving
+average is the teacher: the student distils its logits and embeddings of remembered images, weighted by its confidence.
+Predictions are the teacher's.
 """
 
 from collections.abc import Iterator
@@ -25,35 +25,36 @@ from pearl.methods.rehearsal.tamil import Count
 from pearl.nn.growing import Classifier, TaskHeads
 
 TEMPERATURE = 0.07
-DIM = 64  # of the embeddings
-DISTILLED, COLLABORATIVE = 0.1, 0.3  # weights of what the teacher says, and of contrast and turns
+DIM = 64  # dimension of the embeddings
+DISTILLED, COLLABORATIVE = 0.1, 0.3  # weights of the distillation, and of contrast and rotations
 
 
 class Unbiased(TaskHeads):
     """One linear classifier per task, without bias."""
 
     def block(self, classes: int) -> nn.Linear:
-        """A classifier of one task."""
+        """Return a classifier for one task."""
         return Classifier(self.dim, classes, bias=False)
 
 
 class OcdNet(Rehearsing):
-    """Rehearsal + 0.1 * distillation of logits and of embeddings + 0.3 * contrast and turns, the authors' weights.
+    """Rehearsal + 0.1 * distillation of logits and embeddings + 0.3 * contrast and rotations, with the authors'
+    weights.
 
-    Their crop of turned images has 32 pixels whatever the images have, and on a CPU it overwrites the batch; here it
-    is a copy of the images' size.
+    Their crop of rotated images always has 32 pixels, and on a CPU it overwrites the batch; here it is a copy with the
+    images' size.
 
     Options:
         er_weight: weight of remembered labels; the authors have 0.5 for CIFAR-100, and 1.0 with 5,120 images.
-        bernoulli_probability: that the teacher follows a step, see `MeanTeacher`; theirs for CIFAR-100 with 200 and 500
-            images, 0.2 with 2,000 and 0.7 with 5,120.
+        bernoulli_probability: probability per step that the teacher is updated, see `MeanTeacher`; theirs for CIFAR-100
+            with 200 and 500 images, 0.2 with 2,000 and 0.7 with 5,120.
         ema_alpha: its decay.
-        ema_tasks: it is at most so many tasks long (ours, for short tasks); null leaves the rates as given. `auto` is
+        ema_tasks: maximum length of its average in tasks (ours, for short tasks); null keeps the given rates. `auto` is
             null on a published benchmark with all its images and elsewhere 0.65, about theirs on CIFAR-100 in 5 tasks.
         ema_norms: running statistics of the teacher, see `Average`; the authors have its `own`.
-        buffer_size: images kept; 200 and 500 are usual.
-        minibatch_size: images shown again in each step.
-        policy: which images are kept, see `Memory`.
+        buffer_size: stored images; 200 and 500 are usual.
+        minibatch_size: rehearsed images per step.
+        policy: rule for storing images, see `Memory`.
     """
 
     couples = True
@@ -82,12 +83,12 @@ class OcdNet(Rehearsing):
         self.embedding = _head(dim, DIM)
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train everything on the new task and the memory."""
+        """Train all parameters on the new task and the memory."""
         self.begin(task)
         yield self.phase("ocdnet", task, partial(self.loss, task))
 
     def loss(self, task: Task, batch: Batch) -> Tensor:
-        """The sum of cross-entropy, what the teacher says, contrast and turns."""
+        """Return the sum of cross-entropy, distillation, contrast and rotations."""
         features = self.backbone(batch.x)
         x, y, z = batch.x, batch.y, self.embedded(features)
         loss = F.cross_entropy(self.heads(features), y)
@@ -103,9 +104,10 @@ class OcdNet(Rehearsing):
         return loss + COLLABORATIVE * (alike + F.cross_entropy(self.turns(features), turns))
 
     def distilled(self, old: Shown, logits: Tensor, embedded: Tensor) -> Tensor:
-        """What the teacher says of remembered images, against the student's logits (B, classes) and embeddings (B, 64).
+        """Return the distillation loss of remembered images for the student's logits (B, classes) and embeddings (B,
+        64).
 
-        A squared distance counts by how probable the image's own class is to the teacher.
+        Squared distances are weighted by the teacher's probability of the image's class.
         """
         of_teacher = self.taught(old)
         teachers, target = of_teacher[:, :DIM], of_teacher[:, DIM:]
@@ -114,7 +116,7 @@ class OcdNet(Rehearsing):
         return apart + contrast_across(teachers, embedded, old.y, TEMPERATURE)
 
     def taught(self, old: Shown) -> Tensor:
-        """The teacher's embeddings of remembered images and behind them its logits (B, 64 + classes seen)."""
+        """Return the teacher's embeddings of remembered images followed by its logits (B, 64 + classes seen)."""
 
         def both(averaged: "OcdNet") -> Tensor:
             features = averaged.backbone(old.x)
@@ -123,28 +125,28 @@ class OcdNet(Rehearsing):
         return self.teacher.asked(self, both)
 
     def embedded(self, features: Tensor) -> Tensor:
-        """Embeddings (B, 64) of features (B, dim), of length 1."""
+        """Return embeddings (B, 64) of features (B, dim), with length 1."""
         return F.normalize(self.embedding(features).float(), dim=1)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """What the teacher says, see `Method.forward`."""
+        """Return the teacher's logits, see `Method.forward`."""
         return self.teacher.asked(self, lambda averaged: Rehearsing.forward(averaged, x, task))
 
     def size(self) -> int:
-        """Without what only the loss needs."""
+        """Count all but the parts that only the loss uses."""
         return sum(p.numel() for part in (self.backbone, self.heads) for p in part.parameters())
 
 
 def _head(inputs: int, outputs: int) -> nn.Sequential:
-    """Two hidden layers as wide as the features, and a linear one."""
+    """Return two hidden layers of the features' width, and a linear one."""
     hidden = [[nn.Linear(inputs, inputs), nn.BatchNorm1d(inputs), nn.ReLU()] for _ in range(2)]
     return nn.Sequential(*hidden[0], *hidden[1], nn.Linear(inputs, outputs))
 
 
 def turned_copies(x: Tensor) -> tuple[Tensor, Tensor]:
-    """A part of each image (B, C, size, size), two thirds of its area, turned; and by how many quarters (B,).
+    """Return a rotated crop of two thirds of each image's area (B, C, size, size), and its quarter turns (B,).
 
-    Each of the four turns comes as often as the others, to within one.
+    The four rotations are equally frequent, up to one.
     """
     count, size = len(x), x.shape[-1]
     turns = (torch.arange(count) % 4)[torch.randperm(count)].to(x.device)

@@ -1,7 +1,7 @@
 """TAMiL: Task-Aware Information Routing from Common Representation Space in Lifelong Learning (Bhat et al., ICLR 2023).
 
-Each task has a small network that gates the features all tasks share, and is also to reproduce them. An image takes
-the gate that reproduces its features best, in rehearsal and when it is asked about; nobody tells its task.
+Each task has a small network that gates the shared features and is also trained to reproduce them. An image uses the
+gate that reproduces its features best, in rehearsal and prediction, without its task being given.
 """
 
 from collections.abc import Iterator
@@ -31,23 +31,24 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 class Tamil(Rehearsing):
     """Cross-entropy through the task's own gate - pairwise_weight * distance of gates + rehearsal through chosen gates.
 
-    The teacher is told the task of a remembered image, the network chooses. Every weight goes on learning, earlier
-    gates through the memory. Logits, in task-IL too, are of the chosen gate. In the authors' network all gates and
-    logits are there from the start; those of tasks to come take no part here.
+    The teacher uses the gate of a remembered image's task, the network chooses. Every weight continues to train,
+    earlier gates through the memory. Logits, in task-IL too, are those of the chosen gate. The authors' network has all
+    gates and logits from the start; here future ones do not exist.
 
     Options:
         code_dim: width of a gate's hidden layer.
         pairwise_weight: weight of the distance of gates.
         reg_weight: weight of the squared distance to the teacher's logits.
-        beta: weight of remembered labels; `auto` is the authors' for 200 images, 1.0 for TinyImageNet and 0.5 else.
-        ema_update_freq: probability of a step that the teacher follows it, see `MeanTeacher`.
+        beta: weight of remembered labels; `auto` is the authors' for 200 images, 1.0 for TinyImageNet and 0.5
+            otherwise.
+        ema_update_freq: probability per step that the teacher is updated, see `MeanTeacher`.
         ema_alpha: its decay.
-        ema_tasks: it is at most so many tasks long (ours, for short tasks); null leaves the rates as given. `auto` is
+        ema_tasks: maximum length of its average in tasks (ours, for short tasks); null keeps the given rates. `auto` is
             null on a published benchmark with all its images and elsewhere 1.3, about theirs on CIFAR-100 in 5 tasks.
         ema_norms: running statistics of the teacher, see `Average`; the authors have its `own`.
-        buffer_size: images kept; 200 and 500 are usual.
-        minibatch_size: images shown again in each step, for either term.
-        policy: which images are kept, see `Memory`.
+        buffer_size: stored images; 200 and 500 are usual.
+        minibatch_size: rehearsed images per step, for either term.
+        policy: rule for storing images, see `Memory`.
     """
 
     phases = ("tamil",)
@@ -79,13 +80,13 @@ class Tamil(Rehearsing):
         )
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train everything on the new task and the memory."""
+        """Train all parameters on the new task and the memory."""
         self.begin(task)
         self.gates.grow().to(self.device)
         yield self.phase("tamil", task, partial(self.loss, task))
 
     def loss(self, task: Task, batch: Batch) -> Tensor:
-        """New images through their own gate, the distance of gates, and the memory."""
+        """Return the loss: new images through their own gate, the distance of gates, and the memory."""
         features = self.backbone(batch.x)
         own, *others = (gate for gate in reversed(self.opened(features).unbind(1)))
         loss = F.cross_entropy(self.heads(features * own), batch.y)
@@ -93,18 +94,18 @@ class Tamil(Rehearsing):
         return loss + self.rehearsed(task, self.reg_weight, self.beta)
 
     def opened(self, features: Tensor) -> Tensor:
-        """All tasks' gates (B, tasks, dim) for features (B, dim), in full precision: a choice hangs on them."""
+        """Return all tasks' gates (B, tasks, dim) for features (B, dim), in float32, since a choice depends on them."""
         with outside_autocast(features):
             return torch.stack([gate(full(features)) for gate in self.gates], dim=1)
 
     def features(self, x: Tensor) -> Tensor:
-        """Gated features (B, dim), each image's by the gate that is nearest to its features."""
+        """Return gated features (B, dim), each image's by the gate nearest to its features."""
         features = self.backbone(x)
         gates = self.opened(features)
         return features * of(gates, (gates - full(features)[:, None]).square().mean(2).argmin(1))
 
     def taught(self, old: Shown) -> Tensor:
-        """What the teacher says of remembered images, each through the gate of its task."""
+        """Return the teacher's logits for remembered images, each through the gate of its task."""
 
         def told(averaged: "Tamil") -> Tensor:
             features = averaged.backbone(old.x)
@@ -114,5 +115,5 @@ class Tamil(Rehearsing):
 
 
 def of(gates: Tensor, tasks: Tensor) -> Tensor:
-    """Each image's gate (B, dim), of its task (B,), from all (B, tasks, dim)."""
+    """Return each image's gate (B, dim), that of its task (B,), from all (B, tasks, dim)."""
     return gates.gather(1, tasks[:, None, None].expand(-1, 1, gates.shape[2]))[:, 0]

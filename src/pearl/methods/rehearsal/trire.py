@@ -1,9 +1,9 @@
 """TriRE: Retain, Revise and Rewind (Vijayan et al., NeurIPS 2023).
 
-A set of weights that matter grows from task to task. *Retain*: these learn from the memory alone, all others from the
-new images; then those that matter to the new task are chosen. *Revise*: only what matters learns, slowly, and the set
-takes in what is new. *Rewind*: all else goes back to what it was late in Retain, and learns the new images once more,
-so that it stays of use.
+A set of important weights grows from task to task. *Retain*: these train on the memory only, all others on the new
+images; then the weights important to the new task are chosen. *Revise*: only important weights train, at a low rate,
+and the new ones join the set. *Rewind*: all others return to their values late in Retain, and train on the new images
+again, so that they remain useful.
 """
 
 from collections.abc import Iterator
@@ -30,8 +30,8 @@ from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.settings.follow import Follows, stream_length
 
 Share = Annotated[float, Field(gt=0, le=1)]
-BATCH = 256  # images that pass at once between two phases
-LATE = 0.9  # of Retain, when the weights are noted that Rewind goes back to
+BATCH = 256  # images per pass between two phases
+LATE = 0.9  # share of Retain after which the weights for Rewind are stored
 
 Masks = dict[str, Tensor]
 
@@ -41,32 +41,33 @@ def _is_last(task: UpcomingTask) -> bool:
 
 
 class TriRe(Rehearsing):
-    """New images among their task's own classes, remembered ones among all; who learns from which is said by masks.
+    """New images among their task's own classes, remembered ones among all; masks select the parameters for each.
 
-    Masks are of the blocks' convolutions and norm layers behind the first stage; the stem, that stage, shortcuts and
-    heads learn from both. As the paper says, the channels that won most are chosen, and Rewind leaves alone what
-    matters; in the authors' code those are chosen that won least, if its options are completed so that it runs, and
-    Rewind trains all. What a step does not train is also kept from Adam's momentum. The channels' wins are counted in
-    one pass over the task's images; the gradients that weights are chosen by are of this pass and one over the memory.
-    Theirs are the wins of all steps on new images, and the gradients of the last step. Adam goes on from phase to phase
-    of a task; theirs from task to task too. Their memory is balanced as well, and evicts images with a low loss.
+    The blocks' convolutions and norm layers after the first stage have masks; the stem, that stage, shortcuts and heads
+    train on both. As in the paper, the channels with the most wins are chosen, and Rewind does not train important
+    weights; the authors' code, once its options are completed so that it runs, chooses those with the fewest wins, and
+    Rewind trains all. Parameters outside a step's mask do not move by Adam's momentum either. Wins of channels are
+    counted in one pass over the task's images; weights are chosen by gradients of this pass and one over the memory.
+    The authors use the wins of all steps on new images, and the gradients of the last step. The optimizer continues
+    over the phases of a task; theirs over tasks too. Their memory is balanced as well, and evicts images with a low
+    loss.
 
     Options:
-        kwinner_share: share of a block's channels that an image is heard by, in evaluation too.
-        kwinner_sparsity: share of a layer's channels, those that won most, of which weights are chosen.
+        kwinner_share: share of a block's channels that are active for an image, in evaluation too.
+        kwinner_sparsity: share of a layer's channels, by number of wins, among whose weights important ones are chosen.
         sparsity: share of these channels' weights that are chosen.
-        tasks: how many there are: the last has no Rewind, and a longer Revise (`trire_revise_last`). `auto` is the
-            stream's length; a model has no last task.
+        tasks: number of tasks; the last has no Rewind and a longer Revise (`trire_revise_last`). `auto` is the stream's
+            length; a model has no last task.
         reg_weight: weight of the squared distance to the teacher's logits.
         beta: weight of remembered labels.
-        stable_model_update_freq: probability of a step that the teacher follows it, see `MeanTeacher`.
+        stable_model_update_freq: probability per step that the teacher is updated, see `MeanTeacher`.
         stable_model_alpha: its decay.
-        ema_tasks: it is at most so many tasks long (ours, for short tasks); null leaves the rates as given. `auto` is
+        ema_tasks: maximum length of its average in tasks (ours, for short tasks); null keeps the given rates. `auto` is
             null on a published benchmark with all its images and elsewhere 0.65, about theirs on CIFAR-100 in 5 tasks.
         ema_norms: running statistics of the teacher, see `Average`; the authors have its `own`.
-        buffer_size: images kept; 200 and 500 are usual.
-        minibatch_size: images shown again in each step, for either term.
-        policy: which images are kept, see `Memory`.
+        buffer_size: stored images; 200 and 500 are usual.
+        minibatch_size: rehearsed images per step, for either term.
+        policy: rule for storing images, see `Memory`.
     """
 
     backbones = "residual"
@@ -105,7 +106,7 @@ class TriRe(Rehearsing):
         for block in blocks.values():
             compete(block, kwinner_share)
         named = dict(backbone.named_parameters())
-        # of a masked parameter, the half of a block whose channels it makes
+        # for masked parameters, the half of a block whose channels they compute
         self.halves = {
             f"{name}.{inner}": f"{name}.{inner.partition('.')[0][-1]}"
             for name, block in blocks.items()
@@ -113,23 +114,23 @@ class TriRe(Rehearsing):
             for inner, _ in block.named_parameters()
             if not inner.startswith("downsample")
         }
-        self.kept = TaskTensors(buffers=True)  # by a parameter's name, which of its entries matter to a task so far
+        self.kept = TaskTensors(buffers=True)  # by parameter name: the entries important to a task so far
         for name in self.halves:
             self.kept.add(name, torch.zeros_like(named[name], dtype=torch.bool))
 
     @property
     def masked(self) -> dict[str, nn.Parameter]:
-        """The parameters that have masks, by name."""
+        """Return the parameters that have masks, by name."""
         named = dict(self.backbone.named_parameters())
         return {name: named[name] for name in self.halves}
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Retain, choose, Revise, Rewind."""
+        """Run Retain, choose, Revise, Rewind."""
         self.begin(task)
         self.requires_grad_(True)
         kept = self.masks()
         others = {name: ~mask for name, mask in kept.items()}
-        late = TaskTensors(buffers=True)  # what Rewind goes back to
+        late = TaskTensors(buffers=True)  # the values that Rewind returns to
         for name, weight in self.masked.items():
             late.add(name, weight)
 
@@ -156,13 +157,13 @@ class TriRe(Rehearsing):
             yield self.stage("trire_rewind", task, others, None, share=0.2)
 
     def masks(self) -> Masks:
-        """Which entries matter to a task so far."""
+        """Return the entries important to a task so far."""
         return {name: self.kept[name].clone() for name in self.halves}
 
     def stage(self, name: str, task: Task, new: Masks, old: Masks | None, *, share: float, **hooks: Any) -> Phase:
-        """A phase in which the entries `new` learn from new images, `old` from remembered ones, others not at all.
+        """Return a phase that trains the entries `new` on new images, `old` on remembered ones, and no others.
 
-        Without `old` nothing is remembered. What has no masks learns from all.
+        Without `old` the memory is not used. Parameters without masks train on all images.
         """
         params = list(self.parameters())
         learning = {id(w): new[n] | old[n] if old else new[n] for n, w in self.masked.items()}
@@ -170,7 +171,9 @@ class TriRe(Rehearsing):
         return self.phase(name, task, partial(self.loss, task, new, old), params, share, **hooks)
 
     def loss(self, task: Task, new: Masks, old: Masks | None, batch: Batch) -> Tensor:
-        """New images among their own classes, and remembered ones; each has gradients of its own entries alone."""
+        """Return the loss: new images among their own classes, and remembered ones; each has gradients for its own
+        entries only.
+        """
         loss = F.cross_entropy(self.heads[task.id](self.routed(batch.x, new)), batch.y - task.first_class)
         if old is None:
             return loss
@@ -178,15 +181,16 @@ class TriRe(Rehearsing):
         return loss + self.rehearsed(task, self.reg_weight, self.beta, ask)
 
     def routed(self, x: Tensor, masks: Masks) -> Tensor:
-        """Features (B, dim) as ever, whose gradients reach only these entries, and what has no masks."""
+        """Return unchanged features (B, dim) whose gradients reach only these entries and parameters without masks."""
         weights = {name: torch.where(masks[name], weight, weight.detach()) for name, weight in self.masked.items()}
         return functional_call(self.backbone, weights, (x,))
 
     def choose(self, task: Task) -> Masks:
-        """Which entries matter to a task: of channels that won most, those with the largest |weight| + |gradients|.
+        """Choose the entries important to a task: in the channels with most wins, those with the largest |weight| +
+        |gradients|.
 
-        Gradients of the mean cross-entropy of the task's images among its own classes, and of remembered ones among
-        all: as in Retain.
+        Gradients are those of the mean cross-entropy of the task's images among its own classes, and of remembered ones
+        among all, as in Retain.
         """
         self.eval()
         kept = len(self.memory)
@@ -202,7 +206,7 @@ class TriRe(Rehearsing):
         }
 
     def gradients(self, ask: Network, task: Task, images: Tensor, labels: Tensor) -> Masks:
-        """Sizes of the gradients of the mean cross-entropy of raw images (N, H, W, 3), not augmented."""
+        """Return absolute gradients of the mean cross-entropy of raw images (N, H, W, 3), not augmented."""
         weights = self.masked
         sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         for raw, y in zip(images.split(BATCH), labels.split(BATCH), strict=True):

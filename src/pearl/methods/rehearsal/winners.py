@@ -1,6 +1,6 @@
-"""k-winners: of each block's channels only those that answer an image most are heard (TriRE).
+"""k-winners: only the channels of a block with the largest responses to an image are active (TriRE).
 
-And which weights matter to a task by how often their channels won, and by what the loss says of them.
+Weights important to a task are found by the wins of their channels and by gradients of the loss.
 """
 
 import math
@@ -20,7 +20,7 @@ def blocks_of(backbone: nn.Module) -> Blocks:
     """The residual blocks of a network, by name.
 
     Raises:
-        ConfigError: it has none that are known.
+        ConfigError: it has no known residual blocks.
     """
     kinds = BasicBlock, SeparableBlock
     found = {name: module for name, module in backbone.named_modules() if isinstance(module, kinds)}
@@ -30,7 +30,7 @@ def blocks_of(backbone: nn.Module) -> Blocks:
 
 
 def k_winners(x: Tensor, share: float) -> Tensor:
-    """Maps (B, C, H, W) of which each image keeps floor(share * C) channels, those with the largest maxima; at least 1.
+    """Keep floor(share * C) channels of each image in maps (B, C, H, W), those with the largest maxima; at least 1.
 
     The others are 0.
     """
@@ -40,9 +40,9 @@ def k_winners(x: Tensor, share: float) -> Tensor:
 
 
 def compete(block: nn.Module, share: float) -> None:
-    """Let the channels of a block compete before both of its ReLUs, from now on.
+    """Make the channels of a block compete before both of its ReLUs.
 
-    The second one comes behind: a channel whose maximum is below 0 is 0 either way.
+    The second competition is after the ReLU: a channel whose maximum is below 0 is 0 in any case.
     """
     for place in (block.bn1, block):
         place.register_forward_hook(lambda module, inputs, out: k_winners(out, share))  # type: ignore[union-attr]
@@ -50,7 +50,7 @@ def compete(block: nn.Module, share: float) -> None:
 
 @contextmanager
 def counting(blocks: Blocks) -> Iterator[dict[str, Tensor]]:
-    """How often each channel is heard meanwhile, by the name of the block's half: "layer2.0.1" and "layer2.0.2"."""
+    """Count each channel's wins within the context, by the name of the block's half: "layer2.0.1" and "layer2.0.2"."""
     counts: dict[str, Tensor] = {}
 
     def count(name: str) -> Callable[..., None]:
@@ -72,14 +72,15 @@ def counting(blocks: Blocks) -> Iterator[dict[str, Tensor]]:
 
 
 def chosen(importance: Tensor, counts: Tensor, channels: float, weights: float) -> Tensor:
-    """Which entries of a weight (C, ...) matter: of the channels that won most, the most important entries.
+    """Return a mask of the important entries of a weight (C, ...), in the channels with most wins.
 
-    floor(channels * C) channels, and of all their entries floor(weights * their number).
+    There are floor(channels * C) channels, and floor(weights * n) of their n entries.
     """
     winners = counts.topk(math.floor(channels * len(counts) + 1e-6)).indices
     there = torch.zeros_like(importance, dtype=torch.bool)
     there[winners] = True
     count = math.floor(weights * int(there.sum()) + 1e-6)
     best = importance.masked_fill(~there, -torch.inf).flatten().topk(count).indices
-    flat = torch.zeros(there.numel(), dtype=torch.bool, device=there.device)  # in order, however weights lie in memory
+    # contiguous, whatever the memory format of weights
+    flat = torch.zeros(there.numel(), dtype=torch.bool, device=there.device)
     return flat.index_fill(0, best, True).view(there.shape)

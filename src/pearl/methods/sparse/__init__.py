@@ -1,1 +1,1 @@
-"""Methods that give every task weights of its own in one network, or columns beside it."""
+"""Methods that give every task its own weights in one network, or a column of its own."""

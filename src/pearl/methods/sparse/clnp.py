@@ -1,7 +1,7 @@
 """CLNP: Continual Learning via Neural Pruning (Golkar, Kagan & Cho, arXiv 2019).
 
-Each task trains what is free under a penalty that leaves many units silent; those that say something are kept, the
-others are free for the next task.
+Each task trains the free weights under a penalty that makes many units inactive; active units are frozen, the others
+are free for the next task.
 """
 
 from collections.abc import Iterator
@@ -21,19 +21,20 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 class Clnp(StableUnits):
-    """Units whose mean activation is above the highest threshold that costs no accuracy serve the task from then on.
+    """Units whose mean activation exceeds the highest threshold without loss of accuracy belong to the task from then
+    on.
 
-    There is no code of the authors'; of what others have made of it (beside NISPA's), a task's logits are compared
-    among its own classes alone, instead of with zeros in the place of all others, and activations are means over
-    places in convolutions as well, so that one threshold means the same in all layers. If no threshold is good enough,
-    all units serve the task. The penalty is of what the task trains. A threshold above which the task would need no new
-    unit counts only if it costs no accuracy, as any other; NISPA's code accepts it whatever it costs.
+    The authors' code is not published. Differences to other implementations (with NISPA's code): a task's logits are
+    compared among its own classes only, without zeros for all others, and activations of convolutions are means over
+    positions, so that one threshold fits all layers. If no threshold is good enough, all units belong to the task. The
+    penalty covers the parameters that the task trains. A threshold that needs no new unit is accepted only if it costs
+    no accuracy, like any other; NISPA's code always accepts it.
 
     Options:
         l1: weight of the sum of sizes of all parameters.
-        theta_step: thresholds that are tried are 0 and multiples of it.
+        theta_step: thresholds are 0 and multiples of it.
         m_perc: percent points of held-out accuracy that a threshold may cost.
-        hold_out: share of a task's training images that the best epoch and the threshold are chosen by.
+        hold_out: share of a task's training images held out to choose the best epoch and the threshold.
     """
 
     phases = (PhaseSpec("clnp", images=lambda task: task.kept(task.options["hold_out"])),)
@@ -51,7 +52,7 @@ class Clnp(StableUnits):
         self.l1, self.theta_step, self.m_perc = l1, theta_step, m_perc
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train, then keep what is active."""
+        """Train, then freeze active units."""
         kept, held = held_out(task, self.hold_out)
         head = self.begin(task)
         phase, best = self.phase("clnp", kept, held, head, l1=self.l1)
@@ -60,7 +61,7 @@ class Clnp(StableUnits):
         self.settle(self.important(self.look(kept), held, floor))
 
     def important(self, activations: Tensor, held: Task, floor: float) -> Tensor:
-        """The fewest units, with those that are stable already, that leave the held-out accuracy at `floor`."""
+        """Return the fewest units, including stable ones, that keep the held-out accuracy at `floor`."""
         chosen = torch.ones_like(self.stable)
         for step in range(int(activations.max() / self.theta_step) + 1):
             candidate = self.stable | (activations > step * self.theta_step)

@@ -1,6 +1,6 @@
 """CPG: Compacting, Picking and Growing for Unforgetting Continual Learning (Hung et al., NeurIPS 2019).
 
-As PAE, but a task picks, of the weights of earlier ones, those that it computes with.
+As PAE, but a task selects which weights of earlier tasks it uses.
 """
 
 from collections.abc import Iterator
@@ -17,24 +17,24 @@ from pearl.methods.sparse.pae import Goal, Multiplier, OnGrowth, Pae, Percent, T
 from pearl.methods.sparse.stable_units import HoldOut
 from pearl.nn.growing import TaskTensors
 
-START = 0.01  # of every picking mask
+START = 0.01  # initial value of every selection mask
 
 
 class Cpg(Pae):
-    """A real mask in the shape of each weight, whose entries above a threshold pick; trained with the task's weights.
+    """A real-valued mask per weight, whose entries above a threshold select; trained with the task's weights.
 
-    Gradients pass the threshold as if it was not there. Masks follow their phase's schedule at a rate of their own
-    (`groups.picks`); the authors' end earlier. While weights are freed they stay as they are; a last phase begins them
-    anew, and is kept for its best epoch if that is better than what was before, which stands in the place of early
-    stopping. For all else see `Pae`.
+    Gradients pass the threshold unchanged (straight-through). Masks have their own learning rate (`groups.picks`) and
+    their phase's schedule; the authors' end earlier. They are fixed while weights are freed; a last phase trains new
+    masks, whose best epoch is used if it is better than before, instead of early stopping. For everything else see
+    `Pae`.
 
     Options:
-        threshold: a mask's entries above it pick.
-        max_multiplier: how many times the size of the first network it may have.
-        goal: see `Pae`; the authors' networks begin afresh.
+        threshold: entries of a mask above it select.
+        max_multiplier: maximum size relative to the first network.
+        goal: see `Pae`; the authors' networks start from random weights.
         train_accuracy: see `Pae`.
         tasks: see `Pae`.
-        hold_out: share of a task's training images that decides.
+        hold_out: share of a task's training images held out for decisions.
         on_growth: see `Pae`.
     """
 
@@ -63,11 +63,11 @@ class Cpg(Pae):
             on_growth=on_growth,
         )
         self.above = threshold
-        self.picks = TaskTensors(buffers=True)  # "t.weight": which of the older tasks' weights it picks
-        self.live: list[TaskTensors] = []  # while a task is learnt that has older ones, its masks
+        self.picks = TaskTensors(buffers=True)  # "t.weight": mask of older tasks' weights that it uses
+        self.live: list[TaskTensors] = []  # during a task with older ones, its masks
 
     def begin(self, task: Task) -> nn.Linear:
-        """Masks of a task that has older ones; see `Pae.begin`."""
+        """Create masks for a task that has older ones; see `Pae.begin`."""
         self.live = [TaskTensors()] if task.id else []
         for masks in self.live:
             for name, weight in self.weights.items():
@@ -75,7 +75,7 @@ class Cpg(Pae):
         return super().begin(task)
 
     def trained(self, name: str, t: int, head: nn.Linear) -> dict[str, list[nn.Parameter]]:
-        """See `Pae.trained`: the masks, too, unless weights are being freed."""
+        """See `Pae.trained`: including the masks, unless weights are being freed."""
         picks = [mask for masks in self.live for mask in masks.parameters() if name != self.names[2]]
         return super().trained(name, t, head) | ({"picks": picks} if picks else {})
 
@@ -87,7 +87,7 @@ class Cpg(Pae):
         return super().phase(name, kept, head, extra)
 
     def finish(self, kept: Task, held_back: Task, head: nn.Linear) -> Iterator[Phase]:
-        """Pick anew, and keep what is picked."""
+        """Train new masks, and store the selection."""
         for masks in self.live:
             best = Best(self.parts(head), lambda: self.score(held_back), len(kept))
             best.look()
@@ -104,7 +104,7 @@ class Cpg(Pae):
         yield from super().finish(kept, held_back, head)
 
     def score(self, part: Task) -> float:
-        """See `Pae.right`; in the midst of training."""
+        """See `Pae.right`; used during training."""
         right = self.right(part)
         self.train()
         return right
@@ -114,7 +114,7 @@ class Cpg(Pae):
         return nn.ModuleList([*super().parts(head), *self.live])
 
     def weights_of(self, t: int) -> dict[str, Tensor]:
-        """See `Pae.weights_of`: of older tasks' weights those that the task picks."""
+        """See `Pae.weights_of`: of older tasks' weights those that the task selects."""
         if not t:
             return super().weights_of(t)
         live = self.live[0] if self.live and t == len(self.heads) - 1 else None

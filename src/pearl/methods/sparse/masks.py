@@ -1,4 +1,4 @@
-"""Who owns which weight: methods that give every task its own weights of one network."""
+"""Owners of weights: methods that give every task its own weights in one network."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,33 +10,33 @@ from pearl.data.batches import Batch
 from pearl.nn.growing import TaskTensors
 
 FREE = torch.iinfo(torch.int16).max
-HIDDEN = FREE - 1  # not there yet: of a channel that the network has not grown to
+HIDDEN = FREE - 1  # does not exist yet: in a channel that the network has not grown to
 
 
 def weight_names(backbone: nn.Module) -> list[str]:
-    """The weights of all convolutions and linear layers; biases, norm layers and embeddings are not among them."""
+    """Return the weights of all convolutions and linear layers, without biases, norm layers and embeddings."""
     return [f"{name}.weight" for name, m in backbone.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
 
 
 def inner_weights(backbone: nn.Module) -> list[str]:
-    """Those of them that are neither the first layer's nor a shortcut's, such as the 16 of a ResNet-18's blocks."""
+    """Return those without the first layer's and shortcuts', such as the 16 of a ResNet-18's blocks."""
     return [name for name in weight_names(backbone)[1:] if "downsample" not in name]
 
 
 def nonzero(method: nn.Module) -> int:
-    """How many of a method's parameters are not 0."""
+    """Return how many of a method's parameters are not 0."""
     return sum(int(parameter.count_nonzero()) for parameter in method.parameters())
 
 
 def cubic(progress: float, start: float, end: float) -> float:
-    """A share that grows from `start` to `end`, fast at first (Zhu & Gupta, 2017); `progress` is from 0 to 1."""
+    """Return a share that grows from `start` to `end`, fast at first (Zhu & Gupta, 2017); `progress` is from 0 to 1."""
     return end + (start - end) * (1 - progress) ** 3
 
 
 class Owners(TaskTensors):
-    """The task that owns each weight, as an integer in the weight's own shape; `FREE` or `HIDDEN` where none does.
+    """The task that owns each weight, as an integer tensor in the weight's shape; `FREE` or `HIDDEN` without an owner.
 
-    Task t computes with the weights whose owner <= t.
+    Task t uses the weights with owner <= t.
     """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
@@ -46,21 +46,21 @@ class Owners(TaskTensors):
             self.add(name, torch.full_like(weight, FREE, dtype=torch.int16))
 
     def claim(self, task: int) -> None:
-        """Give a task all weights that are free."""
+        """Give all free weights to a task."""
         for name in self.names:
             self[name][self[name] == FREE] = task
 
     def mask(self, name: str, task: int) -> Tensor:
-        """Which weights of a layer a task uses: its own and those of earlier tasks."""
+        """Return a mask of the weights of a layer that a task uses: its own and those of earlier tasks."""
         return self[name] <= task
 
     def masked(self, weights: Mapping[str, Tensor], task: int) -> dict[str, Tensor]:
-        """The weights as a task computes with them: 0 where they are not its to use."""
+        """Return the weights that a task uses; all others are 0."""
         return {name: weights[name] * self.mask(name, task) for name in self.names}
 
     @torch.no_grad()
     def prune(self, weights: Mapping[str, Tensor], task: int, share: float) -> None:
-        """Of each layer, set a task's smallest weights to 0 and free them: exactly round(share * its weights)."""
+        """Set each layer's smallest weights of a task to 0 and free them: exactly round(share * its weights)."""
         for name in self.names:
             owner, weight = self[name], weights[name]
             own = (owner == task).nonzero(as_tuple=True)
@@ -70,9 +70,9 @@ class Owners(TaskTensors):
 
     @torch.no_grad()
     def prune_to(self, weights: Mapping[str, Tensor], task: int, share: float) -> None:
-        """Free a task's smallest weights until a `share` of each layer's own and free ones is free.
+        """Free a task's smallest weights until a `share` of its own and free weights in each layer is free.
 
-        A layer of which more is free already stays as it is.
+        Layers with a larger free share are unchanged.
         """
         for name in self.names:
             owner, weight = self[name], weights[name]
@@ -86,19 +86,19 @@ class Owners(TaskTensors):
 
     @torch.no_grad()
     def clear(self, weights: Mapping[str, Tensor]) -> None:
-        """Set to 0 what is free."""
+        """Set free weights to 0."""
         for name in self.names:
             weights[name].masked_fill_(self[name] == FREE, 0.0)
 
     def held(self, weights: Mapping[str, nn.Parameter], task: int) -> dict[str, Any]:
-        """The hooks of a phase that keep all but a task's weights as they are now, see `held`."""
+        """Return hooks for a phase that keep all but a task's weights constant, see `held`."""
         return held(weights, {name: self[name] != task for name in self.names})
 
 
 def held(parameters: Mapping[str, nn.Parameter], fixed: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The hooks of a phase that keep some entries of parameters as they are now: those where `fixed` is true.
+    """Return hooks for a phase that keep entries of parameters constant where `fixed` is true.
 
-    After the backward pass, their gradients are kept out of momentum and norms; after a step, weight decay of them is
+    After the backward pass, their gradients are set to 0, for momentum and norms; after a step, their weight decay is
     undone.
     """
     now = {name: parameters[name].detach().clone() for name in fixed}

@@ -1,9 +1,9 @@
 """NISPA: Neuro-Inspired Stability-Plasticity Adaptation for Continual Learning in Sparse Networks (Gurbuz & Dovrolis,
 ICML 2022).
 
-A network with few connections, as many from beginning to end, is rewired while it learns: phase by phase fewer units,
-those that are most active, are chosen to become stable. What leads from others to these is cut, and grows again into
-others, from which later tasks are made.
+A network with a constant, small number of connections is rewired during training: phase by phase fewer units, the most
+active ones, are chosen to become stable. Connections from other units to these are cut, and as many grow into other
+units, which later tasks use.
 """
 
 import math
@@ -22,24 +22,23 @@ from pearl.methods.sparse.units import wide
 from pearl.nn.growing import TaskTensors
 from pearl.settings.declared import PhaseSpec
 
-LEAST = 5  # percent of activation below which there is no further phase
+LEAST = 5  # percentage of activation at which phases end
 
 
 class Nispa(StableUnits):
-    """Sparse connections, most of them between units that serve no task yet; a task ends when rewiring costs accuracy.
+    """Sparse connections, most of them between units without a task; a task ends when rewiring costs accuracy.
 
-    Kernels of convolutions come and go as a whole; the layer that sees the image is dense. A task's logits are compared
-    among its own classes alone; the authors put zeros in the place of all others. Their head has all classes from the
-    start, into which connections can grow before a task comes; here a new head's are drawn when its task begins. Where
-    a connection of a unit that has none left is grown, all its places before a linear layer are one unit; theirs looks
-    at the first place.
+    A convolution's kernels are cut and grown as a whole; the layer that reads the image is dense. A task's logits are
+    compared among its own classes only; the authors use zeros for all others. Their head has all classes from the
+    start, so that connections can grow before a task arrives; here a new head's connections are drawn when its task
+    begins. When a unit without connections gets one, all its positions before a linear layer count as one unit; the
+    authors use the first position.
 
     Options:
-        density: share of connections that there are.
-        step_size_param: phases after which the share of activation that stable units have would be 0; it falls with a
-            cosine.
-        recovery_perc: percent points of held-out accuracy below the best phase, at which a task ends.
-        hold_out: share of a task's training images that epochs and the end of a task are chosen by.
+        density: share of existing connections.
+        step_size_param: phases after which the stable units' share of activation would be 0; it falls with a cosine.
+        recovery_perc: a task ends when held-out accuracy is this many percent points below the best phase.
+        hold_out: share of a task's training images held out to choose epochs and the end of a task.
     """
 
     phases = (PhaseSpec("nispa", images=lambda task: [task.kept(task.options["hold_out"])] * 2, at_least=True),)
@@ -55,7 +54,7 @@ class Nispa(StableUnits):
     ) -> None:
         super().__init__(backbone, hold_out)
         self.density, self.step_size_param, self.recovery_perc = density, step_size_param, recovery_perc
-        self.open = TaskTensors(buffers=True)  # by a layer's name, which connections (out, in) there are
+        self.open = TaskTensors(buffers=True)  # by layer name: the existing connections (out, in)
         for name, layer in self.units.layers.items():
             dense = bool((self.units.layer[layer.inputs] == 0).all())
             self.open.add(name, torch.rand(layer.reads.shape) < (1.0 if dense else density))
@@ -65,11 +64,11 @@ class Nispa(StableUnits):
         return ~self.open[name]
 
     def share(self, phase: int) -> float:
-        """Percent of a layer's activation that stable units have to have after a phase, counted from 1."""
+        """Return the percentage of a layer's activation that stable units need after a phase, counted from 1."""
         return 50 * (1 + math.cos(math.pi * phase / self.step_size_param))
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Phases of training, with fewer and fewer units chosen between them, until the accuracy falls."""
+        """Run phases of training, with fewer units chosen after each, until the accuracy falls."""
         kept, held = held_out(task, self.hold_out)
         head = self.begin(task)
         head_open = (torch.rand(head.weight.shape) < self.density).to(self.device)
@@ -94,7 +93,7 @@ class Nispa(StableUnits):
         self.settle(before["chosen"])
 
     def candidates(self, activations: Tensor, share: float) -> Tensor:
-        """Of each layer the fewest units, the most active ones, that have `share` percent of its activation."""
+        """Return, per layer, the fewest units, the most active ones, with `share` percent of its activation."""
         chosen = torch.zeros_like(self.stable)
         layer = self.units.layer.to(chosen.device)
         for number in range(1, int(layer.max()) + 1):
@@ -107,7 +106,7 @@ class Nispa(StableUnits):
 
     @torch.no_grad()
     def rewire(self, stable: Tensor) -> None:
-        """Cut what leads from others to `stable` units, and let as many connections of the layer grow into others."""
+        """Cut connections from other units to `stable` ones, and grow as many of the layer into other units."""
         for name, layer in self.units.layers.items():
             weight, there = self.backbone.get_parameter(f"{name}.weight"), self.open[name]
             into, of = self.units.between(name, stable)
@@ -123,16 +122,16 @@ class Nispa(StableUnits):
             weight.copy_(torch.where(wide(new, weight), drawn, weight))
 
     def grown(self, there: Tensor, plastic: Tensor, free: Tensor, reads: Tensor, stable: Tensor, count: int) -> Tensor:
-        """Which `count` connections (out, in) grow: first one of each unit that has none left, then any that is `free`.
+        """Return `count` new connections (out, in): first one for each unit without any, then any that are `free`.
 
-        `plastic` are those of them that come from units which are not stable. What does not fit is lost.
+        `plastic` are the free ones from units that are not stable. Connections without a place are dropped.
         """
         chance = torch.rand(free.shape).to(free.device)
         new = torch.zeros_like(free)
         deaf = torch.ones_like(stable)
         deaf[reads[there]] = False
         first = chance.masked_fill(~(plastic & deaf[reads]), -1.0).flatten()
-        # the likeliest of each unit's
+        # the most likely one of each unit
         best = torch.full((len(stable),), -1.0, device=free.device).scatter_reduce(0, reads.flatten(), first, "amax")
         repairs = ((first >= 0) & (first == best[reads.flatten()])).nonzero()[:, 0]
         repairs = repairs[torch.randperm(len(repairs)).to(free.device)[:count]]
@@ -143,11 +142,11 @@ class Nispa(StableUnits):
         return new
 
     def snapshot(self, head: nn.Linear) -> Masks:
-        """The network, its connections and the newest head as they are."""
+        """Return a copy of the network, its connections and the newest head."""
         return {name: value.clone() for name, value in self._parts(head).state_dict().items()}
 
     def put_back(self, tensors: Masks, head: nn.Linear) -> None:
-        """Make the network again what it was."""
+        """Restore the network from a copy."""
         parts = self._parts(head)
         parts.load_state_dict({name: tensors[name] for name in parts.state_dict()})
 

@@ -1,7 +1,7 @@
 """PackNet: Adding Multiple Tasks to a Single Network by Iterative Pruning (Mallya & Lazebnik, CVPR 2018).
 
-For each task: train the weights that are free, prune the smallest of them, train those that are left again, freeze
-them. The pruned ones serve the next task, which computes with all weights of earlier tasks but cannot change them.
+For each task: train the free weights, prune the smallest of them, retrain the others, freeze them. The pruned ones are
+free for the next task, which uses all weights of earlier tasks but cannot change them.
 """
 
 from collections.abc import Iterator
@@ -21,17 +21,17 @@ from pearl.settings.parts import CLASSIFIERS
 
 
 class PackNet(SubNetworks):
-    """One network whose weights belong to tasks, and a head per task; biases and norm layers are task 1's.
+    """One network whose weights belong to tasks, and a head per task; biases and norm layers are trained in task 1
+    only.
 
     The paper starts from ImageNet, whose weights are its first task; here the first task is the stream's own. The
-    owners (an integer per weight) come beside the parameters of `size`.
+    owners (an integer per weight) are not included in `size`.
 
     Options:
-        prune: share of a task's weights in each layer that it gives up. Task t keeps (1 - prune) prune^(t-1) of a
-            layer. The default is the paper's for several tasks. A smaller share leaves more of pretrained weights in
-            place, and hardly any to learn with: on a DeiT-Tiny, after 10 tasks of CIFAR-100 (held-out images, one
-            seed), task-IL is 39.5 % with 0.75, 33.9 with 0.5 and 25.5 with 0.25, class-IL on average over stages 14.5,
-            19.7 and 21.8 %.
+        prune: share of a task's weights pruned in each layer. Task t keeps (1 - prune) prune^(t-1) of a layer. The
+            default is the paper's for several tasks. A smaller share preserves more pretrained weights, and leaves few
+            for later tasks: on a DeiT-Tiny, after 10 tasks of CIFAR-100 (held-out images, one seed), task-IL is 39.5 %
+            with 0.75, 33.9 with 0.5 and 25.5 with 0.25, class-IL on average over stages 14.5, 19.7 and 21.8 %.
         classifier: `heads` or `chain`, see `common.chain`.
     """
 
@@ -51,7 +51,7 @@ class PackNet(SubNetworks):
         self.owners = Owners({name: named[name] for name in weight_names(backbone)})
 
     def train(self, mode: bool = True) -> "PackNet":
-        """Running statistics are task 1's, like all that norm layers have."""
+        """Set the mode; running statistics, like all of norm layers, are those of task 1."""
         super().train(mode)
         if len(self.heads) > 1:
             for module in self.backbone.modules():
@@ -61,16 +61,16 @@ class PackNet(SubNetworks):
 
     @property
     def weights(self) -> dict[str, nn.Parameter]:
-        """The parameters that have owners, by name."""
+        """Return the parameters that have owners, by name."""
         named = dict(self.backbone.named_parameters())
         return {name: named[name] for name in self.owners.names}
 
     def learn_own(self, task: Task) -> Iterator[Phase]:
-        """Train, prune, train again."""
+        """Train, prune, retrain."""
         self.requires_grad_(False)
         head = self.heads.grow(len(task.classes)).to(self.device)
         trained = [*(self.backbone.parameters() if task.id == 0 else self.weights.values()), *head.parameters()]
-        loss = own_loss(self.backbone, head, task)  # what is not the task's own or older is 0
+        loss = own_loss(self.backbone, head, task)  # weights of neither this task nor older ones are 0
         for parameter in trained:
             parameter.requires_grad_(True)
 

@@ -1,7 +1,7 @@
 """PAE: Packing-and-Expanding (Hung et al., ICMR 2019).
 
-Each task trains the weights that are free and computes with all older ones. Then as many of its own as its accuracy
-allows are freed, bit by bit. If what is free is too little for a task, the network grows.
+Each task trains the free weights and uses all older ones. Then its own weights are freed gradually, as far as its
+accuracy allows. If too few weights are free for a task, the network grows.
 """
 
 import copy
@@ -32,13 +32,13 @@ Tasks = Annotated[Annotated[int, Field(ge=1, strict=True)] | Literal["auto"], Fo
 Goal = Literal["scratch", "finetuned"]
 OnGrowth = Annotated[Literal["restart", "continue"], Born("continue")]
 
-TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # shares of a layer that are freed, one after the other
-RAMP, EVERY = 0.2, 10  # the first part of a phase, and the steps, in which more and more is freed
-GROWTH = 0.5  # that a network gets at a time, as a multiple of its first size
+TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # shares of a layer freed, one after the other
+RAMP, EVERY = 0.2, 10  # the first part of a phase, and its steps, in which weights are freed
+GROWTH = 0.5  # growth steps, as a multiple of the first size
 
 
 def compacting(names: tuple[str, ...], *groups: str) -> tuple[PhaseSpec, ...]:
-    """The phases of a method that grows and frees weights: how often, the accuracy decides."""
+    """The phases of a method that grows and frees weights; their number depends on accuracy."""
     kept = lambda task: task.kept(task.options["hold_out"])  # noqa: E731
     return (
         PhaseSpec(names[0], "later", kept, groups=groups),
@@ -49,24 +49,24 @@ def compacting(names: tuple[str, ...], *groups: str) -> tuple[PhaseSpec, ...]:
 
 
 class Pae(SubNetworks):
-    """One network whose weights belong to tasks, as PackNet's; each task has norm layers, biases and a head of its own.
+    """One network whose weights belong to tasks, as in PackNet; each task has its own norm layers, biases and head.
 
-    As in the authors' comparison on CIFAR-100 (ivclab/CPG), whose trainer both methods have there. The given network is
-    the largest that it can grow to, so that it ends no larger than another method's: it begins with the first channels
-    of each layer, a share of sqrt(1 / max_multiplier). One that brings weights is whole from the start. A goal is what
-    a network of the first size reaches that has this task for itself; the first task's is its own. Accuracies that
-    decide are of images that are held out, and of images as they are; the authors take test images, and augmented ones.
+    It follows the authors' comparison on CIFAR-100 (ivclab/CPG), where both methods have the same trainer. The given
+    network is the maximum size, so that the result is not larger than another method's: it starts with the first
+    channels of each layer, a share of sqrt(1 / max_multiplier). A pretrained network is complete from the start. The
+    goal of a task is the accuracy of a separate network of the first size; for the first task it is its own accuracy.
+    Decisions use the accuracy on held-out images without augmentation; the authors use test images, and augmented ones.
 
     Options:
-        max_multiplier: how many times the size of the first network it may have.
-        goal: whether the network with a task for itself begins afresh, or with what has been learnt.
-        train_accuracy: percent of its training images that a task must get right before anything is freed of its own
-            accord, and while more is.
-        tasks: how many there are, so that at its largest the network leaves each its share, whatever the goal. `auto`
-            is the stream's length; a model expects one more.
-        hold_out: share of a task's training images that decides.
-        on_growth: what a task does when the network has grown: `restart` from what the task before has left, as the
-            authors do, or `continue` from what it has trained.
+        max_multiplier: maximum size relative to the first network.
+        goal: initial weights of the separate network for a task: random, or those learnt so far.
+        train_accuracy: training accuracy in percent that a task needs before, and while, weights are freed beyond
+            necessity.
+        tasks: number of tasks, so that the full network reserves a share for each, regardless of the goal. `auto` is
+            the stream's length; a model expects one more.
+        hold_out: share of a task's training images held out for decisions.
+        on_growth: continuation of a task when the network has grown: `restart` from the weights before the task, as the
+            authors do, or `continue` from those trained so far.
     """
 
     task_identity = True
@@ -99,18 +99,18 @@ class Pae(SubNetworks):
         self.statistics = TaskTensors(buffers=True)  # "t.buffer": their running statistics
         self.multiplier: Tensor
         self.register_buffer("multiplier", torch.tensor(max_multiplier if whole else 1.0, dtype=torch.float64))
-        self.shown: dict[str, Tensor] = {}  # while a task is learnt, which entries of each parameter there are
+        self.shown: dict[str, Tensor] = {}  # during a task: the existing entries of each parameter
         for name, there in self.visible().items():
             if name in self.owners:
                 self.owners[name].masked_fill_(~there, HIDDEN)
 
     @property
     def weights(self) -> dict[str, nn.Parameter]:
-        """The parameters that have owners, by name."""
+        """Return the parameters that have owners, by name."""
         return {name: self.backbone.get_parameter(name) for name in self.owners.names}
 
     def visible(self, multiplier: float | None = None) -> dict[str, Tensor]:
-        """Which entries of the backbone's parameters a network of some size has; by default its size now."""
+        """Return the entries of the backbone's parameters in a network of some size; by default its current size."""
         share = math.sqrt((multiplier or float(self.multiplier)) / self.max_multiplier)
         there = ((self.units.places() < share - 1e-6) | (self.units.layer == 0)).to(self.device)
         return {name: self.units.within(name, p, there) for name, p in self.backbone.named_parameters()}
@@ -118,7 +118,7 @@ class Pae(SubNetworks):
     # ------------------------------------------------------------------------------------------------------- learning
 
     def learn_own(self, task: Task) -> Iterator[Phase]:
-        """Train, growing if need be; then free what is not needed."""
+        """Train, growing if needed; then free unneeded weights."""
         kept, held_back = held_out(task, self.hold_out)
         goal = (yield from self.rival(kept, held_back)) if task.id else None
         head = self.begin(task)
@@ -139,7 +139,7 @@ class Pae(SubNetworks):
         yield from self.finish(kept, held_back, head)
 
     def rival(self, kept: Task, held_back: Task) -> Generator[Phase, None, float]:
-        """Percent of the held-out images that a network of the first size gets right that has this task for itself."""
+        """Return the held-out accuracy in percent of a separate network of the first size for this task."""
         network, head = copy.deepcopy(self.backbone), self.heads.block(len(kept.classes)).to(self.device)
         network.load_state_dict(self.tensors_of(kept.id - 1), strict=False)
         if self.goal == "scratch":
@@ -160,7 +160,7 @@ class Pae(SubNetworks):
 
     @torch.no_grad()
     def begin(self, task: Task) -> nn.Linear:
-        """A head; norm layers and biases that go on from the last task's, where there are such; and what trains."""
+        """Create a head, and copies of the last task's norm layers and biases, if any; return what is trained."""
         self.requires_grad_(False)
         t, fresh, self.shown = task.id, self.backbone.state_dict(), self.visible()
         before = self.tensors_of(t - 1) if t else fresh
@@ -174,15 +174,15 @@ class Pae(SubNetworks):
         return head
 
     def own_of(self, t: int) -> list[nn.Parameter]:
-        """Norm layers and biases of a task."""
+        """Return norm layers and biases of a task."""
         return self.own.in_order(f"{t}.")
 
     def trained(self, name: str, t: int, head: nn.Linear) -> dict[str, list[nn.Parameter]]:
-        """What a phase trains, by groups; of the weights, a task's own alone will change."""
+        """Return the parameters that a phase trains, by groups; among weights, only a task's own change."""
         return {"weights": [*self.weights.values()], "": [*self.own_of(t), *head.parameters()]}
 
     def phase(self, name: str, kept: Task, head: nn.Linear, extra: nn.Module | None = None) -> Phase:
-        """A phase in which the task's own weights train, and all that it has for itself."""
+        """Return a phase that trains the task's own weights, norm layers, biases and head."""
         loss = own_loss(lambda x: self.task_features(x, kept.id), head, kept)
         hooks = self.owners.held(self.weights, kept.id)
         return Phase(name, self.trained(name, kept.id, head), loss, extra, kept, **hooks)
@@ -198,9 +198,9 @@ class Pae(SubNetworks):
     def compact(
         self, kept: Task, held_back: Task, head: nn.Linear, goal: float, *, met: bool, short: bool
     ) -> Iterator[Phase]:
-        """Free more and more of the task's weights while it trains, and keep the most that leaves it at the goal.
+        """Free more and more of the task's weights during training, and use the largest share that meets the goal.
 
-        A network that has not `met` it frees nothing, but if it is full and falls `short` of it what the tasks to come
+        A network that has not `met` the goal frees nothing; a full one that falls `short` of it frees what later tasks
         need.
         """
         left = 1 if self.tasks == "auto" else max(self.tasks - kept.id - 1, 0)
@@ -218,28 +218,28 @@ class Pae(SubNetworks):
         parts.load_state_dict(best)
 
     def has_own(self, t: int) -> bool:
-        """Whether any weight is task t's; in a full network none may have been left."""
+        """Return True if any weight is task t's; a full network may have none left."""
         return any(bool((self.owners[name] == t).any()) for name in self.owners.names)
 
     def pruning(self, kept: Task, head: nn.Linear, before: float, target: float) -> Phase:
-        """A phase that frees weights from a share `before` to the `target`, and trains those that are left."""
+        """Return a phase that frees weights from a share `before` to the `target`, and trains the remaining ones."""
         phase, weights = self.phase(self.names[2], kept, head), self.weights
 
         def free(_: Batch) -> None:
             ramp = max(1, round(RAMP * phase.planned))
             if phase.done <= ramp and (phase.done % EVERY == 0 or phase.done == ramp):
                 self.owners.prune_to(weights, kept.id, cubic(phase.done / ramp, before, target))
-            self.owners.clear(weights)  # momentum would move what is free
+            self.owners.clear(weights)  # momentum would move free weights
 
         phase.then(free)
         return phase
 
     def parts(self, head: nn.Linear) -> nn.ModuleList:
-        """All that learning a task changes."""
+        """Return all tensors that a task changes."""
         return nn.ModuleList([self.backbone, self.own, self.statistics, self.owners, head])
 
     def finish(self, kept: Task, held_back: Task, head: nn.Linear) -> Iterator[Phase]:
-        """End a task: of channels that the network has not grown to, it has nothing."""
+        """End a task: it owns nothing in channels that the network has not grown to."""
         yield from ()
         with torch.no_grad():
             for name in self.personal:
@@ -250,7 +250,7 @@ class Pae(SubNetworks):
     # ------------------------------------------------------------------------------------------------------ answering
 
     def tensors_of(self, t: int) -> dict[str, Tensor]:
-        """The tensors, by name, with which the backbone is task t's sub-network."""
+        """Return the tensors, by name, that turn the backbone into task t's sub-network."""
         personal = {name: self.own[f"{t}.{name}"] for name in self.personal}
         if self.shown and t == len(self.heads) - 1:
             personal = {name: value * self.shown[name] for name, value in personal.items()}
@@ -258,11 +258,11 @@ class Pae(SubNetworks):
         return self.weights_of(t) | personal | statistics
 
     def weights_of(self, t: int) -> dict[str, Tensor]:
-        """The weights that task t computes with: 0 where they are not its to use."""
+        """Return the weights that task t uses; all others are 0."""
         return self.owners.masked(self.weights, t)
 
     def right(self, part: Task) -> float:
-        """Percent of the newest task's images that are right."""
+        """Return the percentage of the newest task's images predicted correctly."""
         self.eval()
         return accuracy(lambda x: self.heads[part.id](self.task_features(x, part.id)), part)
 
@@ -275,11 +275,13 @@ class Pae(SubNetworks):
         return self.backbone, self.tensors_of(t)
 
     def size(self) -> int:
-        """Weights of the network as far as it has grown; each task's norm layers, biases and head are of full width."""
+        """Count the weights of the network at its current size; each task's norm layers, biases and head have full
+        width.
+        """
         grown = sum(int((self.owners[name] != HIDDEN).sum()) for name in self.owners.names)
         return grown + sum(parameter.numel() for module in (self.own, self.heads) for parameter in module.parameters())
 
     def facts(self, task: int) -> dict[str, Any]:
-        """How large the network has grown, and how many parameters are not 0."""
+        """Return the size of the network, and the number of parameters that are not 0."""
         own = [*self.own.parameters(), *self.heads.parameters(), *self.owners.masked(self.weights, task).values()]
         return {"multiplier": float(self.multiplier), "nonzero": sum(int(tensor.count_nonzero()) for tensor in own)}

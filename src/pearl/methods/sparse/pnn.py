@@ -1,9 +1,9 @@
-"""Progressive neural networks (Rusu et al., arXiv 2016): a column per task that also hears all earlier columns.
+"""Progressive neural networks (Rusu et al., arXiv 2016): a column per task with connections from all earlier columns.
 
-The paper adds to each layer's input what an adapter makes of the earlier columns' activations there,
-h' = sigma(W h + U sigma(V alpha h_old)). That a backbone may be any network, columns are copies of it and meet at the
-outputs of named stages: what a stage gives on is its output + sigma(V alpha h_old), so that the layers of the next
-stage are both W and U. V h_old over all earlier columns is the sum of a 1x1 adapter for each of them.
+In the paper, an adapter of the earlier columns' activations is added to each layer's input, h' = sigma(W h + U sigma(V
+alpha h_old)). To support any backbone, columns are copies of it and are connected at the outputs of named stages: a
+stage's output becomes output + sigma(V alpha h_old), so that the layers of the next stage are both W and U. V h_old
+over all earlier columns is the sum of a 1x1 adapter for each of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,15 +33,16 @@ Activations = dict[str, Tensor]  # a column's outputs by stage
 
 
 class Progressive(Isolation):
-    """Columns are copies of the starting network, frozen one by one, with lateral adapters between their stages.
+    """Columns are copies of the initial network, frozen one by one, with lateral adapters between their stages.
 
-    With one task it is plain training; columns without adapters are complete isolation.
+    With one task this is plain training; columns without adapters are complete isolation.
 
     Options:
-        stages: regular expression; modules whose whole name in the backbone it matches are where columns meet. The
-            default finds the stages of ResNets and the blocks of transformers. Their outputs are (B, C, H, W) or
-            (B, tokens, C).
-        classifier: `heads` or `chain`, see `common.chain`; the chain looks at inner layers that are stages.
+        stages: regular expression that matches the full names of the modules where columns are connected. The default
+            finds the stages of ResNets and the blocks of transformers. Their outputs are (B, C, H, W) or (B, tokens,
+            C).
+        classifier: `heads` or `chain`, see `common.chain`; the intermediate features of class statistics are those of
+            stages.
     """
 
     task_identity = True
@@ -60,18 +61,20 @@ class Progressive(Isolation):
         pattern = compiled(stages, "method.stages")
         self.stages = [name for name in names if pattern.fullmatch(name)]
         if not self.stages:
-            raise ConfigError(f"method.stages={stages!r} matches no module; there are {', '.join(names[:12])}, ...")
+            raise ConfigError(
+                f"method.stages={stages!r} matches no module; the modules are {', '.join(names[:12])}, ..."
+            )
         self.adapters = TaskTensors()  # "t.j.V.stage" (C, C) and "t.j.alpha.stage" (), of column t for column j
 
     def train(self, mode: bool = True) -> "Progressive":
-        """Columns that are heard do not move, nor do their running statistics."""
+        """Set the mode; earlier columns, including their running statistics, are constant."""
         super().train(mode)
         for network in [*self.networks.values()][:-1]:
             network.eval()
         return self
 
     def learn_own(self, task: Task) -> Iterator[Phase]:
-        """Train a new column, its adapters and its head; all earlier ones stay as they are."""
+        """Train a new column, its adapters and its head; earlier ones are unchanged."""
         self.requires_grad_(False)
         adapters = self._grow_adapters(task) if task.id else []
         network, head = self._grow(task.id), self.heads.grow(len(task.classes)).to(self.device)
@@ -79,7 +82,7 @@ class Progressive(Isolation):
         yield Phase("pnn", params, own_loss(partial(self.task_features, t=task.id), head, task), steady=True)
 
     def _grow_adapters(self, task: Task) -> list[nn.Parameter]:
-        """V starts like any layer, alpha as a small random number."""
+        """Create adapters: V is initialised like any layer, alpha as a small random number."""
         t, heard = task.id, self._hear(task)
         for j in self.trained:
             for stage in self.stages:
@@ -90,18 +93,18 @@ class Progressive(Isolation):
 
     @torch.no_grad()
     def _hear(self, task: Task) -> dict[str, int]:
-        """The number of channels at each stage."""
+        """Record the number of channels at each stage."""
         activations: Activations = {}
         self.eval()._column(0, task.view.test(task.images[:1].to(self.device)), {}, activations)
         return {stage: out.shape[_channels(out)] for stage, out in activations.items()}
 
     @property
     def trained(self) -> list[int]:
-        """The tasks that have a column."""
+        """Return the tasks that have a column."""
         return [int(t) for t in self.networks]
 
     def run_columns(self, x: Tensor, last: int) -> tuple[dict[int, Tensor], dict[int, Activations]]:
-        """Features (B, dim), and outputs of stages, of the columns up to that of task `last`."""
+        """Return features (B, dim), and outputs of stages, of the columns up to that of task `last`."""
         features: dict[int, Tensor] = {}
         heard: dict[int, Activations] = {}
         for t in self.trained:
@@ -112,7 +115,7 @@ class Progressive(Isolation):
         return features, heard
 
     def task_features(self, x: Tensor, t: int) -> Tensor:
-        """Features (B, dim) of column t, which hears all earlier ones."""
+        """Return features (B, dim) of column t, which reads all earlier ones."""
         return self.run_columns(x, t)[0][t]
 
     def spaces(self, tasks: Iterable[int]) -> Spaces:
@@ -127,8 +130,8 @@ class Progressive(Isolation):
         return raw
 
     def _column(self, t: int, x: Tensor, heard: Mapping[int, Activations], activations: Activations) -> Tensor:
-        """Run column t; `heard` are the outputs of all earlier ones, and it notes its own in `activations`."""
-        network = shallow_copy(self.network(t))  # the hooks are this call's: other threads may run the column too
+        """Run column t; `heard` are the outputs of all earlier ones, and its own are stored in `activations`."""
+        network = shallow_copy(self.network(t))  # the hooks belong to this call: other threads may run the column too
         for stage in self.stages:
             meet = partial(self._meet, t, stage, heard, activations)
             network.get_submodule(stage).register_forward_hook(meet)
@@ -146,7 +149,7 @@ class Progressive(Isolation):
         v, alpha = self.adapters[f"{t}.{j}.V.{stage}"], self.adapters[f"{t}.{j}.alpha.{stage}"]
         axis = _channels(old)
         rows = (alpha * old).movedim(axis, -1)
-        # two-dimensional: of more dimensions, torch multiplies in another order where v is to be trained
+        # two-dimensional: with more dimensions, torch multiplies in another order if v is trained
         return (rows.flatten(0, -2) @ v.T).view(rows.shape).movedim(-1, axis)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
@@ -157,7 +160,7 @@ class Progressive(Isolation):
         return torch.cat([self.heads[t](z) for t, z in features.items()], dim=1)
 
     def experts(self) -> Iterable[Expert]:
-        """A column with all that it hears; by itself it would be another network."""
+        """Yield columns with all their earlier ones; a column alone would be another network."""
         if self.chain is not None:
             return super().experts()
         return [Expert(f"task {t}", partial(self.forward, task=t), frozen=True) for t in range(len(self.heads))]

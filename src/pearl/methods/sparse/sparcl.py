@@ -1,8 +1,8 @@
 """SparCL-EWC: SparCL's sparse training (Wang et al., NeurIPS 2022) on elastic weight consolidation.
 
-The PEARL paper compares with it, and nobody has published it: SparCL's authors have it with rehearsal alone. It is put
-together here from its parts. Of SparCL come the dynamic mask, the mask of gradients and the removal of images; online
-EWC's penalty takes the place of their memory.
+The PEARL paper compares with this combination, which is not published: SparCL's authors combine it only with rehearsal.
+Here it is assembled from its parts: SparCL's dynamic mask, gradient mask and removal of images, with online EWC's
+penalty instead of a memory.
 """
 
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.settings.follow import Follows
 
 Share = Annotated[float, Field(ge=0, lt=1)]
-BATCH = 256  # images whose gradient tells how much a weight matters
+BATCH = 256  # images whose gradient determines the importance of weights
 
 
 def _rounds(task: UpcomingTask) -> list[int]:
-    """Images of each round: after some of them, a part of those that were forgotten most seldom is left out."""
+    """Return the images of each round; after some rounds, a part of the least often forgotten ones is removed."""
     remove, removals, rounds = (task.options[name] for name in ("remove", "removals", "rounds"))
     portion = int(remove * task.images / removals + 1e-6)
     return [task.images - portion * min(at, removals) for at in range(rounds)]
@@ -38,30 +38,29 @@ def _rounds(task: UpcomingTask) -> list[int]:
 class SparClEwc(OnlineEwc):
     """Cross-entropy among the task's own classes + EWC's penalty, in one network of which most weights are 0.
 
-    There is one mask, of the blocks' weights, for all tasks, and it goes on changing: of each layer those stay whose
-    |weight| + grad_weight * |gradient| is largest, some of the others, at random, are open again as 0. The first mask
-    is by magnitude. A gradient is one of 256 images between two rounds; the authors' is what the last step has left.
-    Which images are removed does not depend on their order, where several are forgotten as seldom. The Fisher matrix
-    counts for weights that are open.
+    A single mask of the blocks' weights, for all tasks, keeps changing: in each layer those weights stay whose |weight|
+    + grad_weight * |gradient| is largest, random other ones are reopened with value 0. The first mask is by magnitude.
+    The gradient is that of 256 images between two rounds; the authors use that of the last step. If images are
+    forgotten equally often, their removal does not depend on their order. The Fisher matrix applies to open weights.
 
     Options:
         e_lambda: weight of the penalty, see `OnlineEwc`.
-        gamma: what is left of the earlier tasks' Fisher matrix when a task's is added.
-        rounds: parts of a task, each with a mask of its own and `train.phases.sparcl_ewc.epochs` long.
+        gamma: factor of the earlier tasks' Fisher matrix when a task's is added.
+        rounds: parts of a task, each with its own mask and `train.phases.sparcl_ewc.epochs` long.
         sparsity: share of a layer's weights that are 0 at the end of a task.
-        regrow: share that a round opens again, but for the last; the one before it prunes as much more, but in the
-            first round of a task.
-        grad_weight: of the gradient beside the weight, when a weight's importance is measured.
-        gradient_sparse: share of a layer's gradients that is set to 0, the smallest; all of the others count.
-        sample_frequency: steps of an epoch for which one mask of gradients serves.
-        remove: share of a task's images that is removed as the task goes on, those that are forgotten most seldom.
-        removals: in how many portions, from the second round on.
-        forgotten_among: classes among which a prediction of a training image must be right to count as learnt: `all`
-            seen, as in the authors' code, whose loss knows the task's own alone; or its `own` task's.
+        regrow: share that a round reopens, except the last; the mask before prunes that much more, except in the first
+            round of a task.
+        grad_weight: weight of the gradient in a weight's importance.
+        gradient_sparse: share of a layer's gradients set to 0, the smallest ones.
+        sample_frequency: steps per gradient mask.
+        remove: share of a task's images removed during the task, the least often forgotten ones.
+        removals: number of removals, from the second round on.
+        forgotten_among: classes among which a training image's prediction must be correct to count as learnt: `all`
+            seen, as in the authors' code, although its loss uses only the task's own; or its `own` task's.
     """
 
     own_classes = True
-    couples = True  # each process would see a part of the images being forgotten
+    couples = True  # with several processes, each would count forgetting on its part of the images only
     phases = (PhaseSpec("sparcl_ewc", images=_rounds),)
 
     def __init__(
@@ -85,19 +84,19 @@ class SparClEwc(OnlineEwc):
         self.grad_weight, self.gradient_sparse, self.sample_frequency = grad_weight, gradient_sparse, sample_frequency
         self.remove, self.removals, self.forgotten_among = remove, removals, forgotten_among
         named = dict(backbone.named_parameters())
-        self.open = TaskTensors(buffers=True)  # by a weight's name, which of its entries may be other than 0
+        self.open = TaskTensors(buffers=True)  # by weight name: the entries that may be nonzero
         self.names = inner_weights(backbone)
         for name in self.names:
             self.open.add(name, torch.ones_like(named[name], dtype=torch.bool))
 
     @property
     def weights(self) -> dict[str, nn.Parameter]:
-        """The parameters that have masks, by name."""
+        """Return the parameters that have masks, by name."""
         named = dict(self.backbone.named_parameters())
         return {name: named[name] for name in self.names}
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Round by round a mask, and training under it on the images that are left; then what mattered is measured."""
+        """Train in rounds, each with a mask and the remaining images; then compute importance."""
         self.heads.grow(len(task.classes)).to(self.device)
         left, portion = task, int(self.remove * len(task) / self.removals + 1e-6)
         seen = Forgetting(len(left), task.device)
@@ -113,7 +112,7 @@ class SparClEwc(OnlineEwc):
         self.anchor.move(dict(self.named_parameters()), fisher, self.gamma)
 
     def round(self, left: Task, seen: "Forgetting", *, hands_on: bool) -> Phase:
-        """One round of training. What the masks cut does not move by momentum either."""
+        """Return one round of training. Masked weights do not move by momentum either."""
         steps, params = self.round_masks(), list(self.parameters())
         masks = {id(weight): steps[name] for name, weight in self.weights.items()}
 
@@ -134,18 +133,18 @@ class SparClEwc(OnlineEwc):
         return phase
 
     def round_masks(self) -> TaskTensors:
-        """Which gradients count, by a weight's name: at first all."""
+        """Return masks of gradients by weight name: initially all."""
         masks = TaskTensors(buffers=True)
         for name in self.names:
             masks.add(name, self.open[name])
         return masks
 
     def loss(self, batch: Batch, seen: "Forgetting | None" = None) -> Tensor:
-        """Cross-entropy and penalty; `seen` notes which images are right."""
+        """Return cross-entropy plus penalty; `seen` records which images are predicted correctly."""
         return self.cross_entropy(batch, seen) + self.penalty()
 
     def cross_entropy(self, batch: Batch, seen: "Forgetting | None" = None) -> Tensor:
-        """Of labels among the newest task's classes."""
+        """Return the cross-entropy of labels among the newest task's classes."""
         features = self.features(batch.x)
         logits, own = self.heads[-1](features), batch.y - sum(self.heads.sizes()[:-1])
         if seen is not None:
@@ -157,7 +156,7 @@ class SparClEwc(OnlineEwc):
 
     @torch.no_grad()
     def mask_gradients(self, steps: TaskTensors, *, measure: bool) -> None:
-        """Leave a weight's largest gradients, or, unless it is time to `measure`, those that were so last time."""
+        """Keep a weight's largest gradients, or, if `measure` is False, those of the last mask."""
         for name, weight in self.weights.items():
             if weight.grad is None:
                 continue
@@ -168,12 +167,12 @@ class SparClEwc(OnlineEwc):
 
     @torch.no_grad()
     def close(self) -> None:
-        """Set to 0 what is not open."""
+        """Set closed weights to 0."""
         for name, weight in self.weights.items():
             weight.mul_(self.open[name])
 
     def choose(self, left: Task, at: int) -> None:
-        """The mask of a round: the most important weights, and random others beside them."""
+        """Choose the mask of a round: the most important weights, and random others."""
         last = at == self.rounds - 1
         more = self.regrow if at > 0 and not last else 0.0
         importance = self.importance(left, first=left.id == 0 and at == 0)
@@ -182,7 +181,7 @@ class SparClEwc(OnlineEwc):
             kept = round((1 - min(self.sparsity + more, 1.0)) * size)
             opened = 0 if last else round(self.regrow * size)
             mask = largest(value.masked_fill(~self.open[name], -1.0), kept)
-            chance = torch.rand(value.shape).to(value.device)  # of the host's numbers, on every device the same
+            chance = torch.rand(value.shape).to(value.device)  # from the host's generator, equal on every device
             self.open[name].copy_(mask | largest(chance.masked_fill(mask, -1.0), min(opened, size - kept)))
         self.close()
 
@@ -198,12 +197,12 @@ class SparClEwc(OnlineEwc):
         return {name: sizes[name] + self.grad_weight * g.abs() for name, g in zip(weights, gradients, strict=True)}
 
     def facts(self, task: int) -> dict[str, Any]:
-        """How many parameters are not 0."""
+        """Return how many parameters are not 0."""
         return {"nonzero": nonzero(self)}
 
 
 class Forgetting(nn.Module):
-    """How often each image went from right to wrong, and whether it has ever been right; buffers (N,)."""
+    """Counts of how often each image became incorrect, and whether it was ever correct; buffers (N,)."""
 
     def __init__(self, images: int, device: torch.device) -> None:
         super().__init__()
@@ -216,20 +215,20 @@ class Forgetting(nn.Module):
 
     @torch.no_grad()
     def note(self, rows: Tensor, right: Tensor) -> None:
-        """Of images (B,), by their rows, whether they are right now."""
+        """Record whether images (B,), by rows, are correct now."""
         self.events[rows] += self.right[rows] & ~right
         self.right[rows] = right
         self.learnt[rows] |= right
 
     def by_forgetting(self) -> Tensor:
-        """All rows, those first that were forgotten most seldom; one that was never right is behind all others."""
+        """Return all rows, least often forgotten first; images that were never correct are last."""
         events = torch.where(self.learnt, self.events, self.events.max() + 1).cpu()
-        mixed = torch.randperm(len(events))  # images that are equal come in any order, and not class by class
+        mixed = torch.randperm(len(events))  # ties are in random order, not class by class
         return mixed[events[mixed].argsort(stable=True)]
 
 
 def largest(values: Tensor, count: int) -> Tensor:
-    """Where the `count` largest entries are: a mask in the shape of `values`; of equal ones, those that come first."""
+    """Return a mask of the `count` largest entries of `values`; ties keep the first."""
     flat = torch.zeros(values.numel(), dtype=torch.bool, device=values.device)
     flat[values.flatten().argsort(descending=True, stable=True)[:count]] = True
     return flat.view(values.shape)

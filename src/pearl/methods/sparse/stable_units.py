@@ -1,6 +1,7 @@
-"""What CLNP and NISPA share: units that serve a task never change again, and hear none that may.
+"""Base of CLNP and NISPA: units of a task never change again, and have no inputs from units that may.
 
-So answers of old tasks stay as they were, bit by bit, while all other units learn on and may hear the stable ones.
+Outputs of old tasks are therefore constant, bit by bit, while all other units continue to train and may read stable
+ones.
 """
 
 from typing import Annotated, Any
@@ -21,10 +22,10 @@ Masks = dict[str, Tensor]
 
 
 class StableUnits(Method):
-    """One network whose units become stable task by task, and a head per task, which hears stable units alone.
+    """One network whose units become stable task by task, and a head per task that reads only stable units.
 
-    What serves no task is 0 after it, and begins anew with the next. BatchNorm, which the authors' networks do not
-    have, is each channel's own: a stable one keeps its scale, shift and running statistics.
+    Units without a task are 0 after it, and initialised again in the next. BatchNorm, which the authors' networks do
+    not have, belongs to each channel: a stable one keeps its scale, shift and running statistics.
     """
 
     own_classes = True
@@ -38,10 +39,10 @@ class StableUnits(Method):
         for name in self.units.norms:
             backbone.set_submodule(name, HeldNorm.of(backbone.get_submodule(name)))  # type: ignore[arg-type]
         self.stable: Tensor
-        self.register_buffer("stable", self.units.layer == 0)  # of each unit, whether it serves a task
+        self.register_buffer("stable", self.units.layer == 0)  # per unit: True if it belongs to a task
 
     def train(self, mode: bool = True) -> "StableUnits":
-        """Stable channels have the statistics they had."""
+        """Set the mode; stable channels keep their statistics."""
         super().train(mode)
         for name, units in self.units.norms.items():
             self.backbone.get_submodule(name).held = self.stable[units]
@@ -50,17 +51,17 @@ class StableUnits(Method):
     # --------------------------------------------------------------------------------------------------- what is fixed
 
     def closed(self, name: str) -> Tensor:
-        """Which connections (out, in) of a layer there are not: those into stable units from others."""
+        """Return the connections (out, in) of a layer that do not exist: those into stable units from others."""
         into, of = self.units.between(name, self.stable)
         return into & ~of
 
     def frozen(self) -> Masks:
-        """Of the backbone's parameters, which entries serve earlier tasks."""
+        """Return the entries of the backbone's parameters that belong to earlier tasks."""
         named = self.backbone.named_parameters()
         return {name: self.units.within(name, parameter, self.stable) for name, parameter in named}
 
     def fixed(self) -> Masks:
-        """Which entries a task may not change: those, and connections that there are not."""
+        """Return the entries that a task may not change: those, and missing connections."""
         masks = self.frozen()
         for name in self.units.layers:
             mask = masks[f"{name}.weight"]
@@ -71,9 +72,9 @@ class StableUnits(Method):
 
     @torch.no_grad()
     def begin(self, task: Task) -> nn.Linear:
-        """A head for the task, and new values where none serves an earlier one: He's by fan-out, as the authors'.
+        """Add a head for the task, and initialise entries without a task: He's by fan-out, as the authors do.
 
-        The first task begins with the weights of a network that brings some.
+        The first task keeps pretrained weights.
         """
         head = self.heads.grow(len(task.classes)).to(self.device)
         fresh = task.id > 0 or not self.backbone.pretrained
@@ -109,7 +110,7 @@ class StableUnits(Method):
         l1: float = 0.0,
         head_closed: Tensor | None = None,
     ) -> tuple[Phase, Best]:
-        """A phase on the images `kept`, and the best of its epochs by those that were held out."""
+        """Return a phase on the images `kept`, and the best of its epochs by the held-out ones."""
         named = {f"backbone.{n}": p for n, p in self.backbone.named_parameters()}
         fixed = {f"backbone.{n}": mask for n, mask in self.fixed().items()}
         if head_closed is not None:
@@ -133,12 +134,14 @@ class StableUnits(Method):
         return phase, best
 
     def look(self, kept: Task, batch: int = 256) -> Tensor:
-        """Mean activations (units,) on a task's images, not augmented."""
+        """Return mean activations (units,) on a task's images, not augmented."""
         self.eval()
         return self.units.activations(self.backbone, (x for x, _, _ in kept.in_order(batch)))
 
     def accuracy(self, part: Task, stable: Tensor) -> float:
-        """Percent of the newest task's images that are right if `stable` units, and the head, hear such alone."""
+        """Return the accuracy in percent on the newest task's images if `stable` units and the head read only stable
+        ones.
+        """
         self.eval()
         weights: Masks = {}
         for name in self.units.layers:
@@ -150,7 +153,7 @@ class StableUnits(Method):
 
     @torch.no_grad()
     def settle(self, stable: Tensor) -> None:
-        """End a task: from now on `stable` units are; all that serves no task is 0."""
+        """End a task: `stable` becomes the stable units; all others are set to 0."""
         self.stable.copy_(stable)
         for name, mask in self.frozen().items():
             self.backbone.get_parameter(name).masked_fill_(~mask, 0.0)
@@ -158,7 +161,7 @@ class StableUnits(Method):
         self.requires_grad_(False)
 
     def facts(self, task: int) -> dict[str, Any]:
-        """How many parameters are not 0, and how many units are stable."""
+        """Return how many parameters are not 0, and how many units are stable."""
         inner = self.units.layer > 0
         return {
             "nonzero": nonzero(self),

@@ -1,4 +1,4 @@
-"""Units: the channels and neurons of a network, and which of them each weight reads and makes."""
+"""Units: the channels and neurons of a network, and the units that each weight reads and computes."""
 
 import operator
 from collections.abc import Iterable, Sequence
@@ -11,8 +11,8 @@ from torch import Tensor, fx, nn
 from pearl.errors import ConfigError
 from pearl.nn.fast.folding import graph_of
 
-# what leaves every channel where it is, as a module, a function, or a method of a tensor; a linear layer behind
-# `flatten` reads several columns of a channel
+# modules, functions and tensor methods that leave every channel in place; a linear layer after `flatten` reads several
+# columns per channel
 MODULES = nn.ReLU | nn.Identity | nn.MaxPool2d | nn.AvgPool2d | nn.AdaptiveAvgPool2d | nn.Flatten | nn.Dropout
 FUNCTIONS = {F.relu, torch.relu, F.max_pool2d, F.avg_pool2d, torch.flatten, operator.getitem}
 METHODS = {"mean", "flatten", "relu"}
@@ -21,7 +21,7 @@ SUMS = {operator.add, operator.iadd, torch.add}
 
 @dataclass(frozen=True)
 class Layer:
-    """The units that a convolution or linear layer reads, a number per input (in,), and those it makes (out,)."""
+    """The units that a convolution or linear layer reads, an index per input (in,), and those it computes (out,)."""
 
     inputs: Tensor
     makes: Tensor
@@ -29,26 +29,26 @@ class Layer:
 
     @property
     def reads(self) -> Tensor:
-        """The unit that each entry (out, in / groups) of the weight reads."""
+        """Return the unit that each entry (out, in / groups) of the weight reads."""
         own = self.inputs.view(self.groups, -1)
         return own.repeat_interleave(len(self.makes) // self.groups, 0)
 
 
 class Units:
-    """All units of a network, numbered; the images' channels come first.
+    """All units of a network, numbered; the images' channels are first.
 
-    Channels that a sum of residual streams adds up are one unit, whoever makes them: none of its makers can go on
-    learning when the unit is to stay as it is.
+    Channels that are summed by residual connections are one unit: none of the layers computing it can train when the
+    unit is frozen.
     """
 
     def __init__(self, backbone: nn.Module) -> None:
-        """Read off the graph of a network.
+        """Compute from the graph of a network.
 
         Raises:
-            ConfigError: it does what nobody can follow unit by unit.
+            ConfigError: the network cannot be traced unit by unit.
         """
         self.layers: dict[str, Layer] = {}
-        self.norms: dict[str, Tensor] = {}  # by a norm layer's name, the units of its channels
+        self.norms: dict[str, Tensor] = {}  # by norm layer: the units of its channels
         self._parents: list[int] = []
         self._layer: list[int] = []
         graph = graph_of(backbone)
@@ -57,7 +57,7 @@ class Units:
         self._walk(dict(backbone.named_modules()), graph.nodes)
 
     def _walk(self, modules: dict[str, nn.Module], nodes: Iterable[fx.Node]) -> None:
-        streams: dict[object, Tensor] = {}  # by node, the unit of each channel
+        streams: dict[object, Tensor] = {}  # by graph node: the unit of each channel
         for node in nodes:
             before = streams.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
             if node.op == "placeholder":
@@ -78,13 +78,13 @@ class Units:
                 raise _not_followed(f"{node.op} {node.target}")
         roots = torch.tensor([self._root(unit) for unit in range(len(self._parents))])
         kept, number = roots.unique(return_inverse=True)
-        self.layer = torch.tensor(self._layer)[kept]  # of a unit, which layer makes it first; 0: the image
+        self.layer = torch.tensor(self._layer)[kept]  # per unit: the first layer that computes it; 0: the image
         self.layers = {n: Layer(number[x.inputs], number[x.makes], x.groups) for n, x in self.layers.items()}
         self.norms = {name: number[units] for name, units in self.norms.items()}
         self.out = number[self.out]
 
     def _through(self, name: str, module: nn.Module, before: Tensor) -> Tensor:
-        """The units behind a module."""
+        """Return the units after a module."""
         if isinstance(module, MODULES):
             return before
         if type(module) is nn.BatchNorm2d and name not in self.norms and module.affine and module.track_running_stats:
@@ -119,12 +119,14 @@ class Units:
         return len(self.layer)
 
     def between(self, name: str, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Which entries (out, in / groups) of a layer's weight lead to `chosen` units, and which come from such."""
+        """Return masks (out, in / groups) of a layer's weight: entries that lead to `chosen` units, and entries from
+        such.
+        """
         layer = self.layers[name]
         return chosen[layer.makes][:, None].expand(layer.reads.shape), chosen[layer.reads]
 
     def within(self, name: str, parameter: Tensor, chosen: Tensor) -> Tensor:
-        """Of a parameter of the network, by its name, the entries that concern `chosen` units alone; in its shape."""
+        """Return a mask, in the shape of a named parameter, of the entries that concern only `chosen` units."""
         module, _, kind = name.rpartition(".")
         if module in self.norms:
             return chosen[self.norms[module]]
@@ -134,7 +136,7 @@ class Units:
         return wide(into & of, parameter)
 
     def places(self) -> Tensor:
-        """Where each unit stands among those of its layer, from 0 to below 1."""
+        """Return the relative position of each unit in its layer, from 0 to below 1."""
         places = torch.zeros(len(self))
         for number in self.layer.unique():
             own = (self.layer == number).nonzero()[:, 0]
@@ -143,9 +145,10 @@ class Units:
 
     @torch.no_grad()
     def activations(self, backbone: nn.Module, batches: Iterable[Tensor]) -> Tensor:
-        """The mean size of each unit's output over images (B, 3, H, W) and places, as its readers see it, (units,).
+        """Return the mean absolute output of each unit over images (B, 3, H, W) and positions, as its readers get it,
+        (units,).
 
-        That is behind ReLU and pooling; of several readers, their mean. Of the images' channels 0.
+        That is after ReLU and pooling; with several readers it is their mean. It is 0 for the images' channels.
         """
         device = next(backbone.parameters()).device
         total, readers = (torch.zeros(len(self), dtype=torch.float64, device=device) for _ in range(2))
@@ -173,25 +176,25 @@ class Units:
 
 
 def wide(mask: Tensor, weight: Tensor) -> Tensor:
-    """A mask (out, in) of connections, in the shape of a layer's weight."""
+    """Reshape a mask (out, in) of connections to a layer's weight."""
     return mask.view(*mask.shape, *(1,) * (weight.ndim - 2)).expand(weight.shape)
 
 
 def _joined(node: fx.Node) -> Sequence[object]:
-    """What `torch.cat` puts one behind the other along the channels; nothing if it is along something else."""
+    """Return the inputs that `torch.cat` concatenates along the channels; empty for another dimension."""
     parts = node.args[0]
     return parts if isinstance(parts, Sequence) and node.args[1:] == (1,) else ()
 
 
 class HeldNorm(nn.BatchNorm2d):
-    """BatchNorm of which some channels are `held` (C,): they have running statistics in training, and keep them."""
+    """BatchNorm in which `held` channels (C,) use running statistics in training, and keep them."""
 
     held: Tensor | None = None
     running_mean: Tensor
     running_var: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> the same shape."""
+        """Map (B, C, H, W) to the same shape."""
         if not self.training or self.held is None:
             return super().forward(x)
         mean, var = self.running_mean.clone(), self.running_var.clone()
@@ -204,7 +207,7 @@ class HeldNorm(nn.BatchNorm2d):
 
     @classmethod
     def of(cls, norm: nn.BatchNorm2d) -> "HeldNorm":
-        """One with the tensors of another."""
+        """Create one with the tensors of another."""
         made = cls(norm.num_features, norm.eps, norm.momentum)
         made.load_state_dict(norm.state_dict())
         return made
@@ -212,6 +215,6 @@ class HeldNorm(nn.BatchNorm2d):
 
 def _not_followed(what: str) -> ConfigError:
     return ConfigError(
-        f"this method gives tasks single channels, and cannot follow those of this network through {what}; "
+        f"this method assigns channels to tasks, and cannot trace those of this network through {what}; "
         f"use backbone=convnet, resnet18 or bsc"
     )

@@ -1,1 +1,1 @@
-"""Rank rules that find ranks by training: updates of a start rank lose components while they train."""
+"""Rank rules that find ranks by training: updates start at a given rank and lose components during training."""

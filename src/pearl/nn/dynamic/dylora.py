@@ -1,4 +1,4 @@
-"""DyLoRA: nested ranks, of which one is chosen afterwards."""
+"""DyLoRA: nested ranks, one of which is chosen after training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,22 +13,23 @@ from pearl.nn.dynamic.rule import Budget, DynamicRule
 
 @dataclass(frozen=True, kw_only=True)
 class DyloraRule(DynamicRule):
-    """DyLoRA (Valipour et al., EACL 2023): nested ranks. A step trains the first b components, b drawn for all layers.
+    """DyLoRA (Valipour et al., EACL 2023): nested ranks; each step trains the first b components, b random for all
+    layers.
 
-    Afterwards every b works, and the method chooses none: here it is the smallest whose loss of images held out is
-    within a tolerance of the best, or the largest that fits the budget.
+    The paper chooses no b afterwards. Here it is the smallest b whose loss on held-out images is within a tolerance of
+    the best, or the largest that fits the budget.
 
-    The authors scale the update of the first b components by alpha / b. So does this rule given a number,
-    `method.alpha=16`; with PEARL's own alpha = 2r, the default, alpha grows with b and the scale is 2 for every b.
+    The authors scale the update of the first b components by alpha / b. This rule does the same if alpha is a number,
+    such as `method.alpha=16`; with PEARL's default alpha = 2r, the scale is 2 for every b.
 
     Options:
         start: R, the largest b.
         r: the fixed rank whose parameters are the budget `r`.
         budget: most parameters of a task's updates; `r`, `paper` (with its probe), or null, see `DynamicRule`.
         then: `continue` with what is left (as published), or `restart` PEARL's adaptation with these ranks.
-        frozen: whether a step trains the b-th component alone, as the authors' script, and not all of the first b.
-        tolerance: by which share the loss may lie above the least one (ours); null for the largest b that fits.
-        hold_out: the share of each class's images that it is measured on (ours).
+        frozen: train the b-th component alone in each step, as the authors' script does, instead of the first b.
+        tolerance: relative excess of the loss over the lowest one (ours); null for the largest b that fits.
+        hold_out: the share of each class's images to measure the loss on (ours).
     """
 
     start: Annotated[int, Field(ge=1)] = 16
@@ -43,16 +44,16 @@ class DyloraRule(DynamicRule):
         return 0.0 if self.tolerance is None else self.hold_out
 
     def begin(self, updates: GatedUpdates) -> None:
-        """LoRA's, with gates that stay 1."""
+        """Initialise as LoRA does; gates stay 1."""
         updates.gates.requires_grad_(False)
 
     def prefix(self, updates: GatedUpdates, step: int) -> int:
-        """b of a step (1 to R): a function of the step, the same for all layers and in all processes."""
+        """Return b of a step (1 to R): a function of the step, equal for all layers and processes."""
         draws = torch.Generator().manual_seed(updates.seed + step)
         return 1 + int(torch.randint(max(updates.ranks), (), generator=draws))
 
     def factors(self, updates: GatedUpdates, scale: Scale, step: int | None) -> Factors:
-        """The first b components, of the scale of an update of rank b."""
+        """Return the first b components with the scale of an update of rank b."""
         if step is None:
             counts = [int(kept.sum()) for kept in updates.each(updates.kept)]
         else:
@@ -68,7 +69,7 @@ class DyloraRule(DynamicRule):
         return found
 
     def finish(self, updates: GatedUpdates, budget: int, loss: Callable[[], float]) -> None:
-        """Choose b; 0 if not even a rank fits the budget."""
+        """Choose b; 0 if even rank 1 exceeds the budget."""
         losses: dict[int, float] = {}
         for b in range(1, max(updates.ranks, default=0) + 1):
             if self._keep(updates, b) <= budget:
@@ -80,7 +81,7 @@ class DyloraRule(DynamicRule):
         self._keep(updates, min((b for b, value in losses.items() if value <= bound), default=0))
 
     def _keep(self, updates: GatedUpdates, b: int) -> int:
-        """Keep the first b components of each; the parameters that they are."""
+        """Keep the first b components of each update; return their number of parameters."""
         for kept in updates.each(updates.kept):
             kept.copy_(torch.arange(len(kept), device=kept.device) < b)
         return sum(cost for cost, kept in zip(updates.costs, updates.kept.tolist(), strict=True) if kept)

@@ -1,19 +1,19 @@
-"""Low-rank updates whose components have gates, so that a rule can take components away while they train."""
+"""Low-rank updates whose components have gates, so that a rule can remove components during training."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-Factors = dict[str, tuple[Tensor, Tensor]]  # by label: A (k, n) and B (m, k), the update is B A
-Scale = Callable[[int], float]  # of an update of so many ranks
+Factors = dict[str, tuple[Tensor, Tensor]]  # by label: A (k, n) and B (m, k); the update is B A
+Scale = Callable[[int], float]  # of an update of this rank
 
 
 class GatedUpdates(nn.Module):
     """Updates scale * B diag(g) A of several matrices (m, n), by label.
 
-    A component is a column of B (m, R), its gate and a row of A (R, n). N components of all updates, one update after
-    the other, have `gates` (N,), and are `kept` (N,) or not; a component costs m + n parameters.
+    A component is a column of B (m, R), its gate and a row of A (R, n); it costs m + n parameters. `gates` (N,) and the
+    mask `kept` (N,) hold all N components, one update after the other.
     """
 
     kept: Tensor
@@ -27,26 +27,26 @@ class GatedUpdates(nn.Module):
         self.gates = nn.Parameter(torch.ones(sum(ranks)))
         self.register_buffer("kept", torch.ones(sum(ranks), dtype=torch.bool))
         self.costs = [m + n for (m, n), rank in sizes for _ in range(rank)]
-        self.seed = int(torch.randint(2**62, ()))  # for draws that are functions of the step
+        self.seed = int(torch.randint(2**62, ()))  # for random draws that are functions of the step
 
     def each(self, of_components: Tensor) -> Sequence[Tensor]:
-        """The part of each update (R,) of something that all components have (N,)."""
+        """Split a vector over all components into one (R,) per update."""
         return of_components.split(self.ranks)
 
     def factors(self, scale: Scale) -> Factors:
-        """A and B of each update, B with gates and scale."""
+        """Return A and B of each update; B includes gates and scale."""
         parts = zip(self.labels, self.a, self.b, self.each(self.gates), strict=True)
         return {label: (a, scale(len(a)) * b * gates) for label, a, b, gates in parts}
 
     @torch.no_grad()
     def close(self, keep: Tensor) -> None:
-        """Set the gates of all other components to 0, now; they go on training."""
+        """Set the gates of all other components to 0; they continue to train."""
         self.gates.masked_fill_(~keep, 0)
 
     def within(self, budget: int, score: Tensor) -> Tensor:
-        """Which components (N,) to keep: those of the highest score first, each that still fits into the budget.
+        """Return which components (N,) fit into the budget, highest score first.
 
-        In parameters; what is left of it is less than any component costs that was not kept. Of equal scores the first.
+        The budget is in parameters; the remainder is too small for any other component. Ties keep the first.
         """
         keep = torch.zeros(len(score), dtype=torch.bool)
         for i in score.argsort(descending=True, stable=True).tolist():

@@ -1,4 +1,4 @@
-"""AdaLoRA and DoRA: components have scores, and the lowest are pruned down to a budget while the others train."""
+"""AdaLoRA and DoRA: the components with the lowest scores are pruned to a budget during training."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,22 +17,24 @@ NotNegative = Annotated[float, Field(ge=0)]
 
 
 class _Pruned(DynamicRule):
-    """Gates of the lowest scores are set to 0 every few steps, and go on training until the choice is settled."""
+    """A rule that zeroes the gates of the lowest scores every few steps; they continue to train until the choice is
+    final.
+    """
 
     def settled(self, planned: int) -> int:
-        """After how many steps what is kept stays."""
+        """Return the number of steps after which the kept components are final."""
         raise NotImplementedError
 
     def allowed(self, done: int, planned: int, whole: int, budget: int) -> int:
-        """How many parameters may be open before that; `whole` are all."""
+        """Return the number of parameters allowed before that; `whole` is the number of all."""
         raise NotImplementedError
 
     def every(self, planned: int) -> int:
-        """Steps between two times that gates are closed."""
+        """Return the number of steps between two prunings."""
         raise NotImplementedError
 
     def scores(self, updates: GatedUpdates) -> Tensor:
-        """Of all components (N,)."""
+        """Return the scores (N,) of all components."""
         raise NotImplementedError
 
     def shrink(self, updates: GatedUpdates, done: int, planned: int, budget: int) -> None:
@@ -52,20 +54,19 @@ class _Pruned(DynamicRule):
 class AdaLoraRule(_Pruned):
     """AdaLoRA (Zhang et al., ICLR 2023): singular triplets P lambda Q, of which the least sensitive are pruned.
 
-    The sensitivity |w * gradient| of every entry is smoothed, and so is how much it varies; a triplet's score is the
-    product of both, of its lambda and on average over its vectors. Scores are of the weights that the gradients were
-    taken at, as the paper has it; the authors' code takes them after the step. A triplet costs its parameters, where
-    they count triplets, which is the same where all matrices are of one size; steps are shares of the phase. The scale
-    is PEARL's, by default 2, where theirs is alpha / R with alpha 16 or 32.
+    The sensitivity |w * gradient| of every entry and its variation are smoothed. A triplet's score is their product for
+    its lambda plus the mean over its vectors. Scores use the weights before the step, as in the paper; the authors'
+    code uses those after it. The budget counts parameters, theirs triplets, which agree if all matrices have one size;
+    steps are shares of the phase. The scale is PEARL's, by default 2; theirs is alpha / R with alpha 16 or 32.
 
     Options:
-        start: R, from which updates shrink.
+        start: R, the initial rank of updates.
         r: the fixed rank whose parameters are the budget `r`.
         budget: most parameters of a task's updates; `r`, `paper` (with its probe), or null, see `DynamicRule`.
         then: `continue` with what is left (as published), or `restart` PEARL's adaptation with these ranks.
-        gamma: of the penalty that keeps P and Q orthogonal.
-        beta1: of the smoothed sensitivity.
-        beta2: of how much it varies.
+        gamma: weight of the penalty that keeps P and Q orthogonal.
+        beta1: decay of the smoothed sensitivity.
+        beta2: decay of its smoothed variation.
         tinit: share of the steps before the first pruning.
         tfinal: share of the steps after the last one.
     """
@@ -77,7 +78,7 @@ class AdaLoraRule(_Pruned):
     tfinal: Share = 0.4
 
     def begin(self, updates: GatedUpdates) -> None:
-        """P and Q of N(0, .02^2), lambda 0."""
+        """Initialise P and Q from N(0, .02^2), lambda to 0."""
         for factor in (*updates.a, *updates.b):
             factor.normal_(0, 0.02)
         updates.gates.zero_()
@@ -87,14 +88,14 @@ class AdaLoraRule(_Pruned):
             updates.averages.add(f"{i}.uncertainty", torch.zeros_like(parameter))
 
     def penalty(self, updates: GatedUpdates, done: int, planned: int) -> Tensor | float:
-        """gamma times the mean over all P and Q of the Frobenius norms |P^T P - I| and |Q Q^T - I|; not squared."""
+        """Return gamma times the mean Frobenius norm |P^T P - I| and |Q Q^T - I| over all P and Q, not squared."""
         grams = [*(b.T @ b for b in updates.b), *(a @ a.T for a in updates.a)]
         norms = [torch.linalg.matrix_norm(gram - torch.eye(len(gram), device=gram.device)) for gram in grams]
         return self.gamma * torch.stack(norms).mean()
 
     @torch.no_grad()
     def observe(self, updates: GatedUpdates, done: int, planned: int) -> None:
-        """Smooth |w * gradient| and its distance from that."""
+        """Smooth |w * gradient| and its deviation from the smoothed value."""
         if done >= self.settled(planned):
             return
         for i, parameter in enumerate(_all(updates)):
@@ -117,7 +118,7 @@ class AdaLoraRule(_Pruned):
         return max(1, planned - round(self.tfinal * planned))
 
     def allowed(self, done: int, planned: int, whole: int, budget: int) -> int:
-        """From all down to the budget, by a cubic curve."""
+        """Return a budget that falls from all parameters to the final one by a cubic curve."""
         first, last = round(self.tinit * planned), self.settled(planned)
         if done <= first:
             return whole
@@ -125,7 +126,7 @@ class AdaLoraRule(_Pruned):
         return min(whole, int(budget + (whole - budget) * left**3))
 
     def every(self, planned: int) -> int:
-        """200 times in a phase, at most."""
+        """At most 200 prunings per phase."""
         return max(1, planned // 200)
 
 
@@ -135,22 +136,22 @@ def _all(updates: GatedUpdates) -> list[nn.Parameter]:
 
 @dataclass(frozen=True, kw_only=True)
 class DoraRule(_Pruned):
-    """DoRA's dynamic rank distribution (Mao et al., ACL 2024): components that are a small part of a layer's update go.
+    """DoRA's dynamic rank distribution (Mao et al., ACL 2024): prune components with a small part of a layer's update.
 
     A component's score is its share |c| |B_i| |A_i| of the norm of its layer's update, smoothed. (Not the DoRA that
-    decomposes weights.) A component costs its parameters, where the authors count components; and none is pruned before
-    the curve asks for it, where their code always prunes one. The scale is PEARL's, by default 2, where theirs is
-    8 / R. Their dropout on the updates' input (.1) is left out.
+    decomposes weights.) The budget counts parameters, the authors' components. Pruning follows the curve exactly; their
+    code prunes at least one component each time. The scale is PEARL's, by default 2; theirs is 8 / R. Their dropout on
+    the updates' input (.1) is left out.
 
     Options:
-        start: the rank from which updates shrink, the authors' 1.5 r.
+        start: the initial rank of updates, the authors' 1.5 r.
         r: the fixed rank whose parameters are the budget `r`.
         budget: most parameters of a task's updates; `r`, `paper` (with its probe), or null, see `DynamicRule`.
         then: `continue` with what is left (as published), or `restart` PEARL's adaptation with these ranks.
-        beta: of the smoothed scores.
-        penalty_weight: of the mean variance within rows of A and columns of B, until pruning ends.
+        beta: decay of the smoothed scores.
+        penalty_weight: weight of the mean variance within rows of A and columns of B, until pruning ends.
         warmup: share of the steps before the first pruning.
-        pruning: share of the steps in which components are pruned; the rest trains what is left.
+        pruning: share of the steps in which components are pruned; the remaining steps train what is left.
     """
 
     beta: Share = 0.9
@@ -159,7 +160,7 @@ class DoraRule(_Pruned):
     pruning: Share = 0.35
 
     def begin(self, updates: GatedUpdates) -> None:
-        """A and B kaiming-uniform, with gain sqrt 2, gates 0."""
+        """Initialise A and B kaiming-uniform with gain sqrt 2, gates to 0."""
         for factor in (*updates.a, *updates.b):
             nn.init.kaiming_uniform_(factor)
         updates.gates.zero_()
@@ -188,20 +189,20 @@ class DoraRule(_Pruned):
         return min(planned, max(1, round((self.warmup + self.pruning) * planned)))
 
     def allowed(self, done: int, planned: int, whole: int, budget: int) -> int:
-        """As many as are left when a share of the components to be pruned has gone, which rises as a cubic."""
+        """Return the parameters left when a share of the components to prune is gone; the share rises cubically."""
         last, length = self.settled(planned), max(1, round(self.pruning * planned))
         gone = max(0.0, 1 - (last - done) / length) ** 3
         return int(whole - (whole - min(budget, whole)) * gone)
 
     def every(self, planned: int) -> int:
-        """100 times in a phase, at most."""
+        """At most 100 prunings per phase."""
         return max(1, planned // 100)
 
 
 def shares(updates: GatedUpdates) -> Iterator[Tensor]:
-    """Of each update, the norms of its components (R,) relative to its own; 0 of one that is 0."""
+    """Return each update's component norms (R,) relative to the norm of the update; 0 for a zero update."""
     for a, b, gates in zip(updates.a, updates.b, updates.each(updates.gates), strict=True):
         gated = b * gates
         norms = gated.norm(dim=0) * a.norm(dim=1)
-        whole = ((gated.T @ gated) * (a @ a.T)).sum().clamp(min=0).sqrt()  # |B diag(c) A|, without that product
+        whole = ((gated.T @ gated) * (a @ a.T)).sum().clamp(min=0).sqrt()  # |B diag(c) A|, without forming that product
         yield norms / (whole + 1e-8)

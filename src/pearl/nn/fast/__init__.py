@@ -1,1 +1,1 @@
-"""The same functions, computed faster; `Method.fast = False` turns all of them off, and tests compare both."""
+"""Faster computations of the same functions; `Method.fast = False` disables all of them, and tests compare both."""

@@ -1,7 +1,7 @@
-"""Training a low-rank update beside its convolution instead of inside its weight, on a CPU.
+"""Low-rank updates trained as parallel branches of their convolutions instead of inside the weights, on a CPU.
 
-Merged, an update gets its gradient through the whole weight's, which is a third of the work of a convolution's step and
-then thrown away. Two thin convolutions of the same input are the same update, and need none.
+A merged update gets its gradient from that of the whole weight, which takes a third of a convolution's step and is then
+discarded. Two thin convolutions of the same input are the same update without it.
 """
 
 from collections.abc import Iterable
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from pearl.nn.fast.folding import with_weights
 from pearl.nn.lowrank import Fold, matrix_shape
 
-THIN = 8  # a rank this many times in the full rank is thin enough to gain on every layer (docs/performance.md)
+THIN = 8  # a rank this many times below the full rank gains on every layer (docs/performance.md)
 
 
 @dataclass(frozen=True)
 class Beside:
-    """An update scale * B A to a convolution, as a forward hook of it; A (r, n), B (m, r)."""
+    """An update scale * B A of a convolution, as its forward hook; A (r, n), B (m, r)."""
 
     layer: str  # its name
     a: Tensor
@@ -27,7 +27,7 @@ class Beside:
     fold: Fold
 
     def __call__(self, layer: nn.Conv2d, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        """The layer's output with the update's added."""
+        """Return the layer's output plus the update's."""
         (x,), b = inputs, self.scale * self.b
         out, into, kh, kw = layer.weight.shape
         stride, padding, dilation = layer.stride, layer.padding, layer.dilation
@@ -40,21 +40,21 @@ class Beside:
 
 
 def fits_beside(layer: nn.Module, rank: int, fold: Fold) -> bool:
-    """Whether an update of this rank is a pair of convolutions, and these are faster than its weight.
+    """Return True if an update of this rank is a pair of convolutions that is faster than its merged weight.
 
-    Of 1 x 1 convolutions they are not: those are matrix products already. A subclass of `nn.Conv2d` may make anything
-    of its weight, as timm's standardised one does.
+    1 x 1 convolutions are not: they are matrix products already. Subclasses of `nn.Conv2d` may transform the weight, as
+    timm's standardised one does.
     """
     if type(layer) is not nn.Conv2d or layer.groups > 1 or layer.kernel_size == (1, 1) or fold == "view":
         return False
-    if layer.weight.device.type != "cpu":  # on an H100 a step took 1.5 times as long with a handful of channels
+    if layer.weight.device.type != "cpu":  # on an H100 a step took 1.5 times as long with few channels
         return False
     plain = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return plain and 0 < THIN * rank <= min(matrix_shape(layer.weight.shape, fold))
 
 
 def with_beside(net: nn.Module, updates: Iterable[Beside]) -> nn.Module:
-    """A copy of `net` in training mode with updates that `fits_beside` allows; it shares its tensors with `net`."""
+    """Return a copy of `net` in training mode with the updates that `fits_beside` allows; it shares its tensors."""
     network = with_weights(net, {}).train()
     for update in updates:
         network.get_submodule(update.layer).register_forward_hook(update)

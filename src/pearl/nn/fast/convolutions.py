@@ -1,4 +1,4 @@
-"""Convolutions that a CPU is slow at, computed in another way."""
+"""Alternative computations of convolutions that are slow on a CPU."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,20 +13,19 @@ from pearl.nn.precision import outside_autocast
 
 
 class FastConvolutions(TorchFunctionMode):
-    """While active, three kinds of convolutions are computed otherwise than oneDNN would.
+    """Context in which three kinds of convolutions do not use oneDNN's default kernels.
 
-    Under autocast, grouped ones with strides or several filters a group leave it. oneDNN has no fast bfloat16 kernel
-    for their gradients: with AVX-512 BF16 a depthwise 3x3 of 512 channels, stride 2, takes 125 ms forward and backward,
-    in float32 9 ms (docs/performance.md). Depthwise ones with stride 1 are fast. And wide ones of small maps are matrix
-    products (see `products.ways`). In float32, filters of 3x3 get their gradient by fewer multiplications (see
-    `winograd.ways`).
+    Grouped convolutions with strides or several filters per group run outside autocast. oneDNN has no fast bfloat16
+    kernel for their gradients: with AVX-512 BF16 a depthwise 3x3 of 512 channels, stride 2, takes 125 ms forward and
+    backward, in float32 9 ms (docs/performance.md). Wide convolutions of small maps become matrix products (see
+    `products.ways`). In float32, gradients of 3x3 filters take fewer multiplications (see `winograd.ways`).
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Compute as asked, but for such a convolution."""
-        if func is torch.conv2d and len(args) == 7:  # as nn.Conv2d calls it
+        """Call the function, with another computation for these convolutions."""
+        if func is torch.conv2d and len(args) == 7:  # the call of nn.Conv2d
             x, weight, bias, stride, padding, dilation, groups = args
             bf16 = torch.is_autocast_enabled(x.device.type)
             if bf16 and is_slow(stride, groups, len(weight)):
@@ -40,12 +39,12 @@ class FastConvolutions(TorchFunctionMode):
 
 
 def is_slow(stride: Sequence[int], groups: int, filters: int) -> bool:
-    """Whether oneDNN has no fast bfloat16 kernel for the gradients of such a convolution."""
+    """Return True if oneDNN has no fast bfloat16 kernel for the gradients of such a convolution."""
     return groups > 1 and (max(stride) > 1 or filters > groups)
 
 
 def has_slow(module: nn.Module | None, *, bf16: bool) -> bool:
-    """Whether a module may hold such convolutions, so that steps through it are faster under `FastConvolutions`."""
+    """Return True if a module may contain such convolutions, so that `FastConvolutions` makes its steps faster."""
     convs = (m for m in module.modules() if isinstance(m, nn.Conv2d)) if module is not None else ()
     if bf16:
         return any(
@@ -53,7 +52,7 @@ def has_slow(module: nn.Module | None, *, bf16: bool) -> bool:
             for conv in convs
         )
     plain = (conv for conv in convs if conv.bias is None and conv.groups == 1 and _square(conv.stride, conv.padding))
-    best = (1024, 1, 16, 16)  # many images of a size that tiles fit
+    best = (1024, 1, 16, 16)  # many images with a size that fits tiles
     return any(winograd.ways(best, conv.weight.shape, conv.stride[0], int(conv.padding[0])) for conv in plain)
 
 
@@ -62,7 +61,7 @@ def _square(stride: Sequence[int], padding: Sequence[int] | str) -> bool:
 
 
 def _transformed() -> bool:
-    """Whether this runs under `torch.func`'s grad, vmap or the like, which take no function but PyTorch's own."""
+    """Return True under `torch.func`'s grad, vmap and similar, which accept only PyTorch's own functions."""
     return torch._C._are_functorch_transforms_active()
 
 
@@ -76,7 +75,7 @@ def _ways(x: Tensor, weight: Tensor, stride: int, padding: int, bf16: bool) -> W
 def _in_float32(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...]) -> Tensor:
     with outside_autocast(x):
         result = torch.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), *how)
-    return result.to(torch.get_autocast_dtype(x.device.type))  # as the other kernel gives it, for what follows
+    return result.to(torch.get_autocast_dtype(x.device.type))  # in the layout of the other kernel, for later layers
 
 
 def _by(ways: Ways, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:

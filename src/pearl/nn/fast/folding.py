@@ -1,4 +1,4 @@
-"""Copies of a network that are only evaluated: other weights, and BatchNorm folded into the convolution before it."""
+"""Copies of a network for evaluation: other weights, and BatchNorm folded into the convolution before it."""
 
 import copy
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from pearl.nn.functional import shallow_copy
 
 
 def norms_after_convs(net: nn.Module) -> dict[str, str]:
-    """Names of the BatchNorms that see nothing but a convolution which nothing else sees -> that convolution.
+    """Map each BatchNorm whose only input is a convolution with no other reader to that convolution, by name.
 
-    Read off the graph of `net`; empty where torch.fx cannot follow the network, which then runs as it is.
+    The names come from the graph of `net`; the result is empty if torch.fx cannot trace it.
     """
     graph = graph_of(net)
     if graph is None:
@@ -37,9 +37,9 @@ def norms_after_convs(net: nn.Module) -> dict[str, str]:
 
 
 class Tracer(fx.Tracer):
-    """Follows a network down to PyTorch's modules and those with hooks."""
+    """Traces a network down to PyTorch's modules and those with hooks."""
 
-    record_stack_traces = False  # of every node; half of the time
+    record_stack_traces = False  # for every node; it takes half of the time
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """See `fx.Tracer`."""
@@ -47,22 +47,22 @@ class Tracer(fx.Tracer):
 
 
 def graph_of(net: nn.Module, tracer: type[Tracer] = Tracer) -> fx.Graph | None:
-    """Return the steps of a network's forward pass, or None where torch.fx cannot follow it.
+    """Return the graph of a network's forward pass, or None if torch.fx cannot trace it.
 
-    `fx.Tracer.trace` replaces `nn.Module.__call__` for the whole process while it runs, so that every forward pass in
-    another thread fails. Here a copy of the network is called whose leaves record that they were called.
+    `fx.Tracer.trace` replaces `nn.Module.__call__` in the whole process while it runs, so that forward passes in other
+    threads fail. This function calls a copy of the network instead, whose leaves record their calls.
     """
     recorder, network = tracer(), shallow_copy(net).eval()
     recorder.root, recorder.graph, recorder.tensor_attrs = network, fx.Graph(tracer_cls=tracer), {}
     for name, module in network.named_modules():
         if name and recorder.is_leaf_module(module, name):
-            module._forward_hooks.clear()  # they run where the leaf runs
+            module._forward_hooks.clear()  # their calls belong to the leaf's
             module._forward_pre_hooks.clear()
             module.forward = partial(_recorded, recorder, name)
     try:
         out = network.forward(recorder.create_proxy("placeholder", "x", (), {}))
         recorder.create_node("output", "output", (recorder.create_arg(out),), {})
-    except Exception:  # torch.fx raises nearly anything on code that it cannot follow, from a library or a user
+    except Exception:  # torch.fx raises many types of errors for code that it cannot trace
         return None
     return recorder.graph
 
@@ -72,30 +72,30 @@ def _recorded(recorder: Tracer, name: str, *args: Any, **kwargs: Any) -> fx.Prox
 
 
 def plain(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a module does what PyTorch's `kind` does and no more: of subclasses and hooks, who knows."""
+    """Return True if a module is exactly PyTorch's `kind`: subclasses and hooks may do anything."""
     return type(module) is kind and not hooked(module)
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether something happens before or after each of its forward passes."""
+    """Return True if a module has hooks before or after its forward pass."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def with_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """A copy in evaluation mode that has `weights`, by name; all other tensors are those of `net`, not copies."""
+    """Return a copy in evaluation mode with `weights`, by name; it shares all other tensors with `net`."""
     named: dict[str, Tensor] = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     replaced = named | dict(weights)
-    # what deepcopy finds in its memo it does not copy
+    # deepcopy does not copy the objects in its memo
     memo: dict[int, Any] = {id(old): _like(replaced[name], old) for name, old in named.items()}
     return copy.deepcopy(net, memo).eval()
 
 
 @torch.no_grad()
 def folded(net: nn.Module, weights: Mapping[str, Tensor], norms: Mapping[str, str]) -> nn.Module:
-    """As `with_weights`, with BatchNorms folded into convolutions: `norms`, from `norms_after_convs(net)`.
+    """As `with_weights`, with BatchNorms folded into convolutions; `norms` is from `norms_after_convs(net)`.
 
-    What a norm does with its running statistics is w x + b per channel, and so is what is left of it: w in the
-    convolution's weight, b its bias. The copy does not follow later changes of these statistics.
+    With running statistics, a norm computes w x + b per channel: w moves into the convolution's weight, b stays as a
+    bias. Later changes of these statistics do not affect the copy.
     """
     network = with_weights(net, weights)
     for name, before in norms.items():
@@ -108,5 +108,5 @@ def folded(net: nn.Module, weights: Mapping[str, Tensor], norms: Mapping[str, st
 
 
 def _like(tensor: Tensor, old: Tensor) -> Tensor:
-    """A frozen parameter in place of a parameter, a plain tensor in place of a buffer."""
+    """Return a frozen parameter for a parameter, a plain tensor for a buffer."""
     return nn.Parameter(tensor.detach(), requires_grad=False) if isinstance(old, nn.Parameter) else tensor.detach()

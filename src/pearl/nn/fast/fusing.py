@@ -1,8 +1,7 @@
-"""Convolutions of a copy that is only evaluated, each with the sum and the ReLU behind it inside; on CPUs, by oneDNN.
+"""Convolutions fused with the following sum and ReLU by oneDNN, in copies for evaluation on CPUs.
 
-Their weights are laid out once and not at every call, and no map is read and written again for a sum or a ReLU.
-Autocast does not know these functions, so its casts to bfloat16 are made here. They make 0 of what is no number, so
-weights with such an entry stay as they are.
+Weights are reordered once instead of at every call, and sums and ReLUs do not read and write maps again. Autocast does
+not cover these functions, so this file casts to bfloat16. They turn NaN into 0, so weights with a NaN are not fused.
 """
 
 import operator
@@ -25,20 +24,20 @@ RELUS = {F.relu, torch.relu}
 
 
 class Part(NamedTuple):
-    """A module of a network, and its forward pass as it is written with convolutions that do more."""
+    """A module of a network, and its forward pass rewritten with fused convolutions."""
 
     name: str
     forward: Callable[..., Tensor]
     convs: dict[str, bool]
-    """Names in the module -> whether a ReLU is inside."""
+    """Names in the module -> True with a ReLU inside."""
 
 
 def fusible(network: nn.Module) -> list[Part]:
-    """What `fuse` can do for a network and all that have its structure, read off its graph.
+    """Return what `fuse` can rewrite in a network, and in all with its structure, from its graph.
 
     A graph has no branches, contexts or aliases, so only modules of `FOLLOWED` are rewritten; others, and those with
-    hooks, are called as ever, and what is inside of them is followed by itself. Nothing is found with another processor
-    than x86, where none was measured.
+    hooks, are called unchanged, and their submodules are examined separately. On other processors than x86, which were
+    not measured, nothing is rewritten.
     """
     onednn = torch.backends.mkldnn
     there = onednn.is_available() and onednn.enabled and hasattr(torch.ops.mkldnn, "_convolution_pointwise")
@@ -47,10 +46,10 @@ def fusible(network: nn.Module) -> list[Part]:
 
 @torch.no_grad()
 def fuse(network: nn.Module, parts: list[Part]) -> nn.Module:
-    """Rewrite, in place, a copy on the CPU that is only evaluated: `parts`, from `fusible` of its structure.
+    """Rewrite a copy for evaluation on the CPU in place; `parts` are from `fusible` of its structure.
 
-    Results are those of the network to rounding, under autocast to bfloat16's; what is asked for a gradient, or in
-    another precision, is computed as before.
+    Results equal the network's up to rounding, under autocast up to that of bfloat16. Calls that need gradients or
+    another precision are computed as before.
     """
     for part in parts:
         module = network.get_submodule(part.name)
@@ -59,26 +58,26 @@ def fuse(network: nn.Module, parts: list[Part]) -> nn.Module:
             continue
         for name, conv in convs.items():
             module.set_submodule(name, FusedConv(conv, part.convs[name]))
-        module.forward = MethodType(part.forward, module)  # its hooks stay
+        module.forward = MethodType(part.forward, module)  # keeps its hooks
     return network
 
 
 class FusedConv(nn.Module):
-    """A convolution, then a sum, then a ReLU; in float32, or under autocast in bfloat16 where the CPU computes in it.
+    """A convolution, a sum and a ReLU; in float32, or under autocast in bfloat16 if the CPU supports it.
 
-    Its weight is laid out at the first call, whatever the shape: a weight in order gives other bits now and then.
+    Its weight is reordered at the first call for any shape: a contiguous weight sometimes gives other bits.
     """
 
     def __init__(self, conv: nn.Conv2d, relu: bool) -> None:
         super().__init__()
         weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
         self.tensors = {torch.float32: (weight, bias)}
-        self.padding = cast(list[int], [*conv.padding])  # words do not get here
+        self.padding = cast(list[int], [*conv.padding])  # strings are not supported there
         self.stride, self.dilation, self.groups = [*conv.stride], [*conv.dilation], conv.groups
         self.relu = relu
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        """(B, C, H, W) -> (B, O, H', W'), to which `other` is added."""
+        """Map (B, C, H, W) to (B, O, H', W') and add `other`."""
         how = self.padding, self.stride, self.dilation, self.groups
         dtype = self._dtype(x, other)
         if dtype is None:
@@ -95,11 +94,11 @@ class FusedConv(nn.Module):
             return ops._convolution_pointwise.binary(x, other, weight, bias, *how, "add", 1.0, after, [], "")
         after = "relu" if self.relu and other is None else "none"
         out = ops._convolution_pointwise(x.to(dtype), weight, bias, *how, after, [], "")
-        # in bfloat16 a sum inside is no faster, and PyTorch has it for some shapes alone
+        # in bfloat16 a fused sum is not faster, and PyTorch supports it for some shapes only
         return out if other is None else self._one_by_one(out, other)
 
     def _one_by_one(self, out: Tensor, other: Tensor | None) -> Tensor:
-        """The sum and the ReLU as steps of their own."""
+        """Compute the sum and the ReLU as separate steps."""
         if other is not None:
             alike = other.shape == out.shape and other.dtype == out.dtype
             out = out.add_(other) if alike else out + other
@@ -111,10 +110,10 @@ class FusedConv(nn.Module):
 
     def _in_bfloat16(self) -> tuple[Tensor, Tensor | None]:
         weight, bias = self._dense()
-        return weight.bfloat16(), None if bias is None else bias.bfloat16()  # as autocast does it
+        return weight.bfloat16(), None if bias is None else bias.bfloat16()  # as autocast does
 
     def _dtype(self, x: Tensor, other: Tensor | None) -> torch.dtype | None:
-        """In which this is one step of oneDNN's; None if it is not."""
+        """Return the precision in which oneDNN has this as one step; None if it has not."""
         given = [x] if other is None else [x, other]
         if torch.is_grad_enabled() and any(each.requires_grad for each in given):
             return None
@@ -125,18 +124,18 @@ class FusedConv(nn.Module):
             return None
         if other is not None and (other.dtype != dtype or other.shape != self._shape(x)):
             return None
-        # channels innermost, as what comes out has them
+        # channels last, as the output has them
         return dtype if all(each.is_cpu and each.stride(1) == 1 for each in given) else None
 
     def _shape(self, x: Tensor) -> tuple[int, ...]:
-        """Of the output."""
+        """Return the shape of the output."""
         weight, _ = self.tensors[torch.float32]
         sizes = zip(x.shape[2:], weight.shape[2:], self.padding, self.stride, self.dilation, strict=True)
         return len(x), len(weight), *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, p, s, d in sizes)
 
 
 def _computes(weight: Tensor) -> bool:
-    # a sum is no number if an entry is none, and found ten times as fast as each of them is asked
+    # the sum is NaN if any entry is, and is ten times as fast as a test of each
     return weight.device.type == "cpu" and weight.dtype == torch.float32 and bool(weight.sum().isfinite())
 
 
@@ -155,7 +154,8 @@ def _parts(network: nn.Module, name: str) -> Iterator[Part]:
         return
     graph = graph_of(network, _Tracer) if _followed(network) else None
     inside = dict(network.named_children())
-    if graph is not None and all(node.op != "get_attr" for node in graph.nodes):  # or a copy's tensors would stay in it
+    # otherwise a copy's tensors would stay in it
+    if graph is not None and all(node.op != "get_attr" for node in graph.nodes):
         inside = {str(node.target): modules[str(node.target)] for node in graph.nodes if node.op == "call_module"}
         if convs := _Rewriting(graph, modules).convs():
             yield Part(name, type(fx.GraphModule(network, graph)).forward, convs)
@@ -164,13 +164,13 @@ def _parts(network: nn.Module, name: str) -> Iterator[Part]:
 
 
 class _Rewriting:
-    """Of a graph: sums and ReLUs go into the convolution right before them, if nothing else sees what it makes."""
+    """Rewrites a graph: sums and ReLUs move into the convolution right before them, if it has no other reader."""
 
     def __init__(self, graph: fx.Graph, modules: dict[str, nn.Module]) -> None:
         self.graph, self.modules = graph, modules
 
     def convs(self) -> dict[str, bool]:
-        """Rewrite it; see `Part.convs`. Empty if no convolution has anything right behind it."""
+        """Rewrite the graph; see `Part.convs`. Empty if nothing follows a convolution directly."""
         for node in self.graph.nodes:
             if self._is(node, nn.Identity):
                 self._drop(node, node.args[0])
@@ -206,13 +206,13 @@ class _Rewriting:
         return once and node.op == "call_module" and plain(self.modules[str(node.target)], kind)
 
     def _drop(self, node: fx.Node, other: fx.Node) -> None:
-        """Who saw the one sees the other."""
+        """Replace one node by another for all its readers."""
         node.replace_all_uses_with(other)
         self.graph.erase_node(node)
 
 
 def _behind(node: fx.Node) -> fx.Node | None:
-    """The next step, if it alone sees this one; nothing that is changed in place lies between."""
+    """Return the next step if it is the only reader of this one and no in-place change lies between."""
     return node.next if [*node.users] == [node.next] else None
 
 

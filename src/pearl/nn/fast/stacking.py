@@ -1,4 +1,4 @@
-"""Several low-rank updates of one network in one pass: the batch holds every image once per task."""
+"""Low-rank updates of several tasks in one forward pass: the batch holds every image once per task."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,43 +10,45 @@ from torch import Tensor, nn
 
 from pearl.nn.fast.folding import with_weights
 
-# Rows (tasks x images x tokens) up to which one pass beats a pass per task. On one CPU thread a DeiT-Tiny takes 0.3 to
-# 0.5 of the time with 85 to 340 rows, as long with 700 to 1000, and 1.1 with 4000, when they leave the cache. A GPU
-# wants many more; its figure is a guess that memory allows, not yet measured.
+# Rows (tasks x images x tokens) up to which one pass is faster than a pass per task. On one CPU thread a DeiT-Tiny
+# takes 0.3 to 0.5 of the time with 85 to 340 rows, 1.0 with 700 to 1000, and 1.1 with 4000, which exceed the cache. A
+# GPU needs many more; its figure is a guess within its memory, not measured.
 ROWS = {"cpu": 1000, "cuda": 2**16}
 
 
 @dataclass(frozen=True)
 class Updates:
-    """The updates of T tasks to some rows of a linear layer, of ranks filled up with zeros to the largest, r.
+    """Updates of T tasks to some rows of a linear layer, with ranks zero-padded to the largest, r.
 
-    They are added to the layer's output and never merged: two thin products per task instead of a weight per task.
+    They are added to the layer's output instead of merged: two thin products per task instead of a weight per task.
     """
 
     down: Tensor  # (T, in, r)
     up: Tensor  # (T, r, rows)
     bias: Tensor  # (T, 1, rows)
-    first: int  # of the rows
+    first: int  # indices of the rows
 
 
 def stackable(net: nn.Module, layers: Iterable[str]) -> bool:
-    """Whether these layers are linear and see the batch as the first dimension, which is known of timm's ViTs."""
+    """Return True if these layers are linear and their first dimension is the batch, which is verified for timm's ViTs
+    only.
+    """
     if not type(net).__module__.startswith("timm."):
         return False
-    from timm.models import VisionTransformer  # slow to import, and there already
+    from timm.models import VisionTransformer  # slow to import, but loaded already
 
     return isinstance(net, VisionTransformer) and all(type(net.get_submodule(name)) is nn.Linear for name in layers)
 
 
 def worthwhile(net: nn.Module, tasks: int, device: torch.device) -> int:
-    """The most images for which one pass for all tasks is the faster way; `net` is `stackable`."""
+    """Return the most images for which one pass for all tasks is faster; `net` is `stackable`."""
     embed: Any = net.patch_embed
-    return ROWS.get(device.type, 0) // (tasks * (embed.num_patches + 1))  # and a class token
+    return ROWS.get(device.type, 0) // (tasks * (embed.num_patches + 1))  # plus a class token
 
 
 @torch.no_grad()
 def stack_updates(without: int, low_rank: Sequence[tuple[Tensor, Tensor, Tensor]], first: int) -> Updates:
-    """From each task's A (k, in), B (rows, k) and bias (rows,), after `without` tasks that have none of it."""
+    """Stack each task's A (k, in), B (rows, k) and bias (rows,), after `without` tasks that have none."""
     tasks, rank = without + len(low_rank), max(a.shape[0] for a, _, _ in low_rank)
     a, b, bias = low_rank[0]
     made = Updates(
@@ -58,9 +60,9 @@ def stack_updates(without: int, low_rank: Sequence[tuple[Tensor, Tensor, Tensor]
 
 
 def stacked(net: nn.Module, updates: Mapping[str, list[Updates]]) -> nn.Module:
-    """A copy of `net` that takes (T * B, ...), task by task, and adds each task's updates to the layers named.
+    """Return a copy of `net` that takes (T * B, ...), task by task, and adds each task's updates to these layers.
 
-    It shares its tensors with `net`, and has hooks of its own: threads may use both at once.
+    It shares its tensors with `net` but has its own hooks: threads may use both at once.
     """
     network = with_weights(net, {})
     for name, of_layer in updates.items():

@@ -1,4 +1,4 @@
-"""A convolution whose output and gradients are each computed in the faster way."""
+"""A convolution whose output and gradients are each computed by the faster algorithm."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,25 +10,25 @@ from pearl.nn.precision import outside_autocast
 
 
 class Ways(NamedTuple):
-    """Other ways to compute parts of a convolution than oneDNN's, which is None."""
+    """Alternatives to oneDNN for parts of a convolution; None keeps oneDNN."""
 
     output: Callable[[Tensor, Tensor, int, int], Tensor] | None = None
-    """From an input (B, C, H, W), filters (O, C, k, k), stride and padding: (B, O, H', W')."""
+    """Maps an input (B, C, H, W), filters (O, C, k, k), stride and padding: (B, O, H', W')."""
     input_gradient: Callable[[Tensor, Tensor, torch.Size, int, int], Tensor] | None = None
-    """From a gradient (B, O, H', W'), filters, the input's shape, stride and padding: (B, C, H, W)."""
+    """Maps a gradient (B, O, H', W'), filters, the input's shape, stride and padding: (B, C, H, W)."""
     weight_gradient: Callable[[Tensor, Tensor, torch.Size, int, int], Tensor] | None = None
-    """From a gradient, an input, the filters' shape, stride and padding: (O, C, k, k)."""
+    """Maps a gradient, an input, the filters' shape, stride and padding: (O, C, k, k)."""
 
 
 class Convolution(torch.autograd.Function):
-    """A square convolution without bias and groups; x (B, C, H, W), filters (O, C, k, k), both of one floating type.
+    """A square convolution without bias and groups; x (B, C, H, W) and filters (O, C, k, k) have one floating dtype.
 
-    A gradient that is differentiated again is PyTorch's own.
+    Second derivatives use PyTorch's own gradient.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, filters: Tensor, stride: int, padding: int, ways: Ways) -> Tensor:
-        """The convolution (B, O, H', W')."""
+        """Return the convolution (B, O, H', W')."""
         ctx.save_for_backward(x, filters)
         ctx.how = stride, padding, ways
         if ways.output:
@@ -37,7 +37,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        """Gradients of x and of the filters, where they are asked for."""
+        """Return the gradients of x and the filters that are needed."""
         (x, filters), (stride, padding, ways) = ctx.saved_tensors, ctx.how
         of_x, of_filters = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():

@@ -1,9 +1,9 @@
 """Gradients of 3x3 filters with two to four times fewer multiplications: Winograd's minimal filtering.
 
-F(m x m, 3 x 3) of Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016: of a map in tiles,
-m x m outputs from (m + 2) x (m + 2) inputs. What is a convolution of a tile there, is a product in each of (m + 2)^2
-points: Y = A'[(G w G') * (B' d B)] A. Its gradient by w is G' [(A dY A') * (B' d B)] G, summed over tiles: a matrix
-product for each point.
+F(m x m, 3 x 3) of Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016: maps are cut into
+tiles, m x m outputs from (m + 2) x (m + 2) inputs. The convolution of a tile is a product in each of (m + 2)^2 points:
+Y = A'[(G w G') * (B' d B)] A. Its gradient by w is G' [(A dY A') * (B' d B)] G, summed over tiles: a matrix product for
+each point.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from pearl.nn.fast.ways import Ways
 
-LITTLE = 2**18  # floats that a core's cache holds beside others
-ENOUGH = 128  # tiles: what is done once for all of them is then worth it
-# B', G and A' of one dimension; (m + 2, m + 2), (m + 2, 3), (m, m + 2)
+LITTLE = 2**18  # floats that fit a core's cache beside other data
+ENOUGH = 128  # tiles: enough to repay the work done once for all of them
+# B', G and A' in one dimension; (m + 2, m + 2), (m + 2, 3), (m, m + 2)
 ONE_DIMENSION: dict[int, tuple[list[list[float]], ...]] = {
     2: (
         [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]],
@@ -47,25 +47,26 @@ ONE_DIMENSION: dict[int, tuple[list[list[float]], ...]] = {
 
 
 def ways(shape: Sequence[int], filters: Sequence[int], stride: int, padding: int) -> Ways | None:
-    """For an input (B, C, H, W) and filters (O, C, k, k) in float32 on a CPU with AVX2: where this is the faster.
+    """Return how to compute an input (B, C, H, W) and filters (O, C, k, k) in float32 on a CPU with AVX2.
 
-    A static rule, measured on one thread of such a CPU (docs/performance.md): oneDNN's weight gradient takes 1.4 to 2.5
-    times as long as its forward pass there. With AVX-512 it does not, so the rule asks the CPU; output and input
-    gradient gain nothing.
+    The rule is static, measured on one thread of such a CPU (docs/performance.md): oneDNN's weight gradient takes 1.4
+    to 2.5 times as long as its forward pass there. With AVX-512 it does not, so the rule checks the CPU. Output and
+    input gradient gain nothing.
     """
     images, _, height, width = shape
     if torch.backends.cpu.get_cpu_capability() != "AVX2" or tuple(filters[2:]) != (3, 3) or (stride, padding) != (1, 1):
         return None
     m = tile(images, height, width)
     tiles = _tiles(height, m) * _tiles(width, m)
-    share = (m + 2) ** 2 * tiles / (9 * height * width)  # of the direct sum's products
-    transforms = 64 / min(filters[:2])  # about what they take, in products
+    share = (m + 2) ** 2 * tiles / (9 * height * width)  # multiplications of the direct sum
+    transforms = 64 / min(filters[:2])  # the transforms' cost, in products
     faster = images * tiles >= ENOUGH and share * (1 + transforms) <= 0.7
     return Ways(weight_gradient=weight_gradient) if faster else None
 
 
 def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], *_: int) -> Tensor:
-    """Of filters (O, C, 3, 3) with stride and padding 1, in channels_last; grad (B, O, H, W), x (B, C, H, W).
+    """Return the gradient of filters (O, C, 3, 3) with stride and padding 1, in channels_last; grad (B, O, H, W), x (B,
+    C, H, W).
 
     In float32 it differs from a direct sum by 1e-6 to 1e-5 of the largest value.
     """
@@ -73,10 +74,10 @@ def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], *_: int) -> T
     out, m = shape[0], tile(len(x), height, width)
     down, across, side = _tiles(height, m), _tiles(width, m), m + 2
     of_inputs, of_filters, of_outputs = transforms(m, x.dtype)
-    more = (0, 0, 0, across * m - width, 0, down * m - height)  # what the last tiles lack
+    more = (0, 0, 0, across * m - width, 0, down * m - height)  # padding of the last tiles
     border = (0, 0, 1, 1 + more[3], 1, 1 + more[5])
     sums = x.new_zeros(side * side, out, into)
-    # as many images at once as fit the cache, or need as much room as the sums do
+    # as many images at once as fit the cache, or as take as much memory as the sums
     together = max(LITTLE, sums.numel()) // (side * side * down * across * max(into, out)) or 1
     for inputs, outputs in zip(x.split(together), grad.split(together), strict=True):
         padded = F.pad(inputs.permute(0, 2, 3, 1), border)
@@ -93,7 +94,7 @@ def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], *_: int) -> T
 
 
 def tile(images: int, height: int, width: int) -> int:
-    """How many outputs a side of a tile has: of 4 where these need fewer products and there are enough of them."""
+    """Return the outputs per side of a tile: 4 if this takes fewer products and there are enough tiles."""
     small, large = (_tiles(height, m) * _tiles(width, m) for m in (2, 4))
     return 4 if images * large >= ENOUGH and 36 * large < 0.8 * 16 * small else 2
 
@@ -104,6 +105,6 @@ def _tiles(side: int, m: int) -> int:
 
 @cache
 def transforms(m: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """B' x B', G x G and A' x A': both dimensions at once, of a tile laid out in a row."""
+    """Return B' x B', G x G and A' x A': both dimensions at once, for a flattened tile."""
     b, g, a = (torch.tensor(rows, dtype=torch.float64) for rows in ONE_DIMENSION[m])
     return torch.kron(b, b).to(dtype), torch.kron(g, g).to(dtype), torch.kron(a, a).to(dtype)
