@@ -17,8 +17,6 @@ and on a device that is not the CPU, see `elsewhere`.
 import copy
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from operator import le
 from pathlib import Path
 from typing import Any
@@ -33,6 +31,7 @@ from torch.utils._pytree import tree_leaves
 from pearl.data.batches import Task
 from pearl.errors import Interrupted, TrainingError
 from pearl.evaluation.evaluate import count
+from pearl.lifecycle.ablation import shows_options_that_matter, shows_phases_that_matter  # noqa: F401 - checks
 from pearl.lifecycle.elsewhere import shows_the_same_on_another_device  # noqa: F401 - one of the checks
 from pearl.lifecycle.small import (
     CLASSES,
@@ -48,7 +47,7 @@ from pearl.lifecycle.small import (
     small_resnet,
     small_vit,
 )
-from pearl.lifecycle.watched import Watch, hold
+from pearl.lifecycle.watched import Watch, after, course, hold  # noqa: F401 - for tests of methods
 from pearl.methods.base import Method, Phase
 from pearl.nn.layout import placed
 from pearl.nn.precision import computes_bf16
@@ -82,34 +81,6 @@ def same_state(one: Method, other: Method, when: str) -> None:
     hold(one.state_dict().keys() == state.keys(), f"other tensors {when}")
     for name, value in one.state_dict().items():
         hold(torch.equal(state[name], value), f"{name} differs {when}")
-
-
-@dataclass(frozen=True)
-class Course:
-    """What a method is after each of three tasks, and what was seen meanwhile: several checks look at it."""
-
-    methods: tuple[Method, ...]
-    tasks: tuple[Task, ...]
-    wrong: tuple[str, ...]
-    idle: tuple[str, ...]
-    trained: tuple[tuple[int, str, int], ...]
-
-
-@lru_cache(maxsize=2)
-@torch.enable_grad()  # whichever check asks first, and where: what it is inside of is not part of the course
-def course(make: Make) -> Course:
-    """Learn three tasks, watched."""
-    engine, method, methods, tasks = Watch(), make(), [], []
-    for t in range(3):
-        tasks += learn(method, range(t, t + 1), engine)
-        methods.append(copy.deepcopy(method))
-    engine.finish(method)
-    return Course(tuple(methods), tuple(tasks), tuple(engine.wrong), tuple(engine.idle), tuple(engine.trained))
-
-
-def after(make: Make, tasks: int) -> Method:
-    """A method after so many tasks, up to three, to look at: what shall learn more is reloaded from it."""
-    return course(make).methods[tasks - 1]
 
 
 # -------------------------------------------------------------------------------------------------------- the contract

@@ -154,6 +154,7 @@ class Method(nn.Module):
     _given: dict[str, Any]
     untrained: tuple[str, ...] = ()  # parts of names of parameters that are drawn and never trained
     may_rest: tuple[str, ...] = ()  # phases in which a parameter that is trained may stay where it is
+    may_not_matter: tuple[str, ...] = ()  # options and phases that may change nothing in a few steps, as thresholds do
     fast = True  # False: no faster form of the same function is used, in evaluation or in training
 
     def __init__(self, backbone: nn.Module) -> None:
