@@ -4,8 +4,9 @@
     python benchmarks/mutants.py sprompts hide         those whose names start so
     python benchmarks/mutants.py --list
 
-A fault replaces one piece of text in a copy of the package; its tests then run against the copy and have to fail. The
-exit code is 1 if a fault survives. `tests/test_mutants.py` checks that every fault still applies.
+A fault replaces one piece of text in a copy of the package; its tests then run against the copy and have to fail. They
+run on an unbroken copy first: tests that fail there notice nothing. The exit code is 1 if a fault is not noticed.
+`tests/test_mutants.py` checks that every fault still applies.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +25,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 FAULTS = Path(__file__).with_suffix(".yaml")
-FAILED, NOTHING_RUN = 1, 5  # exit codes of pytest
+FAILED = 1  # exit code of pytest
 
 
 class Fault(NamedTuple):
@@ -56,28 +58,38 @@ def faults() -> list[Fault]:
     return [Fault(tests=group["tests"], **fault) for group in groups for fault in group["faults"]]
 
 
-def outcome(fault: Fault) -> str:
-    """Run the tests of a fault against a broken copy: "killed", "survived", or why neither can be said."""
+def tested(tests: str, fault: Fault | None = None) -> tuple[int, str]:
+    """Run tests against a copy of the package, broken if a fault is given: pytest's exit code and output."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(shutil.copytree(ROOT / "src" / "pearl", Path(folder) / "pearl"))
-        fault.apply(package)
+        if fault:
+            fault.apply(package)
         environment = {**os.environ, "PYTHONPATH": folder, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-n0",
-            "-p",
-            "no:cacheprovider",
-            *shlex.split(fault.tests),
-        ]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n0", "-p", "no:cacheprovider", *shlex.split(tests)]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode == FAILED and "ImportError" not in done.stdout and "SyntaxError" not in done.stdout:
+    return done.returncode, done.stdout
+
+
+@cache
+def not_usable(tests: str) -> str:
+    """Return why tests cannot show anything: they do not pass on the unbroken package. Empty if they do."""
+    code, output = tested(tests)
+    return f"not run: without a fault, pytest exits with {code}: {last_line(output)}" if code else ""
+
+
+def outcome(fault: Fault) -> str:
+    """Run the tests of a fault against a broken copy: "killed", "survived", or why neither can be said."""
+    if problem := not_usable(fault.tests):
+        return problem
+    code, output = tested(fault.tests, fault)
+    if code == FAILED and "ImportError" not in output and "SyntaxError" not in output:
         return "killed"
-    last = (done.stdout.strip().splitlines() or ["no output"])[-1]
-    return "survived" if done.returncode == 0 else f"not run (exit code {done.returncode}): {last}"
+    return "survived" if code == 0 else f"not run: pytest exits with {code}: {last_line(output)}"
+
+
+def last_line(output: str) -> str:
+    """Return the last line of pytest's output."""
+    return (output.strip().splitlines() or ["no output"])[-1]
 
 
 def chosen(starts: Sequence[str]) -> Iterator[Fault]:

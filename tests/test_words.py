@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 #: Files that are being rewritten; to be removed from here with their last marker.
 LATER = {
-    "src/pearl/lifecycle/conformance.py",
-    "src/pearl/lifecycle/watched.py",
+    "src/pearl/testing/conformance.py",
+    "src/pearl/testing/watched.py",
     "src/pearl/methods/common/chain.py",
     "src/pearl/reports/records.py",
     "src/pearl/storage/files.py",

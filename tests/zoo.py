@@ -105,6 +105,12 @@ def text_features() -> str:
     return str(file)
 
 
+def without_effect(name: str, method: Method) -> Method:
+    """A method of which an option or a phase changes nothing as it is made here."""
+    method.may_not_matter = (name,)
+    return method
+
+
 ZOO = {
     "finetune": lambda: Finetune(small_resnet()),
     "joint": lambda: Joint(small_resnet()),
@@ -128,7 +134,10 @@ ZOO = {
     "pearl, energy rule, view": lambda: Pearl(small_resnet(), rank=EnergyRule(keep=0.8), fold="view"),
     "pearl, random ranks": lambda: Pearl(small_resnet(), rank=RandomRule()),
     "pearl, fixed rank, unfold": lambda: Pearl(small_resnet(), rank=FixedRule(r=2), fold="unfold"),
-    "pearl, adalora": lambda: Pearl(small_vit(), rank=AdaLoraRule(start=4, r=2, budget="paper", then="restart")),
+    # the paper's rule chooses rank 1 with and without a probe
+    "pearl, adalora": lambda: without_effect(
+        "probe", Pearl(small_vit(), rank=AdaLoraRule(start=4, r=2, budget="paper", then="restart"))
+    ),
     "pearl, dora on a ResNet": lambda: Pearl(small_resnet(), rank=DoraRule(start=3, r=2)),
     "pearl, codyra": lambda: Pearl(small_vit(), rank=CodyraRule(start=4)),
     "pearl, dylora": lambda: Pearl(small_vit(), rank=DyloraRule(start=3, hold_out=0.3)),
@@ -152,7 +161,7 @@ ZOO = {
     "sdlora, carried": lambda: SdLora(small_vit(), rank=2, magnitude="carry"),
     "e2lora": lambda: E2Lora(small_vit(), draws=8),
     "slcapp": lambda: SlcaPlusPlus(small_vit(), rank=2, draws=8),
-    "sldc": lambda: Sldc(small_vit(), rank=2, draws=8),
+    "sldc": lambda: Sldc(small_vit(), rank=2, draws=8, linearity=0.0),
     "sldc, nonlinear": lambda: Sldc(small_vit(), rank=2, draws=8, operator="nonlinear"),
     "clora": lambda: CLora(small_vit(), rank=2),
     "clora on a ResNet": lambda: CLora(small_resnet(), rank=2),
@@ -167,7 +176,7 @@ ZOO = {
         rd_dim=6,
         adapt_start_layer=1,
         adapt_end_layer=2,
-        exp_threshold=-1,
+        exp_threshold=0.0,
         detect_batch_size=8,
         hold_out=0.25,
     ),
@@ -186,20 +195,27 @@ ZOO = {
     "hide": lambda: HidePrompt(
         small_vit(), e_prompt_layer_idx=(0, 2), length=3, n_centroids=2, identity_draws=8, draws=8
     ),
-    "dualprompt, pgp": lambda: DualPromptPgp(small_vit(), epsilon=0.9, **DUAL),
-    "l2p, pgp": lambda: L2PPgp(small_vit(), pool=4, length=2, top_k=2, criterion="squared"),
+    "dualprompt, pgp": lambda: DualPromptPgp(small_vit(), epsilon=0.99, criterion="squared", **DUAL),
+    "l2p, pgp": lambda: L2PPgp(small_vit(), pool=4, length=2, top_k=2, epsilon=0.999, key_epsilon=0.9999),
     "evoprompt": lambda: EvoPrompt(small_vit(), hidden_dim=4, length=2, num_heads=4, align="both"),
     "cprompt": lambda: CPrompt(small_vit(), length=3, blocks=(0, 2)),
     "convprompt": lambda: ConvPrompt(small_vit(), num_prompts_per_task=2, kernel_size=3, length=4, blocks=2),
     "convprompt, fewer kernels": lambda: ConvPrompt(
-        small_vit(), similarity=text_features(), kernel_size=3, length=4, blocks=2, train_keys=True, train_norms=False
+        small_vit(),
+        similarity=text_features(),
+        kernel_size=3,
+        length=4,
+        blocks=2,
+        train_keys=True,
+        train_norms=False,
+        norm_share=0.0,
     ),
     "pnn": lambda: Progressive(small_resnet()),
     "packnet": lambda: PackNet(small_resnet()),
     "packnet on BSC": lambda: PackNet(separable(), prune=0.5),
     "cpg": lambda: Cpg(small_convnet(), train_accuracy=90.0, tasks=3),
     "pae": lambda: Pae(small_convnet(), train_accuracy=90.0, tasks=3),
-    "clnp": lambda: Clnp(small_convnet()),
+    "clnp": lambda: Clnp(small_convnet(), m_perc=60.0),
     "nispa": lambda: Nispa(small_convnet(), density=0.5, step_size_param=3),
     "sparcl_ewc": lambda: SparClEwc(small_resnet(), rounds=3, sample_frequency=2, removals=2),
     "ncm": lambda: NearestMean(small_resnet()),
@@ -217,10 +233,10 @@ ZOO = {
     "aper, deep prompts": lambda: Aper(small_vit(), tuning="vpt_deep", prompt_token_num=2),
     "aper on a ResNet": lambda: Aper(small_resnet()),
     "ranpac": lambda: RanPac(small_vit(), M=50),
-    "loranpac": lambda: LoRanPac(small_resnet(), E=60, rank=8),
+    "loranpac": lambda: LoRanPac(small_resnet(), E=60, rank=8, truncate_percent=90.0),
     "klda": lambda: Klda(small_vit(), D=40),
     "klda on a ResNet, ensemble": lambda: Klda(small_resnet(), D=40, members=2),
-    "loranpac, adapted": lambda: LoRanPac(small_vit(), E=60, rank=12, tuning="ssf"),
+    "loranpac, adapted": lambda: LoRanPac(small_vit(), E=60, rank=12, truncate_percent=90.0, tuning="ssf"),
 }
 
 

@@ -3,13 +3,16 @@
 With two tasks, the first would be all that came before.
 """
 
+import copy
 import re
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from pearl.methods.prompts.hide import HidePrompt
+from pearl.nn import vit
 from pearl.settings.parts import METHODS
 from pearl.testing.tiny import make_task
 from vits import WIDTH, close, drawn, small
@@ -241,3 +244,127 @@ def test_hide_holds_prefixes_apart_from_the_clusters_of_both_earlier_tasks():
         rows = torch.cat([*centres, features])
         contrast = -(rows @ rows.T / 0.8).log_softmax(1).diagonal().mean()
         close(phase.loss(batch), F.cross_entropy(method.heads[2](features), batch.y - 4) + 2.0 * contrast)
+
+
+def test_lgcl_pushes_off_the_texts_of_both_earlier_tasks(tmp_path):
+    rows = drawn(6, WIDTH, seed=4)
+    np.savez(tmp_path / "texts.npz", names=[f"class {c}" for c in range(6)], features=rows.numpy())
+    options = PREFIXES | {"task_weight": 0.3, "class_weight": 0.7, "text_features": str(tmp_path / "texts.npz")}
+    method, given = METHODS.load("lgcl")(small(), **options), F.normalize(rows, dim=1)
+    tasks = F.normalize(given.unflatten(0, (3, 2)).mean(1), dim=1)
+    for t in range(3):
+        task, learning = make_task(t), method.learn(make_task(t))
+        phase, batch = next(learning), next(task.batches(24, 0))
+        with torch.no_grad():
+            query = method.query(batch.x)
+            features = vit_features(method, batch.x, t)
+            key = method.keys[t].weight[0]
+            guided = 0.3 * (1 - F.cosine_similarity(key, tasks[t], dim=0))
+            if t:
+                drawn_tasks = method.draws.below(t, 0, batch.rows)
+                drawn_classes = method.draws.below(2 * t, 0, batch.rows)
+                assert len({*drawn_classes.tolist()}) == 2 * t
+                guided += 0.3 * F.cosine_similarity(key[None], tasks[drawn_tasks], dim=1).mean()
+                own = F.cosine_similarity(features, given[batch.y], dim=1)
+                pushed = F.cosine_similarity(features, given[drawn_classes], dim=1)
+                guided += 0.7 * (1 - own + pushed).mean()
+            plain = F.cross_entropy(method.heads[t](features), batch.y - 2 * t)
+            pulled = F.cosine_similarity(query, key[None], dim=1).mean()
+            close(phase.loss(batch), plain - pulled + guided)
+        stirred([phase])
+        assert not [*learning]
+
+
+def vit_features(method, x, t):
+    """Features (B, dim) with the general prefix and the expert prefixes of task t."""
+    prefixes = {0: method.g_prompt[0], 1: method.e_prompts[t][0], 2: method.e_prompts[t][1]}
+    return vit.features(method.backbone, x, prefixes={b: (p[:1], p[1:]) for b, p in prefixes.items()})
+
+
+def test_cprompt_averages_its_consistency_over_both_earlier_heads():
+    method = METHODS.load("cprompt")(small(), length=2, blocks=(0,), tau=1.5, margin=0.1)
+    for classes in (2, 3, 2):
+        method.heads.grow(classes)
+    features, total = drawn(8, WIDTH), 0.0
+    with torch.no_grad():
+        newest = method.heads[2](features).amax(1)
+        for head in list(method.heads)[:2]:
+            logits = head(features)
+            sure = newest <= logits.amax(1) + 0.1
+            assert 0 < sure.sum() < 8
+            flatter = (logits / torch.where(sure, 1.5, 1.0)[:, None]).softmax(1)
+            total -= (flatter * logits.log_softmax(1)).sum(1).mean() / 2
+        close(method.consistency(features), total)
+
+
+def test_inflora_remembers_the_share_that_it_is_told_of_every_task():
+    method, before = METHODS.load("inflora")(small(), rank=2, energy=0.999, energy_end=0.999), []
+
+    def least(task):
+        """Of the energy of a task's inputs that is remembered, a layer at a time."""
+        shares = []
+        for layer, matrix in method.inputs(task).items():
+            left = method.memory.outside(layer, matrix)
+            shares.append(1 - float(left.square().sum() / matrix.square().sum()))
+        return min(shares)
+
+    for t in range(3):
+        task = make_task(t, per_class=1)  # few images, so that those of the next task lie elsewhere
+        stirred(method.learn(task))
+        assert least(task) > 0.999 - 1e-6
+        before.append(least(make_task(t + 1, per_class=1)))
+    assert max(before) < 0.999
+
+
+@torch.no_grad()
+def test_pgp_takes_what_is_remembered_out_of_steps_of_prompts_and_of_keys():
+    method = METHODS.load("l2p_pgp")(small(), pool=3, length=2, top_k=2)
+    for layer, rank in (("prompts", 5), ("keys", 3)):
+        method.memory.remember(layer, drawn(WIDTH, rank, seed=rank), 1.0)
+    phase = next(method.learn(make_task(0)))
+    before = [parameter.detach().clone() for parameter in phase.trained]
+    for i, parameter in enumerate(phase.trained):
+        parameter.add_(drawn(*parameter.shape, seed=20 + i))
+    phase.project(before)
+    for parameter, was, rank in ((method.pool.prompts, before[0], 5), (method.pool.keys, before[1], 3)):
+        step = drawn(*parameter.shape, seed=20 + (rank == 3))
+        basis = torch.linalg.qr(drawn(WIDTH, rank, seed=rank)).Q
+        close(parameter - was, step - step @ basis @ basis.T)
+
+
+def test_seqlora_goes_on_from_the_update_of_the_task_before():
+    method = after_two(METHODS.load("seqlora")(small(), rank=2))
+    before = {name: factor.detach().clone() for name, factor in method.update.named_parameters()}
+    assert all(factor.any() for factor in before.values())
+    next(method.learn(make_task(2)))
+    assert all(torch.equal(factor, before[name]) for name, factor in method.update.named_parameters())
+
+
+def test_slcapp_weighs_the_cross_entropy_and_the_reverse_one():
+    method, task = after_two(METHODS.load("slcapp")(small(), rank=2, ce=0.9, rce=0.2, draws=4)), make_task(2)
+    phase, batch = next(method.learn(task)), next(task.batches(8, 0))
+    with torch.no_grad():
+        logits = method.trained_heads[2](method.features(batch.x))
+        labels = F.one_hot(batch.y - 4, 2).float()
+        forwards = -(labels * logits.log_softmax(1)).sum(1).mean()
+        reverse = -(logits.softmax(1) * labels.clamp(min=1e-4).log()).sum(1).mean()
+        close(phase.loss(batch), 0.9 * forwards + 0.2 * reverse)
+
+
+def test_ada_consolidates_an_adapter_for_all_tasks_that_it_serves():
+    method, task = METHODS.load("ada")(small(), pool=1, width=2), make_task(2)
+    for t in range(2):
+        stirred(method.learn(make_task(t)))
+    learning = method.learn(task)
+    stirred([first := next(learning)])
+    old, consolidate = copy.deepcopy(method.pool[0]), next(learning)
+    stirred([consolidate])
+    x = next(task.batches(8, 0)).x
+    with torch.no_grad():
+        before, now, student = (method.read(x, adapters) for adapters in (old, first.extra, method.pool[0]))
+        assert (before - student).abs().max() > 0.01 < (before - now).abs().max()
+        first_two = torch.cat([method.heads[t](before) for t in range(2)], 1)
+        newest = method.heads[2](now)
+        taught = torch.cat([first_two - first_two.mean(1)[:, None], newest - newest.mean(1)[:, None]], 1)
+        answers = torch.cat([head(student) for head in method.heads], 1)
+        close(consolidate.loss(next(task.batches(8, 0))), (answers - taught).square().mean())

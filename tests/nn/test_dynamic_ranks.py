@@ -112,6 +112,19 @@ def test_updates_are_nothing_at_the_start(kind: Callable[..., DynamicRule]) -> N
     assert updates.ranks == [min(updates.ranks[0], 6), 2, 4]
 
 
+@pytest.mark.parametrize("kind", RULES)
+def test_everything_that_trains_within_a_budget_has_a_gradient(kind: Callable[..., DynamicRule]) -> None:
+    """Several processes wait for the gradient of every parameter that trains."""
+    rule = kind(start=1)
+    updates = made(rule)
+    factors = rule.factors(updates, two, 0)
+    loss = sum((b @ a).square().sum() for a, b in factors.values()) + rule.penalty(updates, 0, 10)
+    loss.backward()
+    found = {name for name, parameter in updates.named_parameters() if parameter.requires_grad}
+    assert found == {name for name, parameter in updates.named_parameters() if parameter.grad is not None}
+    assert len(found) == 6 + (kind is not DyloraRule)  # of DyLoRA no gates
+
+
 # ----------------------------------------------------------------------------------------------------------- AdaLoRA
 
 
@@ -162,6 +175,14 @@ def test_what_adalora_closes_comes_back_until_the_choice_is_settled() -> None:
     assert updates.gates.bool().sum() > updates.kept.sum()
     rule.shrink(updates, 801, 1000, 30)  # long after, and every step: the mask is what it was
     assert torch.equal(updates.gates.bool(), updates.kept) and torch.equal(~closed, updates.kept)
+
+
+def test_the_choice_that_adalora_settles_is_closed_in_that_step() -> None:
+    rule = AdaLoraRule(start=4, tinit=0.0, tfinal=0.5)
+    updates = made(rule)
+    assert updates.gates.all()
+    rule.shrink(updates, 501, 1001, 30)  # before that, gates are closed every 5 steps
+    assert not updates.kept.all() and torch.equal(updates.gates.bool(), updates.kept)
 
 
 # -------------------------------------------------------------------------------------------------------------- DoRA
@@ -242,6 +263,13 @@ def test_codyra_without_shrinkage_loses_no_rank_and_has_no_scale() -> None:
     for i, (a, b) in enumerate(rule.left(updates, two).values()):
         np.testing.assert_allclose((b.double() @ a.double()).numpy(), product(updates, i), atol=1e-5)
     assert updates.kept.all()
+
+
+def test_gates_of_codyra_start_as_standard_normal_numbers() -> None:
+    torch.manual_seed(0)
+    gates = CodyraRule(start=200).updates({"wide": (torch.zeros(200, 200), torch.zeros(200, 200))}).gates.detach()
+    np.testing.assert_allclose([gates.mean(), gates.std()], [0, 1], atol=0.2)
+    np.testing.assert_allclose(gates.abs().sort().values[[50, 100, 150]], [0.32, 0.67, 1.15], atol=0.2)
 
 
 # ------------------------------------------------------------------------------------------------------------ DyLoRA

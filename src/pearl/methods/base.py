@@ -156,6 +156,7 @@ class Method(nn.Module):
     _given: dict[str, Any]
     untrained: tuple[str, ...] = ()  # parts of names of parameters that are random and never trained
     may_rest: tuple[str, ...] = ()  # phases in which a trained parameter may stay unchanged
+    may_not_matter: tuple[str, ...] = ()  # options and phases that may change nothing in a few steps, as thresholds do
     fast = True  # False: disables the faster forms of the same functions, in evaluation and training
 
     def __init__(self, backbone: nn.Module) -> None:

@@ -17,8 +17,6 @@ and on a device that is not the CPU, see `fake_device`.
 import copy
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from operator import le
 from pathlib import Path
 from typing import Any
@@ -38,6 +36,7 @@ from pearl.nn.layout import placed
 from pearl.nn.precision import computes_bf16
 from pearl.settings.declared import declared, upcoming
 from pearl.settings.parts import METHODS
+from pearl.testing.ablation import shows_options_that_matter, shows_phases_that_matter  # noqa: F401 - checks
 from pearl.testing.fake_device import shows_the_same_on_another_device  # noqa: F401 - one of the checks
 from pearl.testing.tiny import (
     CLASSES,
@@ -53,7 +52,7 @@ from pearl.testing.tiny import (
     small_resnet,
     small_vit,
 )
-from pearl.testing.watched import Watch, hold
+from pearl.testing.watched import Watch, after, course, hold  # noqa: F401 - for tests of methods
 from pearl.training.engine import Engine
 from pearl.training.replay import Replay
 
@@ -82,34 +81,6 @@ def same_state(one: Method, other: Method, when: str) -> None:
     hold(one.state_dict().keys() == state.keys(), f"other tensors {when}")
     for name, value in one.state_dict().items():
         hold(torch.equal(state[name], value), f"{name} differs {when}")
-
-
-@dataclass(frozen=True)
-class Course:
-    """What a method is after each of three tasks, and what was seen meanwhile: several checks look at it."""
-
-    methods: tuple[Method, ...]
-    tasks: tuple[Task, ...]
-    wrong: tuple[str, ...]
-    idle: tuple[str, ...]
-    trained: tuple[tuple[int, str, int], ...]
-
-
-@lru_cache(maxsize=2)
-@torch.enable_grad()  # whichever check asks first, and where: what it is inside of is not part of the course
-def course(make: Make) -> Course:
-    """Learn three tasks, watched."""
-    engine, method, methods, tasks = Watch(), make(), [], []
-    for t in range(3):
-        tasks += learn(method, range(t, t + 1), engine)
-        methods.append(copy.deepcopy(method))
-    engine.finish(method)
-    return Course(tuple(methods), tuple(tasks), tuple(engine.wrong), tuple(engine.idle), tuple(engine.trained))
-
-
-def after(make: Make, tasks: int) -> Method:
-    """A method after so many tasks, up to three, to look at: what shall learn more is reloaded from it."""
-    return course(make).methods[tasks - 1]
 
 
 # -------------------------------------------------------------------------------------------------------- the contract

@@ -1,7 +1,10 @@
 """An engine that observes what each phase of a method changes, reads and is trained on."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +14,7 @@ from pearl.errors import TrainingError
 from pearl.methods.base import Method, Phase
 from pearl.methods.common.average import Average
 from pearl.settings.declared import declared
-from pearl.testing.tiny import config
+from pearl.testing.tiny import Make, config, learn
 from pearl.training.content import digest, together
 from pearl.training.engine import Engine
 from pearl.training.replay import Replay
@@ -138,3 +141,31 @@ class Watch(Engine):
                 tensor.copy_(value)
         if not all(tensor.isfinite().all() for tensor in (*whole.parameters(), *whole.buffers())):
             self.wrong.append(f"phase {phase.name} depends on more than its `reads`")
+
+
+@dataclass(frozen=True)
+class Course:
+    """What a method is after each of three tasks, and what was seen meanwhile: several checks look at it."""
+
+    methods: tuple[Method, ...]
+    tasks: tuple[Task, ...]
+    wrong: tuple[str, ...]
+    idle: tuple[str, ...]
+    trained: tuple[tuple[int, str, int], ...]
+
+
+@lru_cache(maxsize=2)
+@torch.enable_grad()  # whichever check asks first, and where: what it is inside of is not part of the course
+def course(make: Make) -> Course:
+    """Learn three tasks, watched."""
+    engine, method, methods, tasks = Watch(), make(), [], []
+    for t in range(3):
+        tasks += learn(method, range(t, t + 1), engine)
+        methods.append(copy.deepcopy(method))
+    engine.finish(method)
+    return Course(tuple(methods), tuple(tasks), tuple(engine.wrong), tuple(engine.idle), tuple(engine.trained))
+
+
+def after(make: Make, tasks: int) -> Method:
+    """A method after so many tasks, up to three, to look at: what shall learn more is reloaded from it."""
+    return course(make).methods[tasks - 1]

@@ -80,6 +80,7 @@ class Rsiat(Ssiat):
     """
 
     couples = True
+    may_not_matter = ("rs_margin",)  # if no pair of images is that far apart
     phases = (
         PhaseSpec("rsiat_first", "first"),
         PhaseSpec("rsiat", "later", groups=("body", "projector")),

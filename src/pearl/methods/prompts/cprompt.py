@@ -44,6 +44,7 @@ class CPrompt(PromptMethod):
     """
 
     own_classes = True
+    may_not_matter = ("margin",)  # if no image is so near to it
     phases = ("cprompt",)
 
     def __init__(

@@ -57,6 +57,7 @@ class HidePrompt(PromptMethod):
     """
 
     couples = True
+    may_not_matter = ("hide_identity", "hide_identity_align")  # if all images are taken for one task's
     phases = (
         "hide_identity",
         PhaseSpec("hide_identity_align", "later", _draws("identity_draws"), features_only=True),

@@ -39,6 +39,7 @@ class Cpg(Pae):
     """
 
     names = ("cpg_goal", "cpg", "cpg_prune", "cpg_retrain")
+    may_not_matter = ("cpg_goal", "cpg_retrain")  # of which an accuracy is all that counts
     phases = compacting(names, "weights", "picks")
 
     def __init__(

@@ -41,6 +41,7 @@ class Nispa(StableUnits):
         hold_out: share of a task's training images held out to choose epochs and the end of a task.
     """
 
+    may_not_matter = ("recovery_perc",)  # if the accuracy falls by more or by nothing
     phases = (PhaseSpec("nispa", images=lambda task: [task.kept(task.options["hold_out"])] * 2, at_least=True),)
 
     def __init__(

@@ -72,6 +72,7 @@ class Pae(SubNetworks):
     task_identity = True
     backbones = "convolutional"
     names: tuple[str, ...] = ("pae_goal", "pae", "pae_prune")
+    may_not_matter: tuple[str, ...] = ("pae_goal",)  # of which an accuracy is all that counts
     phases: Phases = compacting(names, "weights")
 
     def __init__(
