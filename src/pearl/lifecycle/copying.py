@@ -8,7 +8,7 @@ from pathlib import Path
 from pearl.errors import RunError, reason, remedy
 from pearl.lifecycle.saved import CODE, config_bytes, read_config, task_infos, verify
 from pearl.settings.config import ModelConfig, check_config
-from pearl.storage.aside import beside
+from pearl.storage.aside import beside, remove_leftovers
 from pearl.storage.checkpoint import FILES
 from pearl.storage.files import MANIFEST, PENDING, finished, read_regular
 from pearl.storage.inside import is_temporary, make_folder, replace_file, sync_folder, sync_tree
@@ -23,6 +23,7 @@ def made_aside(path: Path) -> Iterator[Path]:
         RunError: there is something of that name, or the place cannot be written to.
         Busy: another process is at it.
     """
+    named = False
     try:
         make_folder(path.parent)
         with beside(path) as folder:
@@ -33,8 +34,14 @@ def made_aside(path: Path) -> Iterator[Path]:
             if path.exists():
                 raise FileExistsError
             aside.rename(path)
+            named = True
             sync_folder(path.parent)
     except OSError as error:
+        if named:
+            raise RunError(
+                f"{path}: is made and stored, but a power cut may still undo it ({reason(error)}); look at it with: "
+                f"pearl inspect {path}"
+            ) from None
         if error.errno in (None, errno.EEXIST, errno.ENOTEMPTY):
             raise RunError(f"{path}: another process has made it meanwhile; run the same command again") from None
         fix = remedy(error, "choose another place")
@@ -99,6 +106,7 @@ def check_place(path: Path, source: Path | None, instead: str = "choose another 
     """Refuse a directory that holds other things, and one that is there already to be made by copying."""
     if (path / "config.yaml").exists() or (path / "tasks").exists():
         if source:
+            remove_leftovers(path)  # its maker may have been killed just after it had given it its name
             raise RunError(f"{path}: is there already; {instead}")
     elif path.exists() and not path.is_dir():
         raise RunError(f"{path}: is a file; choose another name for the model")

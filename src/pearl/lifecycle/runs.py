@@ -45,6 +45,7 @@ from pearl.storage.files import (
     read_json,
     write_json,
 )
+from pearl.storage.inside import remove_tree
 from pearl.storage.paths import runs_root
 from pearl.storage.shapes import Data, Environment, Results
 from pearl.storage.sheets import rows_as_html
@@ -211,6 +212,7 @@ def ready(
             raise RunError(f"{run.path}: holds another configuration; move it away, or choose another PEARL_RUNS")
         check_no_gap(run.path)
         if run.done:
+            remove_tree(run.path / "resume", run.path)  # a last removal may have failed
             show.event("already_done", run=str(run.path))
             return None
     elif finished(run.path):

@@ -16,9 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pearl.errors import ConfigError, Interrupted, PearlError, RunError, WeightsError, counted
+from pearl.errors import Busy, ConfigError, Interrupted, PearlError, RunError, WeightsError, counted
 from pearl.settings.config import RunConfig, load_config
-from pearl.storage import files
+from pearl.storage import files, locks
+from pearl.storage.inside import remove_temporaries
 from pearl.storage.locks import is_held
 from pearl.storage.paths import find, runs_root
 from pearl.sweeps.board import Board, Position, Status
@@ -140,7 +141,9 @@ def run_jobs(
     )
     if manifest is not None:  # now that all is checked
         runs = [{"overrides": [*job.overrides], "run": job.run.name} for job in jobs]
-        files.write_json(folder / "sweep.json", {"format": files.FORMAT, **manifest, "jobs": runs})
+        with suppress(Busy), locks.locked(folder):  # while another process holds it, that one writes the same
+            remove_temporaries(folder)
+            files.write_json(folder / "sweep.json", {"format": files.FORMAT, **manifest, "jobs": runs})
     options = ["--device", device] if device != "auto" else []
     board = show or Board()
     work = _Work(unique, place, folder / "logs", options, board)
