@@ -70,7 +70,7 @@ class Process:
 
     def _read(self):
         said = b""
-        while not said.endswith(b"\n") and (more := self._line.recv(64)):
+        while not said.endswith(b"\n") and (more := self._line.recv(1)):  # the exit code may be there with the pid
             said += more
         return said or b"-9\n"  # the zygote is gone
 

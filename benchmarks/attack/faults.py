@@ -1,20 +1,24 @@
 """Make a command's N-th file operation fail, for every N, repeat the command, and compare all bits.
 
-    python benchmarks/attack/faults.py                          all of them, written to docs/results/reliability.md
-    python benchmarks/attack/faults.py --verbs refit --every 10 --print    each tenth of one verb, printed
+    python benchmarks/attack/faults.py                              all of them, to docs/results/reliability.md
+    python benchmarks/attack/faults.py --verbs refit --cases 10     ten of one command, drawn at random, printed
+    python benchmarks/attack/faults.py --state FILE                 goes on where it was stopped, by what FILE says
 
 An operation is a file that is opened to be written, a write, fsync, rename, new folder or removal below the folder of
-the command. It fails with ENOSPC or EIO, or the process is killed there: in turn, or as given by `--kinds`. A failing
+the command. It fails with ENOSPC or EIO, or the process is killed there, in turn. Cases run in random order. A failing
 command must print the reason, in lines that begin with `pearl: `, and if its output exists nevertheless, it must report
 that too. The same command, repeated, must end like an undisturbed one.
 """
 
 import argparse
+import json
 import os
+import random
 import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "attack")]
@@ -91,71 +95,83 @@ class Stage(kills.Stage):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--verbs", nargs="+", choices=kills.VERBS, default=[*kills.VERBS])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
-    parser.add_argument("--every", type=int, default=1, help="only every N-th operation")
-    parser.add_argument("--print", action="store_true", help="print the table; write nothing")
+    parser.add_argument("--cases", type=int, help="number of cases, drawn at random; only printed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--state", type=Path, help="file with a line for each case; cases in it are not repeated")
     options = parser.parse_args()
-    rows, wrong = [], 0
+    lines = options.state.read_text().splitlines() if options.state and options.state.exists() else []
+    known = {(line["verb"], line["at"]): line for line in map(json.loads, lines)}
     with tempfile.TemporaryDirectory() as place:
         os.environ |= {"OMP_NUM_THREADS": "1", "PEARL_DATA": "data", "PEARL_RUNS": "runs", "PEARL_CACHE": "off"}
         os.environ |= {zygote.PLACE: f"{place}/zygote", zygote.SESSION: str(os.getpid())}
+        stages = {}
         for verb in options.verbs:
             (Path(place) / f"disk-{verb}").mkdir()
-            stage = Stage(Path(place) / f"disk-{verb}", verb, Path(place))
-            count, ends = int(stage.count.read_text()), Counter()
-            for number, at in enumerate(range(1, count + 1, options.every)):
-                kind = options.kinds[number % len(options.kinds)]
-                problems = fault(stage, at, kind, ends)
-                for line in problems:
-                    print(f"{verb}, operation {at} of {count}, {kind}: {line}", file=sys.stderr)
-                wrong += bool(problems)
-                ends["wrong"] += bool(problems)
-            tried = sum(ends[end] for end in ("ended well", "refused", "killed"))
-            cells = [tried, count, ends["ended well"], ends["refused"], ends["stored"], ends["killed"], ends["wrong"]]
-            rows.append(f"| {verb} | {' | '.join(map(str, cells))} |")
-            print(rows[-1], flush=True)
-    head = ["command", "faults", "operations", "ended well", "refused", "of which stored", "killed", "wrong"]
-    table = "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *rows])
-    if not options.print:
-        write_section("faults", text(table))
-    sys.exit(bool(wrong))
+            stages[verb] = Stage(Path(place) / f"disk-{verb}", verb, Path(place))
+        counts = {verb: int(stage.count.read_text()) for verb, stage in stages.items()}
+        cases = [(verb, at) for verb, count in counts.items() for at in range(1, count + 1)]
+        random.Random(options.seed).shuffle(cases)
+        cases = cases[: options.cases]
+        for verb, at in cases:
+            if (verb, at) not in known:
+                kind = KINDS[at % len(KINDS)]
+                known[verb, at] = {"verb": verb, "at": at, "kind": kind, **fault(stages[verb], at, kind)}
+                if options.state:
+                    with options.state.open("a") as file:
+                        file.write(json.dumps(known[verb, at]) + "\n")
+            if known[verb, at]["wrong"]:
+                print(json.dumps(known[verb, at]), file=sys.stderr, flush=True)
+    told = [known[case] for case in cases]
+    section = text(told, counts)
+    print(section)
+    if options.cases is None:
+        write_section("faults", section)
+    sys.exit(any(one["wrong"] for one in told))
 
 
-def fault(stage: Stage, at: int, kind: str, ends: Counter[str]) -> list[str]:
-    """Make one operation fail and repeat the command; return the errors, if any."""
+def fault(stage: Stage, at: int, kind: str) -> dict[str, object]:
+    """Make one operation fail and repeat the command; return how it ended, and the errors."""
     stage.fresh()
     code, _, error = stage.go(at, kind)
-    wrong = []
+    wrong, end = [], "refused"
     there = stage.found() == stage.expected
     if kind == "SIGKILL" and code == -9:
-        ends["killed"] += 1
+        end = "killed"
     elif code == 0:
-        ends["ended well"] += 1
-    else:
-        ends["refused"] += 1
-        ends["stored"] += there
-        if code not in CODES or "Traceback" in error:
-            wrong.append(f"ended with {code}: {error}")
-        elif not error.strip() or not all(line.startswith("pearl: ") for line in error.splitlines()):
-            wrong.append(f"said {error!r}")
-        elif there and "stored" not in error and stage.verb.result == "new":
-            wrong.append(f"did not report that everything is stored: {error!r}")
+        end = "ended well"
+    elif code not in CODES or "Traceback" in error:
+        wrong.append(f"ended with {code}: {error}")
+    elif not error.strip() or not all(line.startswith("pearl: ") for line in error.splitlines()):
+        wrong.append(f"said {error!r}")
+    elif there and "stored" not in error and stage.verb.result == "new":
+        wrong.append(f"did not report that everything is stored: {error!r}")
+    made = stage.found() == stage.expected
     again, _, error = stage.go()
-    if again:
+    if again and not (made and "is there already" in error):  # what a command makes anew is made once
         wrong.append(f"the same command ended with {again}: {error}")
     found = stage.found()
     names = found.keys() | stage.expected.keys()
-    return wrong + [f"{name} differs" for name in sorted(names) if found.get(name) != stage.expected.get(name)]
+    wrong += [f"{name} differs" for name in sorted(names) if found.get(name) != stage.expected.get(name)]
+    return {"end": end, "stored": end == "refused" and there, "wrong": wrong}
 
 
-def text(table: str) -> str:
+def text(told: list[dict[str, Any]], counts: dict[str, int]) -> str:
     """Return the section of the page."""
+    head = ["command", "operations", "faults", "ended well", "refused", "of which stored", "killed", "wrong"]
+    lines = [head, ["---"] * len(head)]
+    for verb, count in counts.items():
+        of = [one for one in told if one["verb"] == verb]
+        ends = Counter(one["end"] for one in of)
+        stored, wrong = (sum(bool(one[key]) for one in of) for key in ("stored", "wrong"))
+        lines.append([verb, count, len(of), ends["ended well"], ends["refused"], stored, ends["killed"], wrong])
+    table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
     return (
         f"## Operations on files that failed\n\n"
-        f"`python benchmarks/attack/faults.py`: one operation on a file (opened to be written, written, synced, "
-        f"renamed, made, removed) fails with ENOSPC or EIO, or the process is killed there, in turn; then the same "
-        f"command is repeated. Its files must equal those of an undisturbed command, bit by bit; a failing command "
-        f"must print the reason in separate lines, and report if everything is stored nevertheless.\n\n{table}\n"
+        f"`python benchmarks/attack/faults.py`, {len(told)} of {sum(counts.values())} cases: one operation on a file "
+        f"(opened to be written, written, synced, renamed, made, removed) fails with ENOSPC or EIO, or the process is "
+        f"killed there, in turn; then the same command is repeated. Its files must equal those of an undisturbed one, "
+        f"bit by bit; a failing command must print the reason in separate lines, and report if everything is stored "
+        f"nevertheless.\n\n{table}\n"
     )
 
 

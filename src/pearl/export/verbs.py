@@ -121,6 +121,7 @@ def _aside(out: Path, *, force: bool, folder: bool) -> Iterator[Path]:
     if not out.parent.is_dir():
         raise ExportError(f"{out}: cannot be written (no such folder); choose another path with -o")
     check_writable(out.parent, mend="choose another path with -o")
+    named = False
     try:
         with beside(out, rescue=partial(_put_back, out)) as made:
             if out.exists() or out.is_symlink():
@@ -130,8 +131,11 @@ def _aside(out: Path, *, force: bool, folder: bool) -> Iterator[Path]:
             if folder and out.exists():
                 out.rename(_old(out, made))
             (made / out.name).replace(out)
+            named = True
             sync_folder(out.parent)
     except OSError as error:
+        if named:
+            raise ExportError(f"{out}: is written, but a power cut may still undo it ({reason(error)})") from None
         raise ExportError(f"{out}: cannot be written ({reason(error)}); choose another path with -o") from None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pearl.errors import RunError, reason, remedy
 from pearl.lifecycle.saved import config_bytes, read_config, verify
 from pearl.settings.config import ModelConfig, check_config
-from pearl.storage.aside import beside
+from pearl.storage.aside import beside, remove_leftovers
 from pearl.storage.checkpoint import FILES
 from pearl.storage.files import read_regular
 from pearl.storage.inside import is_temporary, make_folder, replace_file, sync_folder, sync_tree
@@ -25,6 +25,7 @@ def made_aside(path: Path) -> Iterator[Path]:
         RunError: the path exists, or is not writable.
         Busy: another process is creating it.
     """
+    named = False
     try:
         make_folder(path.parent)
         with beside(path) as folder:
@@ -35,8 +36,14 @@ def made_aside(path: Path) -> Iterator[Path]:
             if path.exists():
                 raise FileExistsError
             aside.rename(path)
+            named = True
             sync_folder(path.parent)
     except OSError as error:
+        if named:
+            raise RunError(
+                f"{path}: is made and stored, but a power cut may still undo it ({reason(error)}); look at it with: "
+                f"pearl inspect {path}"
+            ) from None
         if error.errno in (None, errno.EEXIST, errno.ENOTEMPTY):
             raise RunError(f"{path}: another process has created it meanwhile; run the same command again") from None
         fix = remedy(error, "choose another place")
@@ -102,6 +109,7 @@ def check_place(path: Path, source: Path | None, instead: str = "choose another 
     directory = RunDirectory(path)
     if directory.config_file.exists() or directory.tasks_folder.exists():
         if source:
+            remove_leftovers(path)  # its process may have been killed right after renaming it
             raise RunError(f"{path}: exists; {instead}")
     elif path.exists() and not path.is_dir():
         raise RunError(f"{path}: is a file; choose another name for the model")

@@ -29,6 +29,7 @@ from pearl.methods.base import Method
 from pearl.settings.config import RunConfig
 from pearl.settings.parts import METHODS, SOURCES
 from pearl.storage.files import check_writable
+from pearl.storage.inside import remove_tree
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory
 from pearl.storage.sheets import rows_as_html
@@ -201,6 +202,7 @@ def ready(
             raise RunError(f"{run.path}: holds another configuration; move it away, or choose another PEARL_RUNS")
         run.directory.check_no_gap()
         if run.done:
+            remove_tree(run.directory.resume_folder, run.path)  # a last removal may have failed
             show.event("already_done", run=str(run.path))
             return None
     elif run.directory.finished:

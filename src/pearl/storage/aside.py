@@ -41,7 +41,7 @@ def beside(target: Path, *, rescue: Callable[[Path], None] = lambda folder: None
             finally:
                 with suppress(OSError):  # the folder is kept, and the next process rescues it
                     rescue(folder)
-                    remove_tree(folder)
+                    _remove(folder)
     finally:
         if _is_empty(folder):
             remove_tree(folder)
@@ -58,7 +58,18 @@ def remove_leftovers(target: Path, rescue: Callable[[Path], None] = lambda folde
     for leftover in _leftovers(target):
         with locked(leftover):
             rescue(leftover)
-            remove_tree(leftover)
+            _remove(leftover)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, its marker last: if something in it cannot be removed now, it is still known as a leftover."""
+    for place in folder.iterdir():
+        if place.name not in (MARKER, *LOCK):
+            remove_tree(place)
+            with suppress(OSError):  # a file, or a folder that could not be removed
+                place.unlink(missing_ok=True)
+    if all(place.name in (MARKER, *LOCK) for place in folder.iterdir()):
+        remove_tree(folder)
 
 
 def _leftovers(target: Path) -> list[Path]:

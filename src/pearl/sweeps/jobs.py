@@ -16,9 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pearl.errors import ConfigError, Interrupted, PearlError, RunError, WeightsError, counted
+from pearl.errors import Busy, ConfigError, Interrupted, PearlError, RunError, WeightsError, counted
 from pearl.settings.config import RunConfig, load_config
+from pearl.storage import locks
 from pearl.storage.files import FORMAT, write_json
+from pearl.storage.inside import remove_temporaries
 from pearl.storage.locks import is_held
 from pearl.storage.paths import find, runs_root
 from pearl.storage.run_directory import RunDirectory
@@ -141,7 +143,9 @@ def run_jobs(
     )
     if manifest is not None:  # after all checks
         runs = [{"overrides": [*job.overrides], "run": job.run.name} for job in jobs]
-        write_json(folder / "sweep.json", {"format": FORMAT, **manifest, "jobs": runs})
+        with suppress(Busy), locks.locked(folder):  # another process that holds it writes the same
+            remove_temporaries(folder)
+            write_json(folder / "sweep.json", {"format": FORMAT, **manifest, "jobs": runs})
     options = ["--device", device] if device != "auto" else []
     board = show or Board()
     work = _Work(unique, place, folder / "logs", options, board)
