@@ -2,7 +2,7 @@
 
     python benchmarks/attack/faults.py                              all of them, to docs/results/reliability.md
     python benchmarks/attack/faults.py --verbs refit --cases 10     ten of one command, drawn at random, printed
-    python benchmarks/attack/faults.py --state FILE                 goes on where it was stopped, by what FILE says
+    python benchmarks/attack/faults.py --state FILE                 continues where it was stopped, by what FILE says
 
 An operation is a file that is opened to be written, a write, fsync, rename, new folder or removal below the folder of
 the command. It fails with ENOSPC or EIO, or the process is killed there, in turn. Cases run in random order. A failing

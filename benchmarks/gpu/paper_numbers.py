@@ -7,7 +7,7 @@ Lanes of processes run side by side (start NVIDIA's MPS first). Three lanes, one
 the probe of task 2 with Mammoth's multistep schedule, wait until the candidates' ranks are known, and run the 5-task
 stream in full with the candidate that comes nearest to the paper's mean rank. The other lanes scan further candidates
 of `paper_recipe.py` with seed 0, and the probes of a DeiT-Tiny as many steps long as the paper's. They have a lower
-priority on the GPU. Phases are cached and runs are resumable: a second call goes on where the first was cut off.
+priority on the GPU. Phases are cached and runs are resumable: a second call continues where the first ended.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 class Lanes:
-    """What runs side by side. A lane's figures and output are in a folder of its own."""
+    """Lanes of processes side by side. A lane's figures and output are in a folder of its own."""
 
     def __init__(self, out: Path, deadline: float, smoke: bool, full_data: Path | None) -> None:
         self.out, self.deadline, self.smoke, self.full_data = out, deadline, smoke, full_data

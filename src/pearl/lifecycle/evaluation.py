@@ -30,7 +30,7 @@ Data = Any  # the inputs of `given`, or a list of folders
 
 
 class Predictor(Protocol):
-    """What `evaluate` needs of a model; `Model` in model.py has it."""
+    """The part of a model that `evaluate` uses; `Model` in model.py has it."""
 
     config: ModelConfig
     tasks: list[StoredTask]
@@ -41,7 +41,7 @@ class Predictor(Protocol):
 
     @property
     def can_judge(self) -> bool:
-        """Whether there are in-distribution scores."""
+        """Return True if the model gives in-distribution scores."""
 
     def threshold(self, rate: float) -> float:
         """Return the score below which an image is unknown."""
