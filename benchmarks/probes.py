@@ -153,8 +153,10 @@ def agreement(of: dict[str, Any], with_: dict[str, Any]) -> dict[str, float | No
 
 def page(file: Path, rows: dict[str, Any]) -> None:
     """Write a table per stream; the text below the mark is kept."""
-    about = "`python benchmarks/probes.py`; mean ± standard deviation over n seeds. Ranks are compared with those "
-    "of the full probe, task by task: overlap in parameters, correlation over the layers."
+    about = (
+        "`python benchmarks/probes.py`; mean ± standard deviation over n seeds. Ranks are compared with those "
+        "of the full probe, task by task: overlap in parameters, correlation over the layers."
+    )
     lines = ["# Cheaper ranks", "", about]
     for stream in STREAMS:
         if not any(key.startswith(f"{stream} |") for key in rows):

@@ -97,7 +97,9 @@ BIRTH = "chain.tensors.space/1/birth"
 )
 def test_tensors_that_give_no_answer(file, change, two):
     forge(two / "tasks" / "001-second", change, file)
-    with pytest.raises(RunError, match=r"state does not fit|tensors do not fit together|give no numbers|manifest"):
+    with pytest.raises(
+        RunError, match=r"state does not fit|tensors do not fit together|give no finite logits|manifest"
+    ):
         pearl.load(two).predict(IMAGES)
 
 

@@ -131,7 +131,7 @@ class Notes(Observer):
 def test_a_class_called_almost_as_a_known_one_is_a_hint(shop, tmp_path):
     path, show = shutil.copytree(shop / "of_memory", tmp_path / "m"), Notes()
     learn(path, named(2, "One", "two"), task="second", show=show, fast=True)
-    (line,) = [line for line in show.said if "beside" in line]
+    (line,) = [line for line in show.said if "is a new class" in line]
     assert line == ("'One' is a new class with a name like the known 'one'; if they are the same, use --alias One=one")
     assert pearl.load(path, device="cpu").classes == ("one", "zero", "One", "two")
 

@@ -428,7 +428,7 @@ def test_evaluation_does_not_list_a_whole_catalogue(model, tmp_path):
     data = write_photos(tmp_path, {f"unknown {i:02d}": 0 for i in range(40)}, 1)
     with pytest.raises(DataError) as error:
         model.evaluate(data)
-    assert "'unknown 03', 'unknown 04', 35 more; give images of known ones" in str(error.value)
+    assert "'unknown 03', 'unknown 04', 35 more; give images of known classes" in str(error.value)
 
 
 def test_evaluation_names_what_it_does_not_know(model, tmp_path):
@@ -507,7 +507,7 @@ DISORDER = {
         lambda tasks: say(tasks / "001-second", classes=["two", "three"]),
         "001-second/manifest.json: differs from classes.json in name or classes",
     ),
-    "other number of classes": (without_names, "000-first/manifest.json: names 1 class, the task's tensors have 2"),
+    "other number of classes": (without_names, "000-first/manifest.json: lists 1 class, the task's tensors have 2"),
 }
 
 

@@ -153,7 +153,7 @@ def test_refitting_a_run_is_the_run_that_would_have_been(spaces, cli):
     spec = f"{{name: chain, spaces: {spaces}, train: all}}"
     whole = execute(load_config("digits", [*overrides, f"method.classifier={spec}"]))
     found = refit(trained.path, {"name": "chain", "spaces": spaces})
-    assert found.path == whole.path  # of the same configuration; so another place for it
+    assert found.path == whole.path  # of the same configuration; so another path for it
     shutil.move(whole.path, whole.path.with_name("whole"))
     found = refit(trained.path, {"name": "chain", "spaces": spaces})
     both = whole.path.with_name("whole"), found.path

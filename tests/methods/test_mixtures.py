@@ -194,7 +194,7 @@ def test_a_batch_that_no_descriptor_knows_is_enough_with_detect_batch_size():
 def test_sema_names_blocks_that_cannot_grow():
     with pytest.raises(ConfigError, match=r"^method\.adapt_end_layer: 3 is not a block"):
         make_sema(adapt_end_layer=3)
-    with pytest.raises(ConfigError, match=r"^method\.adapt_start_layer=2 is behind adapt_end_layer=1; "):
+    with pytest.raises(ConfigError, match=r"^method\.adapt_start_layer=2 is after adapt_end_layer=1; "):
         make_sema(adapt_start_layer=2, adapt_end_layer=1)
 
 

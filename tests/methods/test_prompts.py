@@ -289,7 +289,7 @@ def test_texts_of_another_width_keep_their_angles(tmp_path):
         rows = F.normalize(narrow[2 * t : 2 * t + 2], dim=1)
         close(found @ found.T, rows @ rows.T)
     method.text_features = texts(tmp_path / "other.npz", [f"class {c}" for c in range(6)], drawn(6, 12))
-    with pytest.raises(ConfigError, match="features of width 12; those of earlier tasks had 10, use the same encoder"):
+    with pytest.raises(ConfigError, match="features of width 12; those of earlier tasks have 10; use the same encoder"):
         next(method.learn(make_task(2)))
     wide = make_lgcl(texts(tmp_path / "wide.npz", ["class 0", "class 1", "class 0 or class 1"], drawn(3, 40)))
     next(wide.learn(make_task(0)))

@@ -60,7 +60,7 @@ def test_a_prefix_of_all_names_is_taken_off(prefix, tmp_path):
 
 def test_an_error_names_five_tensors(tmp_path):
     state = {key: value for key, value in STATE.items() if not key.startswith("layer")}
-    with pytest.raises(WeightsError, match=r"is missing; and \d+ more like that; choose the backbone") as caught:
+    with pytest.raises(WeightsError, match=r"is missing; and \d+ more of this kind; choose the backbone") as caught:
         given(tmp_path, state)
     assert str(caught.value).count("is missing") == 5
 

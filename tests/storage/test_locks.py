@@ -91,9 +91,9 @@ def test_other_errors_are_told_as_they_are(number, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("number", "fix"),
     [
-        (errno.EACCES, "Permission denied); change its permissions, or choose another place"),
-        (errno.ENOSPC, "No space left on device); free space there, or choose another place"),
-        (errno.EROFS, "Read-only file system); choose another place"),
+        (errno.EACCES, "Permission denied); change its permissions, or choose another path"),
+        (errno.ENOSPC, "No space left on device); free space there, or choose another path"),
+        (errno.EROFS, "Read-only file system); choose another path"),
     ],
 )
 def test_the_message_names_the_cause_and_its_fix(number, fix, tmp_path, monkeypatch):

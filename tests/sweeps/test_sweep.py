@@ -400,7 +400,7 @@ def test_a_dry_run_tells_what_is_done_and_how_long_the_rest_takes(grid, grid_her
     lines = text.splitlines()
     assert [line.split()[2] for line in lines[:12]] == [*["done"] * 3, "missing"] * 2 + ["missing"] * 4
     # one of finetune at 60 s, one of ncm at 30 s, four of lwf at the mean of 45 s, two at once
-    assert "3 x 4 = 12 jobs, 12 runs: 6 done, 6 missing; about 2 min with 2 at once" in text  # 135 s
+    assert "3 x 4 = 12 jobs, 12 runs: 6 done, 6 missing; about 2 min with 2 in parallel" in text  # 135 s
     assert not any("lwf" in path.name for path in grid.path.parents[1].iterdir())
 
 
@@ -409,7 +409,7 @@ def test_a_dry_run_counts_no_training_for_what_another_run_trains(grid, grid_her
     pearl = "{name: pearl, classifier: heads}, {name: pearl, classifier: {name: chain, train: all}}"
     methods = f"method=[finetune, {pearl}]"
     text = plan(parse("digits", [*TINY, methods], "1"), workers=1)
-    assert "3 runs: 1 done, 2 missing, of which 1 only gather" in text and "; about 60 s with 1 at once" in text
+    assert "3 runs: 1 done, 2 missing, of which 1 only fit" in text and "; about 60 s with 1 in parallel" in text
 
 
 def test_a_run_that_fails_is_named_and_the_others_are_done(cli, forks, tmp_path):

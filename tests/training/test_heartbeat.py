@@ -172,8 +172,10 @@ with stop.caught():
     while True:
         lock(mutex)  # the second time for ever, and no signal ends it, as in a collective
 """
-DEAF = "pearl: interrupted while waiting for another process; stored steps are complete; run the same command to "
-"continue\n"
+DEAF = (
+    "pearl: interrupted while waiting for another process; stored steps are complete; run the same command to "
+    "continue\n"
+)
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

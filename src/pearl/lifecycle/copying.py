@@ -46,7 +46,7 @@ def made_aside(path: Path) -> Iterator[Path]:
             ) from None
         if error.errno in (None, errno.EEXIST, errno.ENOTEMPTY):
             raise RunError(f"{path}: another process has created it meanwhile; run the same command again") from None
-        fix = remedy(error, "choose another place")
+        fix = remedy(error, "choose another path")
         raise RunError(f"{path}: cannot be created ({reason(error)}); {fix}") from None
 
 

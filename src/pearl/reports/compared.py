@@ -15,8 +15,10 @@ MODEL_NOTE = (
     "A model stores no test images, so it has no accuracies and no task confusion here; "
     "`pearl evaluate MODEL --data FOLDER` measures them."
 )
-SHARE_NOTE = "Shares are of all parameters that tasks added. Without pretraining the first task trains the "
-"reference itself, and adds only its head."
+SHARE_NOTE = (
+    "Shares are of all parameters that tasks added. Without pretraining the first task trains the "
+    "reference itself, and adds only its head."
+)
 
 
 @dataclass(frozen=True)

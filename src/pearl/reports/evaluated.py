@@ -56,9 +56,11 @@ def page(evaluation: "Evaluation", title: str) -> str:
     return render(f"{title}: {counted(known, 'image')}, {evaluation.accuracy:.1f} % correct", [Chapter(title, parts)])
 
 
-SURE_NOTE = "Images by the probability of the prediction, in bins of equal width: above the diagonal the model is "
-"underconfident, below it overconfident. Bins of few images are left out. The calibration error is the mean "
-"distance of all bins from the diagonal, weighted by images."
+SURE_NOTE = (
+    "Images by the probability of the prediction, in bins of equal width: above the diagonal the model is "
+    "underconfident, below it overconfident. Bins of few images are left out. The calibration error is the mean "
+    "distance of all bins from the diagonal, weighted by images."
+)
 WORST_NOTE = "The most confident ones, as the model reads them: true class, prediction, probability."
 
 

@@ -16,9 +16,12 @@ COLUMNS = {
     "inference_cost": "passes per image",
 }
 _PLACES = {"training_seconds": 0, "memory_mb": 0}  # printed digits; one for the others
-HOW = "Measured on recipes for CPUs, mostly with one seed: accuracy after the last task, mean over tasks; training "
-"on one thread with other load, an upper bound; peak memory of three steps per phase in float32, without libraries; "
-"parameters stored; forward passes of the network per image."
+HOW = (
+    "Measured on recipes for CPUs, mostly with one seed: accuracy after the last task, mean over tasks; training "
+    "on one thread with other load, an upper bound; peak memory of three steps per phase in float32, without "
+    "libraries; "
+    "parameters stored; forward passes of the network per image."
+)
 
 
 def old_data(method: Any) -> str:

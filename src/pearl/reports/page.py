@@ -86,8 +86,10 @@ def about_run(record: Record, name: str) -> Chapter:
     return Chapter(record.title, parts, unfinished)
 
 
-_RANK_NOTE = "Every layer's rank depends on how far it moved: the threshold is the share of the update's energy "
-"that the rank must keep. Layers are in the network's order."
+_RANK_NOTE = (
+    "Every layer's rank depends on how far it moved: the threshold is the share of the update's energy "
+    "that the rank must keep. Layers are in the network's order."
+)
 
 
 def _parameters_note(record: Record) -> str:

@@ -34,7 +34,7 @@ def write_file(
         ) from None
 
 
-def check_writable(folder: Path, *, mend: str = "choose another place (PEARL_RUNS, for runs)") -> None:
+def check_writable(folder: Path, *, mend: str = "choose another path (PEARL_RUNS, for runs)") -> None:
     """See that files can be written into a folder, which need not be there yet; nothing is left of the attempt.
 
     Raises:
