@@ -203,8 +203,9 @@ def shows_only_the_phase_changes(make: Make) -> None:
 def shows_all_parameters_train(make: Make) -> None:
     """Every parameter that a phase names moves in it, and none but the backbone's is as it was made in the end.
 
-    No loss has gradients for a parameter that its phase does not train, and averages of weights follow the network. A
-    phase in which a parameter may stay as it is stands in `may_rest` of the method, unless it has masks or projections.
+    No loss has gradients for a parameter that its phase does not train. Averages of weights follow the network and
+    differ from it. A phase in which a parameter may stay as it is stands in `may_rest` of the method, unless it has
+    masks or projections.
     """
     idle = dict.fromkeys(course(make).idle)
     hold(not idle, "; ".join(idle))

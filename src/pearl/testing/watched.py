@@ -44,6 +44,15 @@ def _values(average: Average) -> list[torch.Tensor]:
     return [tensor.clone() for tensor in average.buffers() if tensor.is_floating_point() and tensor.numel() > 1]
 
 
+def _averaged(average: Average, method: Method, phase: Phase) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Parameters of several numbers that a phase trains, each with its average."""
+    trained = {id(parameter) for parameter in phase.trained}
+    own = {f".{name}": value for name, value in method.named_parameters() if id(value) in trained and value.numel() > 1}
+    for key, mean in average.tensors.named_buffers():
+        end = "." + key.replace("/", ".")
+        yield from ((value, mean) for name, value in own.items() if name.endswith(end))
+
+
 class Watch(Engine):
     """An engine that sees, phase by phase, that no parameter but the phase's changes, and that it reads what it says.
 
@@ -84,6 +93,9 @@ class Watch(Engine):
             follows = phase.after_step and phase.name not in method.may_rest
             if earlier[name] and follows and torch.equal(earlier[name][0], _values(average)[0]):
                 self.idle.append(f"the average {name} did not follow in phase {phase.name}")
+            pairs = [*_averaged(average, method, phase)] if follows else []
+            if pairs and all(torch.equal(now, mean) for now, mean in pairs):
+                self.idle.append(f"the average {name} is the network itself after phase {phase.name}")
         for name, parameter in method.named_parameters():
             if name in before and not torch.equal(before[name], parameter):
                 self.wrong.append(f"{name} changed in phase {phase.name}, which does not train it")
