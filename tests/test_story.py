@@ -129,7 +129,7 @@ def by_torch(file, x):
     with file.open("rb") as opened:
         program = torch.export.load(opened, extra_files=extra).module()
     names = json.loads(extra["pearl.json"])["classes"]
-    return [names[index] for index in program(torch.from_numpy(x)).argmax(1).tolist()]
+    return [names[index] for index in program(torch.from_numpy(x))[0].argmax(1).tolist()]
 
 
 def by_onnx(file, x):

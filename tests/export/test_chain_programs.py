@@ -1,13 +1,17 @@
 """Models that tell tasks apart by class statistics, as programs."""
 
+import json
+
 import pytest
 import torch
 
+from pearl.data.augment import View
 from pearl.errors import ExportError
 from pearl.export.programs import network
 from pearl.export.trained import Trained
 from pearl.export.verbs import export
 from pearl.methods.bounds.isolation import Isolation
+from pearl.methods.common.calibration import Scores
 from pearl.methods.common.classifiers import Chain
 from pearl.methods.pearl import Pearl
 from pearl.methods.sparse.packnet import PackNet
@@ -23,6 +27,7 @@ MODELS = {
     "pnn": lambda: Progressive(small_resnet(), classifier=Chain(spaces=2)),
 }
 PICTURES = torch.randint(256, (5, SIZE, SIZE, 3), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+IMAGES = (PICTURES / 255).permute(0, 3, 1, 2).contiguous()
 
 
 def taught(kind: str) -> Trained:
@@ -36,17 +41,53 @@ def taught(kind: str) -> Trained:
     return Trained(method.eval(), config().images, named, {"name": "resnet18"})
 
 
+def outputs(model: Trained) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log P and in-distribution scores of the pictures, as `predict` has them; some are unknown at the usual rate."""
+    with torch.no_grad():
+        logits, scores = model.method.judging()(View(model.images, channels_last=False).test(PICTURES))
+    assert len(scores.unique()) == len(scores)
+    return logits, model.method.shares(scores)
+
+
+def check_facts(facts: dict, model: Trained) -> None:
+    """`in_distribution` is a share of known images, so that the rate is the threshold."""
+    low, high = facts["unknown"]["of_known_classes"]
+    assert facts["unknown"]["in_distribution_below"] == 0.05 and 0 <= low < 0.05 < high < 1
+    assert facts == json.loads(json.dumps(model.facts))
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_torch_program_says_the_same(kind, tmp_path):
-    model = taught(kind)
-    line = export(model, "torch", tmp_path / "model.pt2", PICTURES)
+    model, place, told = taught(kind), tmp_path / "model.pt2", {"pearl.json": ""}
+    line = export(model, "torch", place, PICTURES)
     assert "differ from the model's by at most" in line
+    program = torch.export.load(place, extra_files=told).module()
+    for found, expected in zip(program(IMAGES), outputs(model), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    check_facts(json.loads(told["pearl.json"]), model)
 
 
 def test_an_onnx_file_says_the_same(tmp_path):
     for package in ("onnx", "onnxscript", "onnxruntime"):
         pytest.importorskip(package)
-    assert "differ from the model's by at most" in export(taught("vit"), "onnx", tmp_path / "model.onnx", PICTURES)
+    import onnxruntime
+
+    model, place = taught("vit"), tmp_path / "model.onnx"
+    assert "differ from the model's by at most" in export(model, "onnx", place, PICTURES)
+    session = onnxruntime.InferenceSession(place, providers=["CPUExecutionProvider"])
+    found = session.run(["logits", "in_distribution"], {"images": IMAGES.numpy()})
+    for each, expected in zip(found, outputs(model), strict=True):
+        torch.testing.assert_close(torch.from_numpy(each), expected, rtol=1e-4, atol=1e-4)
+    told = session.get_modelmeta().custom_metadata_map
+    check_facts({key: json.loads(value) for key, value in told.items()}, model)
+
+
+def test_a_program_with_other_scores_is_not_kept(tmp_path, monkeypatch):
+    steps = Scores.steps
+    monkeypatch.setattr(Scores, "steps", lambda self: (steps(self)[0] + 3, steps(self)[1]))
+    with pytest.raises(ExportError, match="in-distribution scores"):
+        export(taught("resnet"), "torch", tmp_path / "model.pt2", PICTURES)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_adapters_hold_heads_alone(tmp_path):

@@ -12,7 +12,7 @@ from scipy.special import log_softmax, logsumexp
 from pearl.data.batches import Batch
 from pearl.errors import RunError, TrainingError
 from pearl.methods.bounds.isolation import Isolation
-from pearl.methods.common.calibration import DOUBT, ENOUGH, LeftOut, Scores, moved, normal, score
+from pearl.methods.common.calibration import DOUBT, ENOUGH, LeftOut, Scores, moved, score
 from pearl.methods.common.chain import GRID, UNCALIBRATED, ChainStatistics
 from pearl.methods.common.classifiers import Chain
 from pearl.methods.common.retained import retained
@@ -532,25 +532,42 @@ def test_images_are_left_out_in_closed_form(per_class):
         scores.append(-0.5 * inside)
         common.append(0.5 * away)
         mine = metric.own_fits(rows, means[place], counts[place].double(), counted=True)
-        torch.testing.assert_close(mine, 0.5 * (away - inside.gather(1, place[:, None])[:, 0]), rtol=1e-4, atol=1e-4)
+        nearer = 1 - 1 / per_class**2  # means of all images, not of all but one
+        own_inside = nearer * inside.gather(1, place[:, None])[:, 0]
+        torch.testing.assert_close(mine, 0.5 * (away - own_inside), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(fits(scores, common), expected, rtol=0.03, atol=0.1)
 
 
-def test_a_prototypes_location_is_shrunk_towards_its_tasks():
-    """By the variance between over that of a mean; and an image's own is without it."""
+def test_fits_of_images_left_out_are_on_average_those_of_other_images():
+    """A class has three images: means of two lie farther away than means of three."""
     rng = np.random.default_rng(0)
-    own = torch.arange(300).repeat_interleave(4)
-    truth = 5 * rng.normal(size=300)
-    seen = torch.tensor(truth[own] + 4 * rng.normal(size=1200))
-    found = normal(seen, own, 300)
-    assert found.spread == pytest.approx(4, rel=0.1)
-    means = seen.view(300, 4).mean(1)
-    slope = np.polyfit(means - means.mean(), found.location - means.mean(), 1)[0]
-    assert slope == pytest.approx(25 / (25 + 16 / 4), abs=0.05)
-    assert ((found.location - torch.tensor(truth)) ** 2).mean() < ((means - torch.tensor(truth)) ** 2).mean()
-    assert np.corrcoef(found.left_out - torch.tensor(truth)[own], seen - torch.tensor(truth)[own])[0, 1] < 0.1
-    alone = normal(seen[:4], own[:4], 2)  # of the other one nothing is known
-    assert alone.location[1] == alone.location[0] == seen[:4].mean()
+    centres = rng.normal(size=(200, 20))
+    labels, fresh = np.arange(200).repeat(3), np.arange(200).repeat(20)
+    raw = [torch.tensor(centres[y] + rng.normal(size=(len(y), 20))).float() for y in (labels, fresh)]
+    chain = taught(Chain(spaces=1, projection=None), [(labels, [raw[0].numpy()])])
+    found = chain.fits([raw[1]])[torch.arange(len(fresh)), torch.tensor(fresh)].double()
+    location, spread = chain.usual()
+    assert abs(float(found.mean() - location[0])) < 0.06 * float(spread[0])
+    assert float(found.std()) == pytest.approx(float(spread[0]), rel=0.1)
+
+
+def test_scores_of_older_images_follow_when_classes_arrive():
+    """Of twelve tasks of three classes, like each other, the first ones' images meet twelve times the classes later."""
+    rng = np.random.default_rng(0)
+    centres = 0.8 * rng.normal(size=(36, 20))
+
+    def draw(classes, count):
+        labels = np.repeat(classes, count)
+        return labels, [centres[labels] + rng.normal(size=(len(labels), 20))]
+
+    groups = np.arange(36).reshape(12, 3)
+    chain = taught(Chain(spaces=1, projection=None), [draw(group, 12) for group in groups])
+    scores = chain.judge([torch.tensor(draw(np.arange(36), 100)[1][0]).float()])[1]
+    assert chain.scores().images == 432  # of all tasks
+    refused = [float((scores < chain.scores().threshold(rate)).double().mean()) for rate in (0.05, 0.5)]
+    assert 0.03 < refused[0] < 0.08 and 0.42 < refused[1] < 0.58, refused
+    shifts = [float(chain.tensors[f"task.{t}.score_shift"]) for t in range(12)]
+    assert sum(shifts) < -0.3 and shifts[0] == 0
 
 
 def styles(seed=0, per_class=30, fresh=200):

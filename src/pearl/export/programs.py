@@ -1,4 +1,4 @@
-"""Export as one program, a torch.export or an ONNX file: images in, logits of all classes seen out."""
+"""Export as one program, a torch.export or an ONNX file: images in, logits and in-distribution scores out."""
 
 import copy
 import io
@@ -15,8 +15,9 @@ from torch.export.graph_signature import InputKind
 
 from pearl.data.augment import View
 from pearl.errors import ExportError
-from pearl.export.trained import FACTS, Trained, compare, importing, on_cpu, refusing, seen
+from pearl.export.trained import FACTS, TOLERANCE, Trained, compare, importing, on_cpu, refusing, seen
 from pearl.methods.base import Method
+from pearl.methods.common.calibration import Scores
 from pearl.methods.common.subnetworks import SubNetworks
 from pearl.nn.inner import WithInner
 from pearl.settings.sections import ImagesConfig
@@ -29,6 +30,7 @@ class Network(nn.Module):
 
     pixel_mean: Tensor  # the name "mean" would collide with the operation in an ONNX file
     pixel_std: Tensor
+    outputs = ("logits",)
 
     def __init__(self, parts: Sequence[nn.Module], images: ImagesConfig) -> None:
         super().__init__()
@@ -36,22 +38,63 @@ class Network(nn.Module):
         self.register_buffer("pixel_mean", torch.tensor(images.mean)[:, None, None])
         self.register_buffer("pixel_std", torch.tensor(images.std)[:, None, None])
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Any:
         """Normalise, then concatenate the logits of every part."""
-        x = (images - self.pixel_mean) / self.pixel_std
+        x = self.normalised(images)
         return torch.cat([part(x) for part in self.parts], dim=1)
 
+    def normalised(self, images: Tensor) -> Tensor:
+        """Images as a backbone sees them."""
+        return (images - self.pixel_mean) / self.pixel_std
 
-class Chained(nn.Module):
-    """Maps images (B, 3, S, S), normalised for the backbone, to log P (B, classes seen) by class statistics."""
 
-    def __init__(self, spaces: Sequence[nn.Module], head: nn.Module) -> None:
-        super().__init__()
-        self.spaces, self.head = nn.ModuleList(spaces), head
+class JudgingNetwork(Network):
+    """RGB images as above -> log P (B, classes seen), and in-distribution scores (B,) from 0 to 1.
 
-    def forward(self, x: Tensor) -> Tensor:
+    Such a score is the share of images of known classes that have no higher one: `method.shares`.
+    """
+
+    values: Tensor
+    share: Tensor
+    outputs = ("logits", "in_distribution")
+
+    def __init__(self, judge: nn.Module, scores: Scores, images: ImagesConfig) -> None:
+        """`judge` makes log P and scores of normalised images."""
+        super().__init__([judge], images)
+        for name, values in zip(("values", "share"), scores.steps(), strict=True):
+            self.register_buffer(name, values)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """See the class."""
-        return self.head([space(x) for space in self.spaces])
+        logp, scores = self.parts[0](self.normalised(images))
+        below = scores.double()[:, None] >= self.values  # ONNX has no search in sorted values
+        return logp, (below * self.share).sum(1).float()
+
+
+class BySpaces(nn.Module):
+    """Images as a backbone sees them -> log P and in-distribution scores, by the feature spaces of sub-networks."""
+
+    def __init__(self, spaces: Sequence[nn.Module], judge: nn.Module) -> None:
+        super().__init__()
+        self.spaces, self.judge = nn.ModuleList(spaces), judge
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See the class."""
+        found: tuple[Tensor, Tensor] = self.judge([space(x) for space in self.spaces])
+        return found
+
+
+class ByMethod(nn.Module):
+    """The same, by a whole method."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method, self.judge = method, method.judging()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See the class."""
+        assert self.judge is not None
+        return self.judge(x)
 
 
 def network(method: Method, images: ImagesConfig) -> Network:
@@ -62,10 +105,14 @@ def network(method: Method, images: ImagesConfig) -> Network:
     # deepcopy does not copy the objects in its memo: the tensors of all copies are these, or their replacements
     tensors = [*method.parameters(), *method.buffers()]
     shared: dict[int, Any] = {id(tensor): _frozen(tensor, tensor) for tensor in tensors}
-    if isinstance(method, SubNetworks) and method.chain is not None:
-        method.chain.head()  # created here; not part of the program
+    chain = method.chain if isinstance(method, SubNetworks) else None
+    if chain is not None:
+        chain.judging()  # created here; not part of the program
     if not isinstance(method, SubNetworks) or not method.separable:
-        return Network([copy.deepcopy(method, shared)], images).eval()
+        whole = copy.deepcopy(method, shared)
+        return (
+            Network([whole], images) if chain is None else JudgingNetwork(ByMethod(whole), chain.scores(), images)
+        ).eval()
 
     def part(t: int, *after: nn.Module) -> nn.Sequential:
         net, weights = method.sub_network(t)
@@ -73,10 +120,11 @@ def network(method: Method, images: ImagesConfig) -> Network:
         replaced = {id(named[name]): _frozen(weight, named[name]) for name, weight in weights.items()}
         return copy.deepcopy(nn.Sequential(net, *after), shared | replaced)
 
-    if method.chain is None:
+    if chain is None:
         return Network([part(t, head) for t, head in enumerate(method.heads)], images).eval()
-    spaces = [WithInner(part(t)[0], method.layers) for t in method.chain.births]
-    return Network([Chained(spaces, copy.deepcopy(method.chain.head()).cpu())], images).eval()
+    spaces = [WithInner(part(t)[0], method.layers) for t in chain.births]
+    judge = BySpaces(spaces, copy.deepcopy(chain.judging()).cpu())
+    return JudgingNetwork(judge, chain.scores(), images).eval()
 
 
 def _frozen(tensor: Tensor, like: Tensor) -> Tensor:
@@ -105,7 +153,7 @@ def _trace(net: Network, size: int) -> torch.export.ExportedProgram:
 
 
 def write_torch(model: Trained, place: Path, raw: Tensor) -> float:
-    """Write a torch.export program; see `export`. `torch.export.load(FILE).module()(images)` returns the logits."""
+    """Write one torch.export program; see `export`. `torch.export.load(FILE).module()(images)` returns the outputs."""
     program = _trace(network(model.method, model.images), model.images.size)
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={FACTS: json.dumps(model.facts)})
@@ -131,7 +179,7 @@ def pickles(archive: Path | io.BytesIO) -> list[str]:
 
 
 def write_onnx(model: Trained, place: Path, raw: Tensor) -> float:
-    """Write an ONNX file; see `export`. Its input is `images`, its output `logits`."""
+    """Write one ONNX file; see `export`. Its input is `images`, its outputs are `Network.outputs`."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
         raise ExportError(f'--to onnx needs {", ".join(missing)}, not installed: pip install "pearl[onnx]"')
@@ -150,7 +198,7 @@ def write_onnx(model: Trained, place: Path, raw: Tensor) -> float:
             program,
             dynamo=True,
             input_names=["images"],
-            output_names=["logits"],
+            output_names=[*net.outputs],
             dynamic_shapes=({0: "batch"},),
             verbose=False,
             optimize=False,  # six times as fast for ten ViTs; the runtime optimises the file anyway
@@ -160,11 +208,25 @@ def write_onnx(model: Trained, place: Path, raw: Tensor) -> float:
             node.metadata_props.clear()  # torch's source locations: half of a small file
         made.save(place, external_data=False)
         session = onnxruntime.InferenceSession(place, providers=["CPUExecutionProvider"])
-        return _check(model, lambda x: torch.from_numpy(session.run(["logits"], {"images": x.numpy()})[0]), raw)
+
+        def run(x: Tensor) -> Any:
+            found = [torch.from_numpy(each) for each in session.run([*net.outputs], {"images": x.numpy()})]
+            return found if len(found) > 1 else found[0]
+
+        return _check(model, run, raw)
 
 
-def _check(model: Trained, written: Callable[[Tensor], Tensor], raw: Tensor) -> float:
+def _check(model: Trained, written: Callable[[Tensor], Any], raw: Tensor) -> float:
     """Compare a program with the model."""
     plain = model.images.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
     unnormalised = View(plain, channels_last=False).test(raw)
-    return compare(on_cpu(model.method), written, seen(model, raw), unnormalised)
+    judge = model.method.judging()
+    if judge is None:
+        return compare(on_cpu(model.method), written, seen(model, raw), unnormalised)
+    scores = judge(seen(model, raw).to(model.method.device))[1]
+    slack = TOLERANCE * scores.abs().clamp(min=1)
+    low, high = (model.method.shares(each).cpu() for each in (scores - slack, scores + slack))
+    found = written(unnormalised.contiguous())[1]
+    if not ((found >= low - 1e-6) & (found <= high + 1e-6)).all():
+        raise ExportError("the written model's in-distribution scores are not the trained one's; nothing was kept")
+    return compare(on_cpu(model.method), lambda x: written(x)[0], seen(model, raw), unnormalised)

@@ -12,6 +12,7 @@ from torch import Tensor
 from pearl.data.augment import View
 from pearl.errors import ExportError, PearlError
 from pearl.methods.base import Method
+from pearl.methods.common.subnetworks import USUAL_RATE, SubNetworks
 from pearl.settings.registry import Spec
 from pearl.settings.sections import ImagesConfig
 from pearl.version import __version__
@@ -38,7 +39,7 @@ class Trained:
     def facts(self) -> dict[str, Any]:
         """Return the metadata of the export, as JSON values."""
         size = self.images.size
-        return {
+        facts = {
             "format": FORMAT,
             "pearl": __version__,
             "classes": [name for task in self.tasks for name in task["classes"]],
@@ -53,6 +54,14 @@ class Trained:
             },
             "output": "logits (batch, classes), in the order of classes",
         }
+        if isinstance(self.method, SubNetworks) and self.method.chain is not None:
+            low, high = self.method.chain.scores().expected(USUAL_RATE)
+            facts["output"] += "; in_distribution (batch,), from 0 to 1"
+            facts["unknown"] = {
+                "in_distribution_below": USUAL_RATE,  # the share of images of known classes that are below it, too,
+                "of_known_classes": [low, high],  # and where that lies in nine of ten cases
+            }
+        return facts
 
 
 @contextmanager

@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from pearl.methods.common.scatter import inverse, root, shrinkage, shrunk
+from pearl.methods.common.spaces import Background, ByClass, ChainHead
 
 DOUBT = 0.5  # weight of the entropy over classes
 ENOUGH = 400  # images whose scores set the threshold: those of the newest tasks, whose images met the most prototypes
@@ -98,7 +99,7 @@ class LeftOut:
     def own_fits(self, rows: Tensor, means: Tensor, count: Tensor, *, counted: bool) -> Tensor:
         """Fits (N,) of images to their own prototypes, (N, p) and of `count` (N,) images, each image left out."""
         square = self._squares(rows - means)
-        return 0.5 * (self.around(self._to_centre(rows)) - self.within(square, count, counted))
+        return 0.5 * (self.around(self._to_centre(rows)) - _fresh(self.within(square, count, counted), count))
 
     def levels(self, rows: Tensor, scatter: Tensor, classes: int, *, counted: bool) -> Tensor:
         """Mean fit and spread of all images in the covariance, and of those that are not of the newest task, (4,).
@@ -122,7 +123,8 @@ class LeftOut:
         if images <= 0 or freedom <= 0:
             return sums.new_full((2,), torch.nan)
         inside, along, away = sums / images
-        inside = self.within(inside, images / max(1, images - freedom))
+        count = images / max(1, images - freedom)
+        inside = _fresh(self.within(inside, count), count)
         return 0.5 * torch.stack([self.around(away) - inside, (inside - along).clamp(min=1e-6)])
 
     def _squares(self, rows: Tensor) -> Tensor:
@@ -133,33 +135,12 @@ class LeftOut:
         return ((away @ self.of_all) * away).sum(1)
 
 
-class Normal(NamedTuple):
-    """The location (k,) of the fits of a task's images for each prototype, their spread (), and the fits (N,)."""
+def _fresh(square: Tensor, count: Tensor | float) -> Tensor:
+    """Squared distances to means of count - 1 images -> what they are, on average, to means of `count` images.
 
-    location: Tensor
-    spread: Tensor
-    left_out: Tensor
-
-
-def normal(fits: Tensor, own: Tensor, classes: int) -> Normal:
-    """From fits (N,) of images of prototypes 0 to classes - 1 (N,), two images or more of each that has any.
-
-    A prototype's mean is shrunk towards that of all (James and Stein): by the variance between prototypes over the
-    variance of a mean. `left_out` (N,) are the locations without the image itself. A prototype without images gets the
-    mean of all.
+    An image is (1 + 1/n) times as far, squared, from the mean of n others as from that of the class.
     """
-    count = own.bincount(minlength=classes).double()
-    there = count > 0
-    sums = fits.new_zeros(classes).index_add_(0, own, fits)
-    grand = fits.mean()
-    means = torch.where(there, sums / count.clamp(min=1), grand)
-    within = (fits - means[own]).square().sum() / (count - 1).clamp(min=0).sum()
-    noise = within / count.clamp(min=1)
-    between = ((means - grand).square() - noise)[there].mean().clamp(min=0)
-    weight = torch.where(there, between / (between + noise).clamp(min=1e-12), 0.0)
-    others = (sums[own] - fits) / (count[own] - 1)
-    spread = within.sqrt().clamp(min=1e-6)
-    return Normal(grand + weight * (means - grand), spread, grand + weight[own] * (others - grand))
+    return square * (1 - 1 / count**2)
 
 
 def score(fits: Tensor, location: Tensor, spread: Tensor, by_class: Callable[[Tensor], Tensor]) -> Tensor:
@@ -171,6 +152,46 @@ def score(fits: Tensor, location: Tensor, spread: Tensor, by_class: Callable[[Te
     away = (fits - location) / spread
     logp = by_class(away.log_softmax(1))
     return away.max(1).values + DOUBT * (logp.exp() * logp).sum(1)
+
+
+def scores_and_shift(
+    fits: Tensor, location: Tensor, spread: Tensor, task_of: Tensor, class_of: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Scores (N,) of images of the newest task (N, prototypes), and by how much the task before has shifted them.
+
+    The more prototypes there are, the higher is the best of an image's fits, and the entropy. So the scores of older
+    tasks' images move with every task; by how much, on average, the newest images show: with and without one task.
+    """
+    newest = int(task_of.max())
+    every = score(fits, location, spread, ByClass(class_of).to(fits.device))
+    if not newest:
+        return every, every.new_zeros(())
+    rest = task_of != newest - 1
+    by_class = ByClass(class_of[rest].unique(return_inverse=True)[1]).to(fits.device)
+    return every, (every - score(fits[:, rest], location[:, rest], spread[rest], by_class)).mean()
+
+
+class Judge(nn.Module):
+    """Raw features (B, p_raw) of every space -> log P (B, classes) and in-distribution scores (B,)."""
+
+    location: Tensor
+    spread: Tensor
+
+    def __init__(self, head: ChainHead, backgrounds: Sequence[Background], location: Tensor, spread: Tensor) -> None:
+        """Of prototypes whose own images' fits lie at `location`, as far apart as `spread`, (prototypes,) each."""
+        super().__init__()
+        self.head, self.backgrounds = head, nn.ModuleList(backgrounds)
+        self.register_buffer("location", location)
+        self.register_buffer("spread", spread)
+
+    def forward(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """See the class."""
+        logp, found = self.fits(raw)
+        return logp, score(found, self.location, self.spread, self.head.by_class)
+
+    def fits(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """log P (B, classes), and the fit to each prototype (B, prototypes)."""
+        return self.head.judge(raw, self.backgrounds)
 
 
 class Scores:
@@ -199,6 +220,12 @@ class Scores:
         below = torch.cat([self._share.new_zeros(1), self._share])
         return below[torch.searchsorted(self._values, scores.to(self._values), right=True)].to(scores)
 
+    def steps(self) -> tuple[Tensor, Tensor]:
+        """Values (K,) and shares (K,) of images, float64: the shares of the values up to a score sum to `shares`."""
+        if not self.images:
+            return torch.tensor([-torch.inf], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+        return self._values.double(), self._share.diff(prepend=self._share.new_zeros(1))
+
     def expected(self, rate: float) -> tuple[float, float]:
         """The share of other images of known classes that is refused at `rate`: a range, right in nine of ten cases.
 
@@ -222,6 +249,19 @@ def stored(values: Tensor) -> Tensor:
 def measured(values: Tensor) -> Tensor:
     """The reverse of `stored`."""
     return values.masked_fill(values.isinf(), torch.nan)
+
+
+def usual(
+    levels: Sequence[Tensor], locations: Sequence[Tensor], spreads: Sequence[Tensor], births: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Where the fits of each task's images lie by now, and how far apart, (T,) each; for the rest see `moved`.
+
+    A task of which nothing was measured gets the mean of all others.
+    """
+    shift, wider = moved(levels, births)
+    location, spread = torch.stack([*locations]) + shift, torch.stack([*spreads]) * wider
+    location = location.where(~location.isnan(), location.nanmean().nan_to_num(0.0))
+    return location, spread.where(~spread.isnan(), spread.nanmean().nan_to_num(1.0))
 
 
 def moved(levels: Sequence[Tensor], births: Sequence[int]) -> tuple[Tensor, Tensor]:

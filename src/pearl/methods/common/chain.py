@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from pearl.errors import RunError
 from pearl.methods.base import Answers
-from pearl.methods.common.calibration import ENOUGH, Known, LeftOut, Scores, measured, moved, normal, score, stored
+from pearl.methods.common import calibration
+from pearl.methods.common.calibration import ENOUGH, Judge, Known, LeftOut, Scores, measured, stored
 from pearl.methods.common.classifiers import Chain
 from pearl.methods.common.scatter import (
     MANY,
@@ -69,13 +70,12 @@ class ChainStatistics(nn.Module):
         # "space.v.birth" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",
         # ".projected_std" (p,); of all images ".scatter" within prototypes and ".moment" (p(p+1)/2,), ".sum" (p,),
         # ".images" and ".freedom" (); "task.t.classes", ".counts" (k,),
-        # ".means.v" (k, p); ".location" (k,) and ".spread" () of fits, ".levels" (spaces, 4), see `calibration`;
-        # ".scores" (101,), percentiles of in-distribution scores of ".measured" () images left out; ".losses" (40,), of
-        # these images at each temperature of the grid; "temperature" ()
+        # ".means.v" (k, p); ".location" () and ".spread" () of fits, ".levels" (spaces, 4), see `calibration`;
+        # ".scores" (101,), percentiles of in-distribution scores of ".measured" () images left out, ".score_shift" ();
+        # ".losses" (40,), of these images at each temperature of the grid; "temperature" ()
         self.tensors = TaskTensors(buffers=True)
         self._head: list[ChainHead] = []  # in lists: they are no part of the state
-        self._backgrounds: list[Background] = []
-        self._usual: list[Tensor] = []
+        self._judge: list[Judge] = []
         self.left_out: Answers | None = None  # of the task observed last, see `observe`; no part of the state either
 
     # ---------------------------------------------------------------------------------------------------- what is there
@@ -198,7 +198,7 @@ class ChainStatistics(nn.Module):
         t, like = len(self) - 1, metrics[0].inverse
         rows = (own.bincount()[own] > 1).nonzero()[:, 0]  # one that is its class's only image cannot be left out
         if not len(rows):  # classes of one image each: nothing is measured, and nothing strange
-            self._note(t, like.new_full((len(classes),), torch.nan), like.new_tensor(torch.nan))
+            self._note(t, like.new_tensor(torch.nan), like.new_tensor(torch.nan))
             return
         counts = self.tensors[f"task.{t}.counts"]
         known = [
@@ -210,8 +210,8 @@ class ChainStatistics(nn.Module):
             )
             for v, (metric, x) in enumerate(zip(metrics, features, strict=True))
         ]
-        usual = normal(torch.stack(known).mean(0), own[rows], len(classes))
-        self._note(t, usual.location, usual.spread)
+        own_fits = torch.stack(known).mean(0)
+        self._note(t, own_fits.mean(), own_fits.std().clamp(min=1e-6))
         at = drawn(torch.arange(len(rows), device=rows.device), max(1, PAIRS // len(self.class_of)))
         some = rows[at]
         scores, common = [], []
@@ -222,32 +222,34 @@ class ChainStatistics(nn.Module):
             inside, away = metric.distances(x[some], place, means, sizes, counted=self._updates(v, t))
             scores.append(-0.5 * inside)
             common.append(0.5 * away)
-        self._scores(t, fits(scores, common), own[some], usual.left_out[at])
+        # among the others it meets means of as many images as a new one does; of its own, of one less
+        every = fits(scores, common).scatter(1, place[:, None], own_fits[at, None])
+        self._scores(t, every, (own_fits.sum() - own_fits[at]) / (len(own_fits) - 1))
         # what its own sub-network makes of images that it has learnt is no measure; at first there is no other
         births = [birth for birth in self.births if birth < t or t == 0]
         few = drawn(torch.arange(len(some), device=some.device), max(1, TEMPERED // len(self.class_of)))
         self._temper([each[few] for each in scores[: len(births)]], births, classes, classes[own[some][few]])
 
     def _note(self, t: int, location: Tensor, spread: Tensor) -> None:
-        """Keep where the fits of task t's images lie; no scores yet."""
+        """Keep where the fits of task t's images lie, and how far apart, () each; no scores yet."""
         facts = {"location": stored(location), "spread": stored(spread), "scores": location.new_full((101,), torch.inf)}
-        facts["measured"] = torch.zeros((), dtype=torch.long, device=location.device)
+        facts |= {"measured": torch.zeros_like(location, dtype=torch.long), "score_shift": torch.zeros_like(location)}
         for name, value in facts.items():
             self.tensors.add(f"task.{t}.{name}", value)
         self.left_out = None
 
-    def _scores(self, t: int, found: Tensor, own: Tensor, without: Tensor) -> None:
+    def _scores(self, t: int, found: Tensor, without: Tensor) -> None:
         """Keep the percentiles of in-distribution scores of task t's images left out: their fits (N, prototypes).
 
-        The location (N,) of an image's own prototype is the one without it.
+        The location (N,) of their task's fits is the one without each image.
         """
         location, spread = (part.to(found) for part in self.usual())
-        place = own + len(location) - len(self.tensors[f"task.{t}.counts"])
-        locations = location.expand(len(found), -1).scatter(1, place[:, None], without[:, None])
-        every = score(found, locations, spread, ByClass(self.class_of).to(found.device))
+        location = torch.where((self.task_of == t).to(found.device), without[:, None], location)
+        every, shift = calibration.scores_and_shift(found, location, spread, self.task_of, self.class_of)
         share = torch.linspace(0, 1, 101, dtype=every.dtype, device=every.device)
         self.tensors.add(f"task.{t}.scores", every.quantile(share))
         self.tensors.add(f"task.{t}.measured", torch.tensor(len(every), device=every.device))
+        self.tensors.add(f"task.{t}.score_shift", shift)
 
     def _temper(self, scores: Sequence[Tensor], births: Sequence[int], classes: Tensor, labels: Tensor) -> None:
         """Measure the temperature, and what is said of the images, of scores in some spaces and labels (N,)."""
@@ -276,14 +278,12 @@ class ChainStatistics(nn.Module):
 
         A task of which nothing was measured gets the mean of all others.
         """
-        levels, locations, spreads = (
+        parts = (
             [measured(self.tensors[f"task.{t}.{name}"].cpu()) for t in range(len(self))]
             for name in ("levels", "location", "spread")
         )
-        shift, wider = (part[self.task_of] for part in moved(levels, self.births))
-        location, spread = torch.cat(locations) + shift, torch.stack(spreads)[self.task_of] * wider
-        mean = location.nanmean().nan_to_num(0.0), spread.nanmean().nan_to_num(1.0)
-        return torch.where(location.isnan(), mean[0], location), torch.where(spread.isnan(), mean[1], spread)
+        location, spread = calibration.usual(*parts, self.births)
+        return location[self.task_of], spread[self.task_of]
 
     def scores(self) -> Scores:
         """In-distribution scores of images of known classes: of the newest tasks, whose images met the most prototypes.
@@ -291,9 +291,11 @@ class ChainStatistics(nn.Module):
         Of as many tasks as have images enough.
         """
         chosen: list[tuple[Tensor, int]] = []
+        later = 0.0
         for t in reversed(range(len(self))):
             if sum(images for _, images in chosen) < ENOUGH and (images := int(self.tensors[f"task.{t}.measured"])):
-                chosen.append((self.tensors[f"task.{t}.scores"].cpu(), images))
+                chosen.append((self.tensors[f"task.{t}.scores"].cpu() + later, images))
+            later += float(self.tensors[f"task.{t}.score_shift"])
         return Scores(chosen)
 
     # ---------------------------------------------------------------------------------------------------------- scoring
@@ -330,22 +332,22 @@ class ChainStatistics(nn.Module):
         return self._head[0]
 
     @torch.no_grad()
+    def judging(self) -> Judge:
+        """What judges, made once until a task is observed: of many classes that takes as long as all else."""
+        if not self._judge:
+            backgrounds = [self._background(v) for v in range(len(self.births))]
+            self._judge.append(Judge(self.head(), backgrounds, *self.usual()).to(self.tensors["space.0.mean"]))
+        return self._judge[0]
+
+    @torch.no_grad()
     def judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """What `head` says of raw features, log P (B, classes), and in-distribution scores (B,)."""
-        logp, found = self._judge(raw)
-        location, spread = self._usual
-        return logp, score(found, location, spread, self.head().by_class)
+        return self.judging().forward(raw)
 
     @torch.no_grad()
     def fits(self, raw: Sequence[Tensor]) -> Tensor:
         """See `spaces.fits`, of raw features: (B, prototypes)."""
-        return self._judge(raw)[1]
-
-    def _judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        if not self._backgrounds:  # of many classes they take as long to make as all else that answers
-            self._usual = [part.to(raw[0]) for part in self.usual()]  # first: another thread looks at the next line
-            self._backgrounds = [self._background(v).to(raw[v]) for v in range(len(self.births))]
-        return self.head().judge(raw, self._backgrounds)
+        return self.judging().fits(raw)[1]
 
     def _discriminants(self, v: int, dtype: torch.dtype = torch.float64) -> Discriminants:
         """Space v's, computed in float64."""
@@ -378,8 +380,7 @@ class ChainStatistics(nn.Module):
 
     def _forget(self) -> None:
         self._head.clear()
-        self._backgrounds.clear()
-        self._usual.clear()
+        self._judge.clear()
 
     def _apply(self, *args: Any, **kwargs: Any) -> "ChainStatistics":
         self._forget()  # the tensors go elsewhere

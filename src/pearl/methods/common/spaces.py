@@ -95,7 +95,7 @@ class Background(nn.Module):
     def __init__(self, inverse: Tensor, centre: Tensor, inverse_of_all: Tensor) -> None:
         """Compute from inverse covariances (p, p): within prototypes, and of all images around `centre` (p,)."""
         super().__init__()
-        self.register_buffer("quadratic", 0.5 * (inverse_of_all - inverse))
+        self.register_buffer("quadratic", (0.5 * (inverse_of_all - inverse)).contiguous())  # as exports store it
         self.register_buffer("linear", -inverse_of_all @ centre)
         self.register_buffer("constant", 0.5 * centre @ inverse_of_all @ centre)
 
@@ -253,8 +253,8 @@ def misfit(tensors: Mapping[str, Tensor]) -> str | None:
     for t in tasks:
         classes = size.get(f"task/{t}/classes", 0)
         seen = sum(birth <= t for birth in made)
-        of = {"classes": (classes,), "counts": (classes,), "location": (classes,), "spread": (), "scores": (101,)}
-        of |= {"measured": (), "levels": (seen, 4)}
+        of = {"classes": (classes,), "counts": (classes,), "location": (), "spread": (), "scores": (101,)}
+        of |= {"measured": (), "levels": (seen, 4), "score_shift": ()}
         expected |= {f"task/{t}/{name}": shape for name, shape in of.items()}
         optional |= {f"task/{t}/losses": (TRIED,)}
         for v, birth in enumerate(births):
