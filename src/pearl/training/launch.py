@@ -21,7 +21,8 @@ from typing import IO, Any
 
 from pearl.errors import ConfigError, counted
 
-COMMAND = (sys.executable, "-P", "-m", "pearl")  # without -P, Python files of the current folder would be imported
+MODULE = (sys.executable, "-P", "-m")  # without -P, Python files of the current folder would be imported
+COMMAND = (*MODULE, "pearl")
 INTERRUPTED = 130  # exit code of a process that was told to stop
 LOST = 75  # exit code of a process that ends because another one has
 BUSY = 69  # exit code of a process that found another one at work on its directory
@@ -123,14 +124,15 @@ def start(devices: int, arguments: Sequence[str]) -> int:
 
 
 def child(
-    arguments: Sequence[str], environment: Mapping[str, str], out: IO[bytes] | None = None
+    arguments: Sequence[str], environment: Mapping[str, str], out: IO[bytes] | None = None, *, module: str = ""
 ) -> subprocess.Popen[bytes]:
     """Start pearl with these arguments. It stops, as on SIGTERM, when its stdin is closed or this process is no more.
 
-    What it says goes to `out`, or where this process speaks.
+    What it says goes to `out`, or where this process speaks. Another `module` may be run instead of the command line;
+    it calls `enter` once it has read what it needs from its stdin.
     """
     return subprocess.Popen(
-        [*COMMAND, *arguments],
+        [*((*MODULE, module) if module else COMMAND), *arguments],
         env={**os.environ, **environment, _WATCHED: "1"},
         stdin=subprocess.PIPE,  # see `enter`
         stdout=out,
