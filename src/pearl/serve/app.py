@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from pearl.data.decoding import MAX_PIXELS, Decoding, ignore_oddities
+from pearl.data.decoding import MAX_PIXELS, Decoding
 from pearl.data.given import in_order
 from pearl.data.sources import some
 from pearl.errors import PearlError
@@ -65,7 +65,6 @@ class Server:
     def __init__(self, path: Path, *, device: str, method: str | None, unknown_rate: float | Literal["auto"]) -> None:
         self.open = lambda: Model.open(path, device=device, method=method)
         model = self.open()
-        ignore_oddities()
         self.metrics = Metrics()
         self.predictor = Predictor(model, unknown_rate)
         self.decoder = photos.Decoder(model.config.images.stored, Decoding.of(model.config.images))

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from pearl.data.decoding import Decoding
+from pearl.data.decoding import Decoding, ignore_oddities
 from pearl.data.pictures import read_opened
 from pearl.data.resources import threads
 from pearl.errors import DataError, counted, printable, shortened
@@ -137,6 +137,7 @@ class Decoder:
         Raises:
             HTTPException: naming the first photo that cannot be read.
         """
+        ignore_oddities()
         loop = asyncio.get_running_loop()
         work = [loop.run_in_executor(self._pool, self._one, photo) for photo in photos]
         found = await asyncio.gather(*work, return_exceptions=True)
@@ -178,18 +179,19 @@ async def _multipart(request: Request, fields: set[str]) -> tuple[list[Photo], d
         raise HTTPException(400, f"the form cannot be read: {error.message}") from None
     photos: list[Photo] = []
     texts: dict[str, list[str]] = {}
-    for name, value in form.multi_items():
-        if name == "images" and isinstance(value, UploadFile):
-            photos.append((printable(value.filename or f"photo {len(photos)}")[:200], await value.read()))
-        elif name in fields and isinstance(value, str):
-            texts.setdefault(name, []).append(value)
-        else:
-            kind = "a file" if isinstance(value, UploadFile) else "a text"
-            more = f"; texts are {', '.join(sorted(fields))}" if fields else ""
-            raise HTTPException(
-                400, f"{printable(name[:40])!r} as {kind} is not expected; photos are files 'images'{more}"
-            )
-    await form.close()
+    try:
+        for name, value in form.multi_items():
+            if name == "images" and isinstance(value, UploadFile):
+                photos.append((printable(value.filename or f"photo {len(photos)}")[:200], await value.read()))
+            elif name in fields and isinstance(value, str):
+                texts.setdefault(name, []).append(value)
+            else:
+                kind = "a file" if isinstance(value, UploadFile) else "a text"
+                more = f"; texts are {', '.join(sorted(fields))}" if fields else ""
+                why = f"{printable(name[:40])!r} as {kind} is not expected; photos are files 'images'{more}"
+                raise HTTPException(400, why)
+    finally:
+        await form.close()
     if not photos:
         raise HTTPException(400, "no photo was sent; send each as a file 'images'")
     return photos, texts

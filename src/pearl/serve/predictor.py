@@ -10,6 +10,7 @@ import numpy as np
 
 from pearl.lifecycle.model import BATCH, Model, Prediction
 
+Request = tuple[np.ndarray, int, Future[list[Prediction]]]  # pixels, how many classes, where the results go
 WAITING = 4096  # images that may wait; at 20 images a second they would wait for 3 minutes
 
 
@@ -34,7 +35,7 @@ class Predictor:
         self.model, self.unknown_rate = warm(model, unknown_rate), unknown_rate
         self.images = self.batches = 0
         self.seconds = 0.0
-        self._requests: deque[tuple[np.ndarray, int, Future[list[Prediction]]]] = deque()
+        self._requests: deque[Request] = deque()
         self._waiting, self._open, self._changed = 0, True, threading.Condition()
         self._thread = threading.Thread(target=self._work, name="predictor", daemon=True)
         self._thread.start()
@@ -74,26 +75,28 @@ class Predictor:
         while batch := self._next():
             with self._changed:
                 self._waiting -= sum(len(pixels) for pixels, _, _ in batch)
-            batch = [one for one in batch if one[2].set_running_or_notify_cancel()]  # a client that has gone away
-            if not batch:
-                continue
-            began = time.perf_counter()
+            batch = [one for one in batch if one[2].set_running_or_notify_cancel()]  # not of clients that have gone
             try:
-                pixels = np.concatenate([pixels for pixels, _, _ in batch])
-                top = max(top for _, top, _ in batch)
-                found = self.model.predict_pixels(pixels, top=top, unknown_rate=self.unknown_rate)
+                if batch:
+                    self._answer(batch)
             except BaseException as error:  # whoever waits is told, and the thread serves the next
                 for _, _, future in batch:
-                    future.set_exception(error)
-                continue
-            self.images, self.batches = self.images + len(found), self.batches + 1
-            self.seconds += time.perf_counter() - began
-            start = 0
-            for pixels, _, future in batch:
-                future.set_result(found[start : start + len(pixels)])
-                start += len(pixels)
+                    if not future.done():
+                        future.set_exception(error)
 
-    def _next(self) -> list[tuple[np.ndarray, int, "Future[list[Prediction]]"]]:
+    def _answer(self, batch: list[Request]) -> None:
+        began = time.perf_counter()
+        pixels = np.concatenate([pixels for pixels, _, _ in batch])
+        top = max(top for _, top, _ in batch)
+        found = self.model.predict_pixels(pixels, top=top, unknown_rate=self.unknown_rate)
+        self.images, self.batches = self.images + len(found), self.batches + 1
+        self.seconds += time.perf_counter() - began
+        start = 0
+        for pixels, _, future in batch:
+            future.set_result(found[start : start + len(pixels)])
+            start += len(pixels)
+
+    def _next(self) -> list[Request]:
         """All requests that wait, up to a batch's size but at least one; nothing once it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._requests or not self._open)
