@@ -132,8 +132,9 @@ class Teacher:
         try:
             reads, writes = os.pipe()
             with os.fdopen(reads, "rb") as reports:
-                with os.fdopen(writes, "wb") as out, self._lock:
+                with os.fdopen(writes, "wb") as out:
                     process = launch.child([str(self.path), self.device], {}, out, module="pearl.serve.teach")
+                with self._lock:
                     self._process = process
                     if self._cancelled:
                         process.terminate()
