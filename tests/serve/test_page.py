@@ -58,6 +58,8 @@ def picture(page, name):
 
 @pytest.mark.parametrize(("kind", "width", "height"), [("desk", 1280, 900), ("phone", 390, 844)])
 def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_path, kind, width, height):
+    from playwright.sync_api import expect
+
     with served(one) as client:
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
         wrong = []
@@ -68,20 +70,28 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
 
         # photos are named; what is no photo is counted, what cannot be read says why
         page.evaluate(DROP, [*photos_of(0, (50, 51)), *photos_of(2, range(6)), ["a.txt", "eA==", "text/plain"]])
-        page.get_by_text("8 photos; 1 file left out, as no photo").wait_for()
+        page.get_by_text("8 photos; 1 file left out, as no photo", exact=True).wait_for()
         cards = page.locator("#pictures > li")
         assert cards.count() == 8 and cards.first.locator(".verdict").inner_text().startswith("zero, ")
         assert cards.first.locator(".candidates button").all_inner_texts()[1].startswith("one")
         picture(page, f"{kind}-photos")
 
         # a grid is filtered, named at once and downloaded
-        page.get_by_label("Show", exact=True).select_option("=zero")
-        assert cards.filter(visible=True).count() == page.locator(".verdict:visible", has_text="zero, ").count() >= 2
+        show, visible = page.get_by_label("Show", exact=True), page.locator("#pictures > li:not([hidden])")
+        for value, which in (
+            ("=zero", page.locator(".verdict", has_text="zero, ")),
+            ("?unknown", page.locator(".unknown")),
+        ):
+            count = which.count()
+            show.select_option(value)
+            expect(visible).to_have_count(count)
+        show.select_option("=zero")
         with page.expect_download() as download:
             page.get_by_role("button", name="Download CSV").click()
         rows = [*csv.DictReader(Path(download.value.path()).read_text().splitlines())]
         assert rows[0]["file"] == "0 50.png" and rows[0]["class"] == "zero" and float(rows[0]["probability"]) > 0.5
-        page.get_by_label("Show", exact=True).select_option("")
+        show.select_option("")
+        expect(visible).to_have_count(8)
 
         # corrected by keyboard alone, by a candidate, taken back, all at once
         field = page.get_by_label("Another class for 2 0.png")
@@ -94,11 +104,9 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
         cards.nth(7).get_by_role("button", name="Undo").click()
         cards.nth(0).locator(".candidates button", has_text="zero").click()
         page.get_by_role("button", name="Remove zero from the tray").click()
-        page.get_by_label("Show", exact=True).select_option("?unknown")
-        hidden = 8 - cards.filter(visible=True).count()
-        page.get_by_label("Show", exact=True).select_option("")
         page.get_by_role("button", name="Remove all photos").click()
-        assert hidden < 8 and cards.count() == 0 and page.get_by_role("button", name="Teach").is_disabled()
+        expect(cards).to_have_count(0)
+        expect(page.get_by_role("button", name="Teach")).to_be_disabled()
         page.evaluate(DROP, photos_of(2, range(8)))
         page.get_by_text("8 photos", exact=True).wait_for()
         page.get_by_label("All 8 photos shown are").fill("two")
@@ -113,14 +121,14 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
         page.get_by_role("heading", name="Learnt: two").wait_for(timeout=30_000)
         assert page.evaluate("document.activeElement.id") == "result"
         assert "Accuracy on these classes: " in page.locator("#result").inner_text()
-        assert page.locator("#tray li").count() == 0
+        expect(page.locator("#tray li")).to_have_count(0)
 
         # and named again, by themselves and when they are dropped anew
         page.locator(".verdict", has_text="two, ").first.wait_for()
         page.evaluate(DROP, photos_of(2, range(20, 24)))
         page.get_by_text("12 photos", exact=True).wait_for()
         page.wait_for_function("[...document.querySelectorAll('.verdict')].every((one) => one.textContent !== '…')")
-        assert page.locator(".verdict", has_text="two, ").count() >= 9
+        assert page.locator(".verdict", has_text="two, ").count() >= 7
         row = page.locator("#tasks tr").first.locator("td").all_inner_texts()
         assert (row[0], row[2], row[3]) == ("two", "two", "8") and row[5].endswith(" %")
         picture(page, f"{kind}-taught")

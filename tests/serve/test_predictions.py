@@ -261,8 +261,10 @@ ORIGIN = "only the server's own page"
         ({"Host": "localhost.evil.example:80"}, HOST),
         ({"Host": ""}, HOST),
         ({"Host": "[::1"}, HOST),
+        ({"Host": "127.0.0.1:99999"}, HOST),
         ({"Origin": "http://evil.example"}, ORIGIN),
         ({"Origin": "null"}, ORIGIN),
+        ({"Origin": "http://["}, ORIGIN),
         ({"Origin": "http://127.0.0.1"}, ORIGIN),  # another port is another site
         ({"Origin": "http://localhost:{port}"}, ORIGIN),
         ({"Host": "localhost:{port}"}, None),
@@ -290,14 +292,15 @@ def test_a_token(shop):
         refused += [client.post("/v1/predict", content=b"x"), client.get("/v1/model", params={"token": token})]
         for value in ("Bearer x", token, "Bearer ä".encode()):
             refused.append(client.get("/v1/model", headers={"Authorization": value}))
-        refused += [client.get("/v1/model", headers={"Cookie": "pearl_token=wrong"})]
+        refused += [client.get("/v1/model", headers={"Cookie": f"pearl_token_{client.base_url.port}=wrong"})]
         assert {answer.status_code for answer in refused} == {401}
         assert client.get("/v1/model", headers={"Authorization": f"Bearer {token}"}).status_code == 200
         moved = client.get("/", params={"token": token})
         assert (moved.status_code, moved.headers["location"]) == (303, "/")
         assert {"HttpOnly", "SameSite=lax"} <= {part.strip() for part in moved.headers["set-cookie"].split(";")}
         assert client.get("/v1/model").status_code == 200  # by the cookie
-        assert client.get("/v1/model", headers={"Host": "shop.example"}).status_code == 200
+        named = {"Host": "shop.example", "Authorization": f"Bearer {token}"}
+        assert client.get("/v1/model", headers=named).status_code == 200
 
 
 def test_metrics_can_be_read(client):

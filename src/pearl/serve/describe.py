@@ -4,8 +4,9 @@ from dataclasses import asdict
 from typing import Any
 
 from pearl.evaluation.metrics import mean_rank
+from pearl.lifecycle.evaluation import percent
 from pearl.lifecycle.model import Model, Prediction
-from pearl.lifecycle.outcome import Outcome, estimated
+from pearl.lifecycle.outcome import Outcome
 from pearl.reports.records import events
 from pearl.settings.registry import readable
 from pearl.storage.files import manifests
@@ -32,7 +33,7 @@ def describe(model: Model) -> dict[str, Any]:
             "images": manifest.get("images"),
             "learnt_at": learnt_at.get(index),
             "mean_rank": mean_rank(manifest.get("layers", [])),
-            "accuracy": getattr(estimated(model.tasks[: index + 1], model.method), "new", None),
+            "accuracy": _accuracy(manifest.get("estimate")),
         }
         for index, (info, (_, manifest)) in enumerate(zip(model.tasks, found, strict=True))
     ]
@@ -47,6 +48,10 @@ def describe(model: Model) -> dict[str, Any]:
         "tasks": tasks,
         "accuracy": outcome_facts(model.outcome),
     }
+
+
+def _accuracy(estimate: dict[str, Any] | None) -> float | None:
+    return estimate and percent(sum(estimate["class_il"]), sum(estimate["total"]))
 
 
 def outcome_facts(outcome: Outcome | None) -> dict[str, Any] | None:

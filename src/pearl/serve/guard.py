@@ -24,7 +24,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 LONGEST_BODY = 512 * 2**20  # bytes of a request; 100 photos of a phone
 MEMORY = 2 * 2**30  # bytes of all requests that are being read or answered
-COOKIE = "pearl_token"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -88,7 +87,7 @@ class Guard:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_own(host):
             return refused(403, f"host {host!r} is not a name of this server; use its address, or start it with --name")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin not in (None, f"http://{host}", f"https://{host}"):  # a proxy may end TLS
             return refused(403, f"requests from {origin!r} are refused; only the server's own page may send them")
         if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > LONGEST_BODY:
             return refused(413, too_long())
@@ -97,7 +96,7 @@ class Guard:
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if given and scope["path"] == "/" and self._fits(given):
             moved = RedirectResponse("/", 303)
-            moved.set_cookie(COOKIE, given, httponly=True, samesite="lax", secure=scope["scheme"] == "https")
+            moved.set_cookie(cookie_name(host), given, httponly=True, samesite="lax", secure=scope["scheme"] == "https")
             return moved
         kind, _, carried = headers.get("authorization", "").partition(" ")
         if (kind.lower() == "bearer" and self._fits(carried.strip())) or self._fits(cookie_of(headers)):
@@ -106,7 +105,8 @@ class Guard:
 
     def _is_own(self, host: str) -> bool:
         try:
-            name = urlsplit(f"//{host}").hostname or ""
+            parts = urlsplit(f"//{host}")
+            name, _ = parts.hostname or "", parts.port  # either may be no such thing
             return name in self.names or bool(ip_address(name))
         except ValueError:
             return False
@@ -115,10 +115,15 @@ class Guard:
         return hmac.compare_digest(given.encode(), (self.token or "").encode())
 
 
+def cookie_name(host: str) -> str:
+    """The name of the cookie with the token: cookies are for all ports of a machine, on which several may serve."""
+    return f"pearl_token_{urlsplit(f'//{host}').port or 0}"
+
+
 def cookie_of(headers: Headers) -> str:
     """The token in the cookie of a request; empty if there is none."""
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        found = SimpleCookie(headers.get("cookie", "")).get(cookie_name(headers.get("host", "")))
     except CookieError:
         return ""
     return found.value if found else ""
