@@ -3,7 +3,7 @@ const UNSURE = 0.7; // a best class below this probability is unsure
 const AT_ONCE = 6; // photos that are predicted together
 const at = (id) => document.getElementById(id);
 const plural = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : what.endsWith("s") ? "es" : "s"}`;
-const percent = (share) => `${(share === 1 ? 100 : Math.min(100 * share, 99.9)).toFixed(1)} %`;
+const percent = (share) => `${(share === 1 ? 100 : Math.min(100 * share, 99.9)).toFixed(1)}\u00a0%`;
 const make = (tag, text = "", kind = "") => Object.assign(document.createElement(tag), { textContent: text, className: kind });
 
 let model = { classes: [], tasks: [], limits: {} };
@@ -43,7 +43,7 @@ function taskRow(task) {
   const known = task.repeated_classes.length ? `more photos of ${task.repeated_classes.join(", ")}` : "";
   const date = task.learnt_at ? new Date(task.learnt_at).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" }) : "–";
   const cells = [task.name, date, [task.classes.join(", "), known].filter(Boolean).join("; "), task.images ?? "–"];
-  cells.push(task.mean_rank?.toFixed(1) ?? "–", task.accuracy === null ? "–" : `${task.accuracy.toFixed(1)} %`);
+  cells.push(task.mean_rank?.toFixed(1) ?? "–", task.accuracy === null ? "–" : `${task.accuracy.toFixed(1)}\u00a0%`);
   row.append(...cells.map((text) => make("td", text)));
   return row;
 }
@@ -226,7 +226,9 @@ function drawTray() {
   }));
   at("empty").hidden = classes.size > 0;
   at("start").disabled = !classes.size || !!learning;
-  at("start").textContent = classes.size ? `Teach ${plural([...classes.values()].flat().length, "photo")}` : "Teach";
+  const count = [...classes.values()].flat().length;
+  at("start").textContent = count ? `Teach ${plural(count, "photo")}` : "Teach";
+  at("to-teach").textContent = count ? `Teach (${count})` : "Teach";
 }
 
 async function teach() {
@@ -302,7 +304,7 @@ async function ended(job, taught) {
 
 function outcome(found) {
   if (!found) return ["Its accuracy was not estimated."];
-  const share = (value) => `${value.toFixed(1)} %`;
+  const share = (value) => `${value.toFixed(1)}\u00a0%`;
   const how = found.how === "held out" ? "measured" : "estimated";
   const lines = [];
   if (found.new !== null) lines.push(`Accuracy on these classes: ${share(found.new)} (${how} on ${plural(found.images, "photo")})`);
