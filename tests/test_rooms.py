@@ -42,6 +42,7 @@ ROOMS = {
         Room("lifecycle"),
         Room("export"),
         Room("reports", light=True, but=("plan", "progress", "logs", "doctor"), apart=("export",)),
+        Room("serve"),
         Room("sweeps", light=True, apart=("export",)),
         Room("tables", light=True, apart=("export",)),
         Room("cli", light=True),

@@ -159,10 +159,12 @@ def run(arguments, *, input=None, **how):
     return subprocess.CompletedProcess(["pearl", *arguments], process.returncode, *said)
 
 
-def child(arguments, environment, out=None):
+def child(arguments, environment, out=None, *, module="pearl"):
     """In the place of `launch.child`."""
     env = {**os.environ, **environment, "PEARL_WATCHED": "1"}
-    return Process(arguments, env=env, stdin=subprocess.PIPE, stdout=out, stderr=out, group=True)
+    return Process(
+        arguments, program=("-m", module), env=env, stdin=subprocess.PIPE, stdout=out, stderr=out, group=True
+    )
 
 
 def place():

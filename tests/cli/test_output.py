@@ -58,6 +58,7 @@ def arguments(verb, stage, here):
         "show": ["show", "digits"],
         "cache": ["cache"],
         "doctor": ["doctor"],
+        "serve": ["serve", model, "--port", "0", "--no-browser"],
     }[verb]
 
 

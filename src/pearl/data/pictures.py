@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -32,14 +33,28 @@ def read_image(path: Path, size: int, decoding: Decoding = PLAIN) -> np.ndarray:
         DataError: "PATH: reason", for any unreadable file.
     """
     try:
-        with open_regular(path) as file, Image.open(file, formats=image_formats()) as image:
+        file = open_regular(path)
+    except OSError as error:
+        raise DataError(f"{path}: {reason(error)}") from error
+    with file:
+        return read_opened(file, str(path), size, decoding)
+
+
+def read_opened(file: BinaryIO, name: str, size: int, decoding: Decoding = PLAIN) -> np.ndarray:
+    """An opened image file, or its bytes in memory, as `read_image` returns it: uint8 (size, size, 3).
+
+    Raises:
+        DataError: "NAME: reason", whatever the reason is that it cannot be read.
+    """
+    try:
+        with Image.open(file, formats=image_formats()) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
             return np.asarray(upright_square(image, size, decoding, own=True))
     except UnidentifiedImageError:
-        raise DataError(f"{path}: not an image, or of a kind that Pillow cannot read") from None
+        raise DataError(f"{name}: not an image, or of a kind that Pillow cannot read") from None
     except Exception as error:  # a damaged file can raise nearly any exception
-        raise DataError(f"{path}: {reason(error)}") from error
+        raise DataError(f"{name}: {reason(error)}") from error
 
 
 def read_all(files: Sequence[Path], size: int, decoding: Decoding = PLAIN) -> tuple[list[Path], np.ndarray, list[str]]:

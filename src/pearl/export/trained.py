@@ -39,7 +39,7 @@ class Trained:
     def facts(self) -> dict[str, Any]:
         """Return the metadata of the export, as JSON values."""
         size = self.images.size
-        facts = {
+        facts: dict[str, Any] = {
             "format": FORMAT,
             "pearl": __version__,
             "classes": [name for task in self.tasks for name in task["classes"]],

@@ -20,7 +20,8 @@ from typing import IO, Any
 
 from pearl.errors import ConfigError, counted
 
-COMMAND = (sys.executable, "-P", "-m", "pearl")  # without -P, Python files of the current folder would be imported
+MODULE = (sys.executable, "-P", "-m")  # without -P, Python files of the current folder would be imported
+COMMAND = (*MODULE, "pearl")
 INTERRUPTED = 130  # exit code after a stop signal
 LOST = 75  # exit code of a process that ends because another one has ended
 BUSY = 69  # exit code if another process works on the same directory
@@ -122,15 +123,16 @@ def start(devices: int, arguments: Sequence[str]) -> int:
 
 
 def child(
-    arguments: Sequence[str], environment: Mapping[str, str], out: IO[bytes] | None = None
+    arguments: Sequence[str], environment: Mapping[str, str], out: IO[bytes] | None = None, *, module: str = ""
 ) -> subprocess.Popen[bytes]:
     """Start pearl with these arguments in a child process, which stops as on SIGTERM when its stdin closes or this
     process ends.
 
-    Its output goes to `out`, or to this process's output.
+    Its output goes to `out`, or to this process's output. Another `module` may run instead of the command line; it
+    calls `enter` once it has read its input from stdin.
     """
     return subprocess.Popen(
-        [*COMMAND, *arguments],
+        [*((*MODULE, module) if module else COMMAND), *arguments],
         env={**os.environ, **environment, _WATCHED: "1"},
         stdin=subprocess.PIPE,  # see `enter`
         stdout=out,

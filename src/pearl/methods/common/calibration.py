@@ -12,7 +12,7 @@ images so far, so that each task can measure by how much it moved the fits of th
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -191,7 +191,7 @@ class Judge(nn.Module):
 
     def fits(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """log P (B, classes), and the fit to each prototype (B, prototypes)."""
-        return self.head.judge(raw, self.backgrounds)
+        return self.head.judge(raw, cast("Sequence[Background]", self.backgrounds))
 
 
 class Scores:

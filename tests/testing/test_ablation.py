@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from pearl.lifecycle.conformance import Watch, checks
-from pearl.lifecycle.small import learn, small_resnet
 from pearl.methods import Method, Phase
 from pearl.methods.common.average import Average
 from pearl.nn.growing import Classifier
+from pearl.testing.conformance import Watch, checks
+from pearl.testing.tiny import learn, small_resnet
 
 CHECKS = {check.__name__.removeprefix("shows_"): check for check in checks()}
 Weight = Annotated[float, Field(ge=0)]

@@ -1,0 +1,162 @@
+"""Clients that send one photo after the other to `pearl serve` while it learns, compared with `predict` on a list.
+
+    python benchmarks/serving.py                                  50 clients for 60 seconds, a ResNet-18 at 32 pixels
+    python benchmarks/serving.py --clients 4 --seconds 10         less
+    python benchmarks/serving.py --width 8 --size 8               a tiny network: what HTTP costs
+
+Every answer is compared with those of the model before and after the lesson: it has to be one of the two, whole. The
+program ends with an error if one is not, or if a request fails. Clients share the machine with the server, so that the
+throughput includes their own work.
+"""
+
+import argparse
+import asyncio
+import base64
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import pearl
+
+Answers = list[dict[str, float]]  # of each photo, the score of each class
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--width", type=int, default=64, help="channels of the ResNet-18")
+    parser.add_argument("--size", type=int, default=32, help="pixels")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(measure(Path(folder), given), indent=1))
+
+
+def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """Figures of one run: photos a second, latencies in milliseconds, and how the lesson ended."""
+    path, data = folder / "model", load_digits()
+    rows = {label: np.flatnonzero(data.target == label) for label in range(6)}
+    images = {label: np.rint(data.images[rows[label]] * 15.9).astype(np.uint8) for label in rows}
+    train = {"epochs": 3, "batch_size": 16, "phases": {"probe": {"epochs": 1}}}
+    settings: dict[str, Any] = {"backbone": {"name": "resnet18", "width": given.width}}
+    settings |= {"images": {"size": given.size, "pad": 1, "flip": False}}
+    for classes in ((0, 1), (2, 3)):
+        shown = [(image, f"digit {label}") for label in classes for image in images[label][:20]]
+        pearl.learn(path, shown, quiet=True, train=train, **settings)
+    files = [png(image, given.size) for label in range(6) for image in images[label][30:40]]
+    before, alone = in_python(path, files)
+
+    command = [sys.executable, "-m", "pearl", "serve", str(path), "--no-browser", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            url = server.stdout.readline().split()[-1]  # type: ignore[union-attr]
+            lesson = [(png(image, given.size), label) for label in (4, 5) for image in images[label][:20]]
+            answers, times, job = asyncio.run(load(url, files, lesson, given))
+        finally:
+            server.terminate()
+    after, _ = in_python(path, files)
+    wrong = sum(not (same(answer, before[photo]) or same(answer, after[photo])) for photo, answer in answers)
+    if wrong or job["state"] != "done":
+        raise SystemExit(
+            f"{wrong} of {len(answers)} answers are of neither model; the lesson: {job['state']} {job['error']}"
+        )
+    percentiles = np.percentile(np.array(times) * 1000, [50, 95, 99])
+    grown = sum(len(answer) == len(after[0]) for _, answer in answers)
+    return {
+        "clients": given.clients,
+        "requests": len(answers),
+        "requests answered by the grown model": grown,
+        "photos per second": round(len(answers) / given.seconds, 1),
+        "photos per second, predict on a list": round(alone, 1),
+        "ratio": round(len(answers) / given.seconds / alone, 2),
+        **{f"p{p} (ms)": round(value, 1) for p, value in zip((50, 95, 99), percentiles, strict=True)},
+    }
+
+
+def png(image: np.ndarray, side: int) -> bytes:
+    """An image as the bytes of a file of some size."""
+    file = io.BytesIO()
+    Image.fromarray(image).resize((8 * side, 8 * side)).save(file, "PNG")
+    return file.getvalue()
+
+
+def in_python(path: Path, files: list[bytes]) -> tuple[Answers, float]:
+    """What a model says of each photo, and how many it predicts in a second."""
+    model = pearl.load(path, device="cpu")
+    many = files * 5
+    model.predict([Image.open(io.BytesIO(file)) for file in files[:2]])
+    began = time.perf_counter()
+    found = model.predict([Image.open(io.BytesIO(file)) for file in many], top=99)
+    rate = len(many) / (time.perf_counter() - began)
+    return [dict(zip(each.classes, each.probabilities, strict=True)) for each in found[: len(files)]], rate
+
+
+def same(answer: dict[str, float], expected: dict[str, float]) -> bool:
+    """Return True if an answer is a model's: all its classes and no other, with its probabilities."""
+    return answer.keys() == expected.keys() and all(abs(answer[name] - expected[name]) < 1e-3 for name in expected)
+
+
+async def load(
+    url: str, files: list[bytes], lesson: list[tuple[bytes, int]], given: argparse.Namespace
+) -> tuple[list[tuple[int, dict[str, float]]], list[float], dict[str, Any]]:
+    """Let clients ask for a while, and the server learn meanwhile; answers with their photo, seconds, and the job."""
+    answers: list[tuple[int, dict[str, float]]] = []
+    times: list[float] = []
+    until = time.monotonic() + given.seconds
+    host, port = url.removeprefix("http://").strip("/").split(":")
+
+    async def client(number: int) -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        photo = number
+        while time.monotonic() < until:
+            photo = (photo + 1) % len(files)
+            head = f"POST /v1/predict?top_k=99 HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(files[photo])}\r\n\r\n"
+            began = time.perf_counter()
+            writer.write(head.encode() + files[photo])
+            answer = (await reader.readuntil(b"\r\n\r\n")).decode()
+            length = next(line for line in answer.lower().splitlines() if line.startswith("content-length:"))
+            body = json.loads(await reader.readexactly(int(length.partition(":")[2])))
+            times.append(time.perf_counter() - began)
+            if " 200 " not in answer.splitlines()[0]:
+                raise SystemExit(f"an error: {body}")
+            answers.append((photo, {each["label"]: each["score"] for each in body}))
+        writer.close()
+
+    clients = asyncio.gather(*(client(number) for number in range(given.clients)))
+    await asyncio.sleep(min(3.0, given.seconds / 4))
+    job = await asyncio.to_thread(learn, url, lesson)
+    await clients
+    state: dict[str, Any] = {}
+    while state.get("state") not in ("done", "failed", "cancelled"):
+        await asyncio.sleep(0.5)
+        state = await asyncio.to_thread(get, f"{url}v1/jobs/{job}")
+    return answers, times, state
+
+
+def learn(url: str, lesson: list[tuple[bytes, int]]) -> str:
+    """Start a job; its id."""
+    images = [{"image": base64.b64encode(file).decode(), "label": f"digit {label}"} for file, label in lesson]
+    body = json.dumps({"images": images}).encode()
+    request = Request(f"{url}v1/learn", body, {"Content-Type": "application/json"})
+    with urlopen(request) as answer:
+        return str(json.load(answer)["id"])
+
+
+def get(url: str) -> dict[str, Any]:
+    with urlopen(url) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""The application: the page, predictions, and learning as a job. One process with one loaded model."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from fastapi import FastAPI, HTTPException, Request
+from jinja2 import Environment
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException as AnyHTTPException
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+from pearl.data.decoding import MAX_PIXELS, Decoding
+from pearl.data.given import in_order
+from pearl.data.sources import some
+from pearl.errors import PearlError
+from pearl.lifecycle.model import Model
+from pearl.names import class_name
+from pearl.serve import photos
+from pearl.serve.describe import describe, outcome_facts, ranked
+from pearl.serve.guard import LONGEST_BODY, Guard
+from pearl.serve.jobs import Job, Teacher, Unavailable
+from pearl.serve.metrics import Metrics
+from pearl.serve.predictor import Overloaded, Predictor
+from pearl.version import __version__
+
+LOOK = 0.2  # seconds between two looks at a job whose events are read
+BEAT = 15.0  # seconds after which a stream of events without news gets an empty line, for proxies
+KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+IMAGES = {"image/*": {"schema": {"type": "string", "format": "binary"}}}
+
+
+class Ranked(BaseModel):
+    """A class of a photo, with what is known of the photo beside it."""
+
+    label: str
+    score: float = Field(description="probability among all classes")
+    task: str
+    unknown: bool | None = Field(description="whether the photo shows no known class; null without class statistics")
+    in_distribution: float | None = Field(description="share of photos of known classes that fit no better")
+
+
+class Begun(BaseModel):
+    """A job that has been started."""
+
+    id: str
+    task: str
+    events: str = Field(description="where its events can be read")
+
+
+class Problem(BaseModel):
+    """What is wrong, in one line."""
+
+    error: str
+
+
+class Server:
+    """A model with what predicts, what learns, and what is counted."""
+
+    def __init__(self, path: Path, *, device: str, method: str | None, unknown_rate: float | Literal["auto"]) -> None:
+        self.open = lambda: Model.open(path, device=device, method=method)
+        model = self.open()
+        self.metrics = Metrics()
+        self.predictor = Predictor(model, unknown_rate)
+        self.decoder = photos.Decoder(model.config.images.stored, Decoding.of(model.config.images))
+        self.teacher = Teacher(path, device, method, self.learnt)
+        self.about = describe(model)
+
+    def learnt(self) -> dict[str, Any] | None:
+        """Exchange the model for the one that is stored now; how good that is."""
+        grown = self.open()
+        self.predictor.exchange(grown)
+        self.about = describe(grown)
+        return outcome_facts(grown.outcome)
+
+    def task_name(self, labels: Collection[str]) -> str:
+        """A name after the classes that no task has yet: the same one for the same photos, until they are learnt."""
+        name, taken = some(in_order({*labels}), 3), {task["name"] for task in self.about["tasks"]}
+        names = (name if number == 1 else f"{name} ({number})" for number in range(1, len(taken) + 2))
+        return next(one for one in names if class_name(one) not in taken)
+
+    def close(self) -> None:
+        """End what is at work."""
+        self.teacher.close()
+        self.predictor.close()
+        self.decoder.close()
+
+    def counters(self) -> dict[str, float]:
+        """Numbers that only grow."""
+        ended = {f'pearl_jobs_total{{state="{state}"}}': float(n) for state, n in self.teacher.ended.items()}
+        predictor = self.predictor
+        return {
+            "pearl_images_total": predictor.images,
+            "pearl_batches_total": predictor.batches,
+            "pearl_prediction_seconds_total": predictor.seconds,
+            **ended,
+        }
+
+    def gauges(self) -> dict[str, float]:
+        """Numbers of now."""
+        sizes = {f"pearl_{what}": float(len(self.about[what])) for what in ("classes", "tasks")}
+        return {"pearl_images_waiting": self.predictor.waiting, "pearl_learning": bool(self.teacher.current), **sizes}
+
+
+def create_app(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    method: str | None = None,
+    unknown_rate: float | Literal["auto"] = "auto",
+    token: str | None = None,
+    names: Collection[str] = (),
+) -> FastAPI:
+    """The application for a model, to be run by any ASGI server in one process.
+
+    Args:
+        path: directory of the model.
+        device: auto, cpu or cuda.
+        method: the file of a method of the user's own, see `Model.open`.
+        unknown_rate: as of `Model.predict`.
+        token: what every request must carry; None if none is needed.
+        names: host names by which it may be called, beside localhost and addresses in numbers.
+
+    Raises:
+        PearlError: no such model, or it cannot be read.
+    """
+    server = Server(Path(path), device=device, method=method, unknown_rate=unknown_rate)
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.get_running_loop().run_in_executor(None, server.close)
+
+    app = FastAPI(title="pearl", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
+    app.add_middleware(Guard, names=names, token=token, metrics=server.metrics)
+    app.add_exception_handler(AnyHTTPException, _problem)
+    app.add_exception_handler(PearlError, _problem)
+    _add_pages(app)
+    _add_predictions(app, server)
+    _add_learning(app, server)
+    return app
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    """An error as one line of JSON; of a model that cannot predict any more it is the server's."""
+    if isinstance(error, AnyHTTPException):
+        return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    return JSONResponse({"error": str(error).partition("\n")[0]}, 500)
+
+
+def _add_pages(app: FastAPI) -> None:
+    folder = files("pearl.serve") / "page"
+    page = {name: (folder / name).read_bytes() for name in ("page.html", "page.css", "page.js", "icon.svg")}
+    api = Environment(autoescape=True, trim_blocks=True).from_string((folder / "api.html.jinja").read_text("utf-8"))
+
+    @app.get("/", include_in_schema=False)
+    async def start() -> Response:
+        return Response(page["page.html"], media_type=KINDS["html"])
+
+    @app.get("/static/{name}", include_in_schema=False)
+    async def static(name: str) -> Response:
+        if name not in page:
+            raise HTTPException(404, "no such file")
+        return Response(page[name], media_type=KINDS[name.rpartition(".")[2]])
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return HTMLResponse(api.render(api=app.openapi()))
+
+
+def _add_predictions(app: FastAPI, server: Server) -> None:
+    form = _form({"images": {"type": "array", "items": {"type": "string", "format": "binary"}}}, ["images"])
+
+    @app.post(
+        "/v1/predict",
+        summary="Name what is in photos",
+        response_model=list[Ranked] | list[list[Ranked]],
+        responses=_problems(400, 413, 415, 422, 503),
+        openapi_extra={
+            "requestBody": {"required": True, "content": {**IMAGES, **form, **_json_body(photos.Question)}},
+            "parameters": [
+                {
+                    "name": "top_k",
+                    "in": "query",
+                    "description": "classes of each photo, where the body is no JSON",
+                    "schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": photos.TOP},
+                }
+            ],
+        },
+    )
+    async def predict(request: Request) -> Any:
+        """A photo as the body, or `inputs` as one text, gives a list of classes, best first. A form, or `inputs` as a
+        list, gives such a list for each photo. Requests that arrive together are predicted together.
+        """
+        asked, top, one = await photos.question(request)
+        pixels = await server.decoder.pixels(asked)
+        try:
+            found = await asyncio.wrap_future(server.predictor.predict(pixels, top))
+        except Overloaded:
+            raise HTTPException(503, "too many photos wait already; try again later", {"Retry-After": "5"}) from None
+        lists = [ranked(prediction, top) for prediction in found]
+        return JSONResponse(lists[0] if one else lists)
+
+    @app.get("/v1/model", summary="What the model is and has learnt")
+    async def model() -> dict[str, Any]:
+        """Classes, tasks with date, ranks and accuracy, what may be sent, and the job that is at work."""
+        job = server.teacher.current
+        limits = {"photos": photos.MOST, "bytes": LONGEST_BODY, "pixels": MAX_PIXELS}
+        return {**server.about, "limits": limits, "job": job and job.id}
+
+    @app.get("/healthz", summary="Whether the server runs")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        text = server.metrics.text(server.counters(), server.gauges())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+def _add_learning(app: FastAPI, server: Server) -> None:
+    properties = {
+        "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
+        "labels": {"type": "array", "items": {"type": "string"}, "description": "a class for each of the images"},
+        **{name: {"type": kind} for name, kind in (("task", "string"), ("fast", "boolean"))},
+        "allow_new_style": {"type": "boolean"},
+    }
+
+    @app.post(
+        "/v1/learn",
+        summary="Learn new classes, or more photos of known ones",
+        status_code=202,
+        response_model=Begun,
+        responses=_problems(400, 409, 413, 415, 422, 503),
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {**_form(properties, ["images", "labels"]), **_json_body(photos.Lesson)},
+            }
+        },
+    )
+    async def learn(request: Request) -> Begun:
+        """Starts a job. The model answers as before until the new one is stored, which then takes its place."""
+        shown, labels, options = await photos.lesson(request)
+        pixels = await server.decoder.pixels(shown)
+        task = class_name(options.task or server.task_name(labels))
+        try:
+            job = server.teacher.start(
+                pixels, labels, task=task, fast=options.fast, allow_new_style=options.allow_new_style
+            )
+        except Unavailable:
+            raise HTTPException(409, "the model is learning already; wait for that job, or cancel it") from None
+        return Begun(id=job.id, task=task, events=f"/v1/jobs/{job.id}/events")
+
+    def job_of(job_id: str) -> Job:
+        if job_id not in server.teacher.jobs:
+            raise HTTPException(404, "no such job; it may have been one of a server that has ended")
+        return server.teacher.jobs[job_id]
+
+    @app.get("/v1/jobs/{job_id}", summary="How far a job is", responses=_problems(404))
+    async def job(job_id: str) -> dict[str, Any]:
+        """Its state, its progress, and how good the model is once it is done."""
+        return job_of(job_id).facts()
+
+    @app.get("/v1/jobs/{job_id}/events", summary="How far a job is, as it goes on", responses=_problems(404))
+    async def events(job_id: str) -> Response:
+        """Server-sent events: what `/v1/jobs/ID` answers, whenever it has changed, until the job has ended."""
+        job_of(job_id)
+        return StreamingResponse(_events(server.teacher.jobs, job_id), media_type="text/event-stream")
+
+    @app.delete("/v1/jobs/{job_id}", summary="Cancel a job", status_code=202, responses=_problems(404))
+    async def cancel(job_id: str) -> dict[str, Any]:
+        """The model stays as it is. What was trained is kept: the same photos go on from there."""
+        server.teacher.cancel(job_of(job_id).id)
+        return job_of(job_id).facts()
+
+
+async def _events(jobs: Mapping[str, Job], job_id: str) -> AsyncIterator[str]:
+    seen, told = -1, time.monotonic()
+    while (job := jobs.get(job_id)) is not None:
+        if job.version != seen or time.monotonic() - told > BEAT:
+            yield f"id: {job.version}\ndata: {json.dumps(job.facts())}\n\n" if job.version != seen else ": learning\n\n"
+            seen, told = job.version, time.monotonic()
+        if job.ended:
+            return
+        await asyncio.sleep(LOOK)
+
+
+def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": Problem} for status in (*statuses, 401, 403)}
+
+
+def _form(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    return {"multipart/form-data": {"schema": {"type": "object", "properties": properties, "required": required}}}
+
+
+def _json_body(shape: type[BaseModel]) -> dict[str, Any]:
+    schema = shape.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def inlined(value: Any) -> Any:
+        """A schema that stands alone: references would be looked up in the whole description."""
+        if isinstance(value, dict) and "$ref" in value:
+            return inlined(parts[value["$ref"].rpartition("/")[2]])
+        if isinstance(value, dict):
+            return {key: inlined(each) for key, each in value.items()}
+        return [inlined(each) for each in value] if isinstance(value, list) else value
+
+    return {"application/json": {"schema": inlined(schema)}}

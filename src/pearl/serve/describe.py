@@ -1,0 +1,71 @@
+"""What a model is and has learnt, as JSON for the page and for programs."""
+
+from dataclasses import asdict
+from typing import Any
+
+from pearl.evaluation.metrics import mean_rank
+from pearl.lifecycle.evaluation import percent
+from pearl.lifecycle.model import Model, Prediction
+from pearl.lifecycle.outcome import Outcome
+from pearl.settings.registry import readable
+from pearl.storage.run_directory import RunDirectory
+
+
+def describe(model: Model) -> dict[str, Any]:
+    """A model with its classes and, oldest first, its tasks.
+
+    `accuracy` of a task is the share of its images in percent, estimated when it was learnt (class-IL), and
+    `mean_rank` as `metrics.mean_rank`; both are None if its manifest does not have them.
+
+    Raises:
+        RunError: files are missing or damaged.
+    """
+    directory = RunDirectory(model.path)
+    found = directory.manifests(len(model.tasks))
+    learnt_at = {event["task"]: event.get("time") for event in directory.events if event["event"] == "learnt"}
+    tasks = [
+        {
+            "name": info.name,
+            "classes": [*info.classes],
+            "repeated_classes": [*info.also],
+            "images": manifest.get("images"),
+            "learnt_at": learnt_at.get(index),
+            "mean_rank": mean_rank(manifest.get("layers", [])),
+            "accuracy": _accuracy(manifest.get("estimate")),
+        }
+        for index, (info, (_, manifest)) in enumerate(zip(model.tasks, found, strict=True))
+    ]
+    return {
+        "name": model.path.resolve().name,
+        "method": readable(model.config.method["name"]),
+        "backbone": model.config.backbone["name"],
+        "image_size": model.config.images.size,
+        "device": str(model.device),
+        "finds_unknown": model.can_judge,
+        "classes": [*model.classes],
+        "tasks": tasks,
+        "accuracy": outcome_facts(model.outcome),
+    }
+
+
+def _accuracy(estimate: dict[str, Any] | None) -> float | None:
+    return percent(sum(estimate["class_il"]), sum(estimate["total"])) if estimate else None
+
+
+def outcome_facts(outcome: Outcome | None) -> dict[str, Any] | None:
+    """How good a model is after its newest task, in percent; see `Outcome`."""
+    if outcome is None:
+        return None
+    mistakes = [{"true": true, "predicted": said, "images": count} for true, said, count in outcome.mistakes]
+    return {**asdict(outcome), "mistakes": mistakes}
+
+
+def ranked(prediction: Prediction, top: int) -> list[dict[str, Any]]:
+    """The best `top` classes of an image in the shape of Hugging Face's image classification.
+
+    Each has whether the image is `unknown`, and its `in_distribution` score, beside it; None without class statistics.
+    """
+    unknown = None if prediction.known is None else not prediction.known
+    beside = {"unknown": unknown, "in_distribution": prediction.in_distribution}
+    best = zip(prediction.classes, prediction.probabilities, prediction.tasks, strict=True)
+    return [{"label": name, "score": score, "task": task, **beside} for name, score, task in [*best][:top]]
