@@ -89,11 +89,13 @@ class ByMethod(nn.Module):
 
     def __init__(self, method: Method) -> None:
         super().__init__()
-        self.method, self.judge = method, method.judging()
+        self.method, judge = method, method.judging()
+        if judge is None:
+            raise ValueError("the method gives no in-distribution scores")
+        self.judge = judge
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See the class."""
-        assert self.judge is not None
         return self.judge(x)
 
 

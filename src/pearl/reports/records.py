@@ -1,6 +1,6 @@
-"""What the files of runs and models say, for pages, tables and sweeps. Reads files and nothing else, without torch.
+"""Contents of the files of runs and models, for pages, tables and sweeps. Reads only files, without torch.
 
-A model of `pearl learn` has the files of a run less its results, so its record has no counts.
+A model of `pearl learn` has the files of a run without its results, so its record has no counts.
 """
 
 import itertools
@@ -27,11 +27,11 @@ SCENARIOS: dict[metrics.Scenario, str] = {"class_il": "class-IL", "task_il": "ta
 
 @dataclass(frozen=True)
 class Record:
-    """What the files of one run or model say."""
+    """The contents of the files of one run or model."""
 
     path: Path
     config: dict[str, Any]
-    counts: metrics.Counts | None  # None for a model: it keeps no test images
+    counts: metrics.Counts | None  # None for a model: it stores no test images
     tasks: list[str]  # names; for a run, of those that were evaluated
     classes: list[list[str]]  # of each task
     parameters: list[int]  # of the whole model, after each stage
@@ -40,33 +40,33 @@ class Record:
     learnt: list[StoredTask]
     epochs: list[dict[str, Any]]  # events of this kind, in order
     environment: dict[str, Any]
-    complete: bool  # a model always is, as it has no end
-    pending: bool  # a model has begun to learn one more task
+    complete: bool  # always True for a model, since it has no end
+    pending: bool  # a model has an interrupted task
 
     @property
     def name(self) -> str:
-        """The directory's name."""
+        """Return the directory's name."""
         return self.path.name
 
     @property
     def title(self) -> str:
-        """The name, and for a model that it is one."""
+        """Return the name, and for a model that it is one."""
         return self.name if self.counts else f"{self.name} ({self.state})"
 
     @property
     def label(self) -> str:
-        """What tells it apart from runs of other kinds."""
+        """Return a label that distinguishes it from runs of other kinds."""
         return f"{self.config['recipe'] if self.counts else self.name} {readable(self.config['method']['name'])}"
 
     @property
     def planned(self) -> int:
-        """How many tasks the stream has."""
+        """Return the number of tasks of the stream."""
         tasks = self.config["stream"]["tasks"]
         return tasks if isinstance(tasks, int) else len(tasks)
 
     @property
     def state(self) -> str:
-        """Done, or how far it came; a model is never done."""
+        """Return "done" or the progress; a model is never done."""
         if self.counts is None:
             return f"model, {counted(len(self.tasks), 'task')}"
         done = f"{len(self.tasks)} of {self.planned} tasks"
@@ -74,15 +74,15 @@ class Record:
 
     @property
     def kind(self) -> str:
-        """What runs that differ by their seed alone have in common; a model has that with no other."""
-        if self.counts is None:  # its configuration does not say what it has learnt
+        """Return a key that runs differing only by seed share; a model's is unique."""
+        if self.counts is None:  # its configuration does not determine its tasks
             return str(self.path)
         same = {key: value for key, value in self.config.items() if key not in {"seed", "about", "expected"}}
         return json.dumps(same, sort_keys=True, default=str)
 
     @cached_property
     def summary(self) -> dict[str, float]:
-        """Every metric by name, as `runs.Run.summary`, and the mean rank if there is one."""
+        """Return every metric by name, as `runs.Run.summary`, and the mean rank if there is one."""
         if self.counts is not None:
             values = metrics.summary(self.counts, self.parameters, self.isolation)
         else:
@@ -94,25 +94,25 @@ class Record:
 
     @property
     def layers(self) -> list[dict[str, dict[str, float]]]:
-        """Threshold, rank, ... by layer, of each task."""
+        """Return threshold, rank, ... by layer, of each task."""
         return [task.layers for task in self.learnt]
 
     @property
     def added(self) -> list[int]:
-        """Parameters that each task added to the model."""
+        """Return the parameters that each task added to the model."""
         return np.diff([self.start, *self.parameters]).tolist()
 
     @property
     def shares(self) -> list[float]:
-        """What each task added, in percent of what all tasks added."""
+        """Return each task's share of all added parameters, in percent."""
         return percent(self.added)
 
 
 def read_all(runs: Sequence[str | Path]) -> list[Record]:
-    """Read several runs, of which no two may be the same: a seed that counts twice makes the spread too small.
+    """Read several runs, without repetition: a repeated seed would make the standard deviation too small.
 
     Raises:
-        RunError: with a line for each run that cannot be read.
+        RunError: lists every unreadable run.
         ReportError: the same run twice, or no run at all.
     """
     if not runs:
@@ -128,13 +128,13 @@ def read_all(runs: Sequence[str | Path]) -> list[Record]:
     for first, second in itertools.combinations(records, 2):
         if (first.kind, first.config["seed"]) == (second.kind, second.config["seed"]):
             raise ReportError(f"{second.path}: the same configuration and seed as {first.path}; give one of them")
-        if first.name == second.name:  # figures, tables and folders go by it
+        if first.name == second.name:  # names of figures, tables and folders
             raise ReportError(f"{second.path}: has the same name as {first.path}; rename one of the directories")
     return records
 
 
 def read(run: str | Path) -> Record:
-    """What the files of a run or model say; a run is a path, or a name under the folder of runs.
+    """Read the files of a run or model; a run is a path, or a name in the folder of runs.
 
     Raises:
         RunError: neither a run nor a model, no task is finished, or a file is damaged.
@@ -155,7 +155,7 @@ def read(run: str | Path) -> Record:
 
 
 def _results(directory: RunDirectory) -> dict[str, Any]:
-    """What a run's results say about the tasks that were evaluated, with the manifests of those."""
+    """Return the results of a run's evaluated tasks, with the tasks' manifests."""
     results = directory.results
     stages, tasks = results["stages"], results["tasks"]
     if not stages:
@@ -179,7 +179,7 @@ def _results(directory: RunDirectory) -> dict[str, Any]:
 
 
 def _model(directory: RunDirectory) -> dict[str, Any]:
-    """What a model's manifests say in the place of results."""
+    """Return the contents of a model's manifests instead of results."""
     directory.check_no_gap()
     learnt = directory.tasks
     if not learnt:
@@ -199,7 +199,7 @@ def _model(directory: RunDirectory) -> dict[str, Any]:
 
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names, as the command line writes them."""
+    """Return nested settings by dotted names, as on the command line."""
     found: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, dict) and value:
@@ -210,11 +210,11 @@ def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def metric_title(key: str) -> str:
-    """A metric's name for people."""
+    """Return a metric's name for users."""
     names = HEADLINES | {"mean_rank": "mean rank, weighted by (in + out)"}
     return names.get(key, key.replace("class_il.", "class-IL ").replace("task_il.", "task-IL ").replace("_", " "))
 
 
 def percent(values: Sequence[int]) -> list[float]:
-    """Each value's share of their sum."""
+    """Return each value's share of their sum, in percent."""
     return [100 * value / max(sum(values), 1) for value in values]

@@ -1,4 +1,4 @@
-"""The events of a run or model, one JSON object a line: appended while it learns, read by pages, logs and sweeps."""
+"""The events of a run or model, one JSON object per line: appended during training, read by pages, logs and sweeps."""
 
 import json
 import os
@@ -32,13 +32,13 @@ def append(file: Path, event: Mapping[str, Any]) -> None:
 
 
 def read(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield all events of a file, none if it is not there."""
+    """Yield all events of a file; none if it does not exist."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     return _events(text.splitlines())
 
 
 def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of whole lines; a run that was killed may have left one that is not."""
+    """Yield the events of complete lines; a killed run may have left an incomplete one."""
     for line in lines:
         with suppress(ValueError, KeyError, TypeError, RecursionError):
             event = json.loads(line)
@@ -47,14 +47,14 @@ def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 class Tail:
-    """What is added to a file of events from now on."""
+    """Reads the events added to a file from now on."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.offset = file.stat().st_size if file.is_file() else 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the events since the last call. A line that is not whole is left for the next one."""
+        """Return the events since the last call. An incomplete line is left for the next one."""
         with suppress(OSError), self.file.open("rb") as file:
             file.seek(self.offset)
             whole, newline, _ = file.read().rpartition(b"\n")
@@ -64,7 +64,7 @@ class Tail:
 
 
 class Epochs:
-    """The epochs among events, in order; of what was trained twice, since it was cut off, only the second time."""
+    """The epochs among events, in order; of epochs that were repeated after an interruption, only the last ones."""
 
     def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
         self.found: dict[tuple[int, int, int], dict[str, Any]] = {}  # by task, position of the phase in it, and number
@@ -73,12 +73,12 @@ class Epochs:
             self.add(event)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         if event["event"] == "task":
             self._position = 0
         elif event["event"] == "phase":
             self._position += 1
-            if not event.get("done"):  # from its first step; phases before it may have been gone on with
+            if not event.get("done"):  # from its first step; phases before it may have been resumed
                 task, position = event["task"], self._position
                 self.found = {at: epoch for at, epoch in self.found.items() if at[0] != task or at[1] < position}
         elif event["event"] == "epoch":

@@ -1,4 +1,4 @@
-"""Files of a run that are not tensors: written whole or not at all, read with a line for what is wrong. No torch."""
+"""Files of a run that are not tensors: written atomically, read with one-line errors. No torch."""
 
 import errno
 import json
@@ -12,16 +12,15 @@ from pearl.errors import RunError, reason, remedy
 from pearl.storage.inside import replace_file
 from pearl.storage.shapes import Record, problem
 
-FORMAT = 1  # of a run directory; a higher number than this cannot be read
+FORMAT = 1  # of a run directory; higher numbers cannot be read
 
 
 def write_file(
     path: Path, data: bytes, *, within: Path | None = None, mend: str = "set PEARL_RUNS to another folder"
 ) -> None:
-    """Write a whole file or none of it (see `inside.replace_file`).
+    """Write a file atomically (see `inside.replace_file`).
 
-    `within` is the folder below which it has to lie, whatever links there are. `mend` is what a user can do if that
-    folder cannot be written to.
+    The file must be below `within`, also after following links. `mend` is the fix if that folder is not writable.
 
     Raises:
         RunError: no space or no permission, or the file would lie outside of `within`.
@@ -35,10 +34,10 @@ def write_file(
 
 
 def check_writable(folder: Path, *, mend: str = "choose another path (PEARL_RUNS, for runs)") -> None:
-    """See that files can be written into a folder, which need not be there yet; nothing is left of the attempt.
+    """Check that files can be written into a folder, which need not exist yet; nothing is left behind.
 
     Raises:
-        RunError: no space, no permission, or something that is no folder in its place.
+        RunError: no space, no permission, or the path is not a folder.
     """
     there = folder
     try:
@@ -51,10 +50,10 @@ def check_writable(folder: Path, *, mend: str = "choose another path (PEARL_RUNS
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """A file, opened to be read. A FIFO would wait for a writer, and a device never end.
+    """Open a regular file for reading. A FIFO would block, and a device never end.
 
     Raises:
-        OSError: it cannot be opened, or is something else.
+        OSError: it cannot be opened, or is not a regular file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -69,7 +68,7 @@ def open_regular(path: str | Path) -> BinaryIO:
 
 
 def read_regular(path: str | Path) -> bytes:
-    """All of a file.
+    """Return the contents of a regular file.
 
     Raises:
         OSError: see `open_regular`.
@@ -79,20 +78,20 @@ def read_regular(path: str | Path) -> bytes:
 
 
 def write_json(path: Path, value: Any, *, within: Path | None = None) -> None:
-    """Write JSON whole or not at all; see `write_file`."""
+    """Write JSON atomically; see `write_file`."""
     write_file(path, (json.dumps(value, indent=1) + "\n").encode(), within=within)
 
 
 def read_json(path: Path, shape: type[Record] = Record) -> dict[str, Any]:
-    """Read a JSON file of a run, as it is written, once it is known to have the entries of its `shape`.
+    """Read a JSON file of a run and check it against its schema `shape`.
 
     Raises:
-        RunError: missing, damaged, of another shape, or of a newer format.
+        RunError: missing, damaged, of another schema, or of a newer format.
     """
     try:
         value = json.loads(read_regular(path))
     except FileNotFoundError:
-        raise RunError(f"{path}: missing; restore it from a copy, or move the directory away and begin anew") from None
+        raise RunError(f"{path}: missing; restore it from a copy, or move the directory away and start again") from None
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RunError(f"{path}: damaged ({reason}); restore it from a copy, or move it away and run again") from None
@@ -106,10 +105,10 @@ def read_json(path: Path, shape: type[Record] = Record) -> dict[str, Any]:
 
 
 def check_format(path: Path, number: int) -> None:
-    """Refuse what a newer version of pearl has written.
+    """Refuse files of a newer version of pearl.
 
     Raises:
-        RunError: naming both versions of the format.
+        RunError: names both versions of the format.
     """
     if number > FORMAT:
         raise RunError(f"{path}: format {number}, this pearl reads up to {FORMAT}; install a newer pearl to read it")

@@ -1,6 +1,6 @@
-"""The directory of a run or model: which files it has, what they hold, and how far it is. No torch.
+"""The directory of a run or model: its files, their contents, and its progress. No torch.
 
-This is the one place that names them. A model of `pearl learn` has the files of a run, less its data and results.
+Only this file names them. A model of `pearl learn` has the files of a run, less its data and results.
 """
 
 import itertools
@@ -33,18 +33,18 @@ from pearl.yaml_io import parse_yaml
 
 
 class State(StrEnum):
-    """How far a directory is."""
+    """The progress of a directory."""
 
-    MISSING = "missing"  # no task is finished, and none is half learnt
-    LEARNING = "learning"  # a process is at work in it
-    HALF_LEARNT = "half learnt"  # a task was cut off
-    UNFINISHED = "unfinished"  # a run has tasks left
-    FINISHED = "finished"  # a model without a half-learnt task always is, as it has no end
+    MISSING = "missing"  # no task is finished or interrupted
+    LEARNING = "learning"  # a process works on it
+    HALF_LEARNT = "interrupted"  # a task was interrupted
+    UNFINISHED = "unfinished"  # a run has unfinished tasks
+    FINISHED = "finished"  # also a model without an interrupted task, since it has no end
     DAMAGED = "damaged"
 
 
 class Below:
-    """A file or folder of a directory, by its name."""
+    """A file or folder of a directory, by name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,35 +54,35 @@ class Below:
 
 
 class RunDirectory:
-    """A run or model on disk. Every attribute is read when it is used, as other processes may write meanwhile."""
+    """A run or model on disk. Attributes are read on every access, since other processes may write meanwhile."""
 
     config_file = Below("config.yaml")  # resolved settings
     environment_file = Below("environment.json")  # versions, device, threads, commit
     data_file = Below("data.json")  # source, split and digests of a run's data
     classes_file = Below("classes.json")  # names in order of arrival, per task, as in the manifests; append-only
-    results_file = Below("results.json")  # counts per stage, task and class; every metric is derived from them
+    results_file = Below("results.json")  # counts per stage, task and class, from which every metric is computed
     events_file = Below("events.jsonl")  # one line per phase and epoch
-    code_file = Below("method.py")  # a copy of the file that the method was taken from, for who names it
-    inference_file = Below("inference.json")  # how long a prediction takes, where a table measured it
+    code_file = Below("method.py")  # a copy of the method's file, for the user
+    inference_file = Below("inference.json")  # inference time, if a table measured it
     reference = Below("reference")  # the method's state before the first task
-    reference_manifest = Below(f"reference/{MANIFEST}")  # the last file of what a directory starts with
-    tasks_folder = Below("tasks")  # 000-NAME/: what task 0 added or changed, with thresholds, ranks, seconds
-    resume_folder = Below("resume")  # checkpoints of the task that is being learnt
-    pending_file = Below("resume/task.json")  # what the task that a model is learning is made of
+    reference_manifest = Below(f"reference/{MANIFEST}")  # the last file of a directory's start
+    tasks_folder = Below("tasks")  # 000-NAME/: tensors added or changed by task 0, with thresholds, ranks, seconds
+    resume_folder = Below("resume")  # checkpoints of the current task
+    pending_file = Below("resume/task.json")  # a description of a model's current task
     logs_folder = Below("logs")  # curves, see `--log`
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
     def write(self, file: Path, value: Mapping[str, Any]) -> None:
-        """Write one of its JSON files, whole or not at all and not through links; see `files.write_json`."""
+        """Write one of its JSON files atomically and not through links; see `files.write_json`."""
         write_json(file, {"format": FORMAT, **value}, within=self.path)
 
     # ----------------------------------------------------------------------------------------------- what files hold
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings as they are written: to check them imports every part that they name, and torch.
+        """Return the settings as stored: checking them would import every part that they name, and torch.
 
         Raises:
             RunError: neither a run nor a model, or its configuration cannot be read.
@@ -109,7 +109,7 @@ class RunDirectory:
 
     @property
     def results(self) -> dict[str, Any]:
-        """Counts of every finished stage of a run; none yet if the file is not there.
+        """Return the counts of every finished stage of a run; empty if the file does not exist.
 
         Raises:
             RunError: the file is damaged.
@@ -119,7 +119,7 @@ class RunDirectory:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """What it was made with; nothing if the file is not there.
+        """Return versions, device and other facts of its creation; empty if the file does not exist.
 
         Raises:
             RunError: the file is damaged.
@@ -128,7 +128,7 @@ class RunDirectory:
 
     @property
     def data(self) -> dict[str, Any]:
-        """Digests of a run's data.
+        """Return the digests of a run's data.
 
         Raises:
             RunError: the file is missing or damaged.
@@ -137,7 +137,7 @@ class RunDirectory:
 
     @property
     def start(self) -> dict[str, Any]:
-        """The manifest of the state before the first task.
+        """Return the manifest of the state before the first task.
 
         Raises:
             RunError: the file is missing or damaged.
@@ -146,21 +146,21 @@ class RunDirectory:
 
     @property
     def events(self) -> Iterator[dict[str, Any]]:
-        """What happened, in order."""
+        """Return all events, in order."""
         return events.read(self.events_file)
 
     # --------------------------------------------------------------------------------------------------------- tasks
 
     @property
     def tasks(self) -> list[StoredTask]:
-        """The finished tasks; see `first_tasks`."""
+        """Return the finished tasks; see `first_tasks`."""
         return self.first_tasks()
 
     def first_tasks(self, count: int | None = None) -> list[StoredTask]:
         """Return the first `count` finished tasks (all if not given); manifests of later ones are not read.
 
         Raises:
-            RunError: a manifest is damaged, of another task, or says other classes than classes.json or its tensors.
+            RunError: a manifest is damaged, belongs to another task, or disagrees with classes.json or its tensors.
         """
         found: list[StoredTask] = []
         first = 0
@@ -187,7 +187,7 @@ class RunDirectory:
 
     @property
     def folders(self) -> dict[int, list[Path]]:
-        """All folders of tasks by number, finished or not."""
+        """Return all folders of tasks by number, finished or not."""
         numbered: dict[int, list[Path]] = {}
         for path in sorted(self.tasks_folder.glob("[0-9][0-9][0-9]*")):
             number, _, _ = path.name.partition("-")
@@ -197,7 +197,7 @@ class RunDirectory:
 
     @property
     def finished(self) -> list[Path]:
-        """Folders of the finished tasks, in order; a gap ends the list."""
+        """Return the folders of the finished tasks, in order; a gap ends the list."""
         numbered = {
             number: path
             for number, paths in self.folders.items()
@@ -207,14 +207,14 @@ class RunDirectory:
         return [numbered[index] for index in itertools.takewhile(numbered.__contains__, itertools.count())]
 
     def folder_of(self, index: int, name: str) -> Path:
-        """Return where the folder of a task lies or will lie."""
+        """Return the current or future path of a task's folder."""
         return self.tasks_folder / folder_name(index, name)
 
     def manifests(self, count: int | None = None, shape: type[Record] = Task) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield folder and manifest of the first `count` finished tasks (all if not given).
 
         Raises:
-            RunError: a manifest cannot be read, or is of another task than its folder's number says.
+            RunError: a manifest is unreadable, or belongs to another task than its folder's number.
         """
         for index, folder in enumerate(self.finished[:count]):
             manifest = read_manifest(folder, shape)
@@ -227,9 +227,9 @@ class RunDirectory:
 
     @property
     def listed(self) -> list[tuple[str, list[str]]]:
-        """Name and classes of each task by classes.json, the second copy of what manifests say.
+        """Return name and classes of each task by classes.json, which duplicates the manifests.
 
-        It is written after a task's manifest, so it may lack the last task and never has more than there are.
+        It is written after a task's manifest, so it may lack the last task and never has more.
 
         Raises:
             RunError: it is damaged.
@@ -245,10 +245,10 @@ class RunDirectory:
         self.write(self.classes_file, {"tasks": tasks})
 
     def check_no_gap(self) -> None:
-        """Refuse a directory that has lost a task, whose place another one would take, or has two in one place.
+        """Refuse a directory that has lost a task, or has two tasks with the same number.
 
         Raises:
-            RunError: naming the manifest that is missing, or the folders.
+            RunError: names the missing manifest, or the folders.
         """
         done, folders = len(self.finished), self.folders
         whole = {number: [path for path in paths if (path / MANIFEST).exists()] for number, paths in folders.items()}
@@ -269,8 +269,8 @@ class RunDirectory:
 
     @property
     def state(self) -> State:
-        """How far it is. Whether a process is at work is found by asking for the lock for an instant."""
-        with suppress(OSError):  # a directory that nobody can lock
+        """Return its progress. A short attempt to take the lock shows whether a process works on it."""
+        with suppress(OSError):  # a directory that cannot be locked
             if is_held(self.path):
                 return State.LEARNING
         try:
@@ -286,7 +286,7 @@ class RunDirectory:
 
     @property
     def is_done(self) -> bool:
-        """Whether every task of a run has been learnt and evaluated.
+        """Return True if every task of a run has been learnt and evaluated.
 
         Raises:
             RunError: its results are damaged.
@@ -296,20 +296,19 @@ class RunDirectory:
 
     @property
     def half_learnt(self) -> dict[str, Any]:
-        """What is noted of the task that a model is learning; nothing if none is.
+        """Return the record of a model's current task; empty if there is none.
 
-        The manifests are what counts: a task that has one is learnt, also if its process died before it removed the
-        note.
+        A task with a manifest is learnt, even if its process died before it removed the record.
 
         Raises:
-            RunError: the note is damaged.
+            RunError: the record is damaged.
         """
         note = read_json(self.pending_file, Pending) if self.pending_file.is_file() else {}
         return {} if note.get("index") in range(len(self.finished)) else note
 
     @property
     def is_half_learnt(self) -> bool:
-        """Whether a model is learning a task, also if the note of it is damaged: who goes on with it is told."""
+        """Return True if a model has an interrupted task, also with a damaged record, which is reported on resuming."""
         try:
             return bool(self.half_learnt)
         except RunError:
@@ -317,12 +316,12 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """What is stored of the task that is being learnt; nothing if none is."""
+        """Return the checkpoints of the current task; empty if there are none."""
         return sorted(manifest.parent for manifest in self.resume_folder.glob(f"*/{MANIFEST}"))
 
     @property
     def seconds(self) -> float:
-        """What learning and evaluating a run took, phases that another run has trained among it.
+        """Return the seconds of training and evaluation, including reused phases.
 
         Raises:
             RunError: its files are damaged.
@@ -332,7 +331,7 @@ class RunDirectory:
 
     @property
     def reused_seconds(self) -> float:
-        """What of that it took other runs, from which this one has finished phases.
+        """Return the seconds of reused phases, spent by other runs.
 
         Raises:
             RunError: its files are damaged.

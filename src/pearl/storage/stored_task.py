@@ -1,4 +1,4 @@
-"""A task on disk: a folder of tensors with a manifest that says what they are. No torch."""
+"""A task on disk: a folder of tensors with their manifest. No torch."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ from typing import Any
 from pearl.storage.files import read_json
 from pearl.storage.shapes import Record, Task
 
-MANIFEST = "manifest.json"  # of a folder of tensors, which counts once it is there
+MANIFEST = "manifest.json"  # of a folder of tensors, which is complete once it exists
 
 
 @dataclass(frozen=True)
 class StoredTask:
-    """A finished task: its new classes, known ones that it has shown again, and what its manifest says."""
+    """A finished task: its new classes, repeated known ones, and its manifest."""
 
     name: str
     classes: tuple[str, ...]
@@ -25,53 +25,53 @@ class StoredTask:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of its classes, in the order of their logit indices."""
+        """Return all of its classes, by logit index."""
         return (*self.also, *self.classes)
 
     @property
     def file(self) -> Path:
-        """The manifest's file."""
+        """Return the path of the manifest."""
         return self.folder / MANIFEST
 
     @property
     def images(self) -> int | None:
-        """How many images it was learnt from; None if not recorded."""
+        """Return the number of its images; None if not recorded."""
         return self.manifest.get("images")
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole model, after this task."""
+        """Return the parameters of the whole model after this task."""
         return int(self.manifest["parameters"])
 
     @property
     def isolation(self) -> int | None:
-        """Parameters of one network per task, after this task; None if not recorded."""
+        """Return the parameters of one network per task after this task; None if not recorded."""
         return self.manifest.get("isolation_parameters")
 
     @property
     def bytes(self) -> int:
-        """Bytes of its tensors on disk."""
+        """Return the bytes of its tensors on disk."""
         return stored_bytes(self.folder, self.manifest)
 
     @property
     def layers(self) -> dict[str, dict[str, float]]:
-        """Threshold, rank, full rank, rows and columns by layer; empty if no ranks are chosen."""
+        """Return threshold, rank, full rank, rows and columns by layer; empty if no ranks are chosen."""
         keys = ("threshold", "rank", "full_rank", "rows_and_columns")
         return {layer["layer"]: {key: layer[key] for key in keys} for layer in self.manifest.get("layers", [])}
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of each phase."""
+        """Return the seconds of each phase."""
         return dict(self.manifest["seconds"])
 
     @property
     def reused(self) -> list[str]:
-        """Phases that another run has trained, in so many seconds."""
+        """Return the phases that another run has trained, with their seconds."""
         return list(self.manifest.get("reused", []))
 
     @property
     def train(self) -> dict[str, Any]:
-        """Settings, which for a model may change from task to task; empty in a run."""
+        """Return the training settings, which may differ between a model's tasks; empty in a run."""
         return dict(self.manifest.get("train", {}))
 
 
@@ -91,11 +91,11 @@ def folder_name(index: int, name: str) -> str:
 
 
 def stored_bytes(folder: Path, manifest: Mapping[str, Any]) -> int:
-    """Return the bytes of a task's tensors on disk; as its manifest says where none of them are kept."""
+    """Return the bytes of a task's tensors on disk; from its manifest if none are stored."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or int(manifest["bytes"])
 
 
 def task_rows(task: int, shapes: Mapping[str, Sequence[int]]) -> set[int]:
-    """Return how many classes a task has, by the shapes of what it added: its head, or statistics of its classes."""
+    """Return the number of classes of a task by the shapes of its tensors: its head, or class statistics."""
     names = (f"heads.blocks.{task}.weight", f"statistics.tensors.{task}/count")
     return {shapes[name][0] for name in names if name in shapes}

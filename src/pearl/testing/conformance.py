@@ -173,7 +173,7 @@ class Cut(Replay):
 
 
 def shows_resume_inside_a_task_bit_exact(make: Make) -> None:
-    """A task that is cut off, and cut off again where it goes on, ends as if it never was."""
+    """A task that is interrupted, and interrupted again after resuming, ends like an uninterrupted one."""
     whole, before = after(make, 2), after(make, 1)
     engine = Engine(config(), device="cpu")
     with tempfile.TemporaryDirectory() as folder:
@@ -285,7 +285,7 @@ def shows_frozen_experts_never_move(make: Make) -> None:
 
 
 def shows_task_il_at_least_class_il(make: Make) -> None:
-    """Who knows the task is right at least as often."""
+    """Accuracy with the given task is at least as high."""
     method = after(make, 2)
     targets = [torch.arange(6) % CLASSES + t * CLASSES for t in range(2)]
     stage = count([logits(method)] * 2, targets, [np.arange(CLASSES) + t * CLASSES for t in range(2)])

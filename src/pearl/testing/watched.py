@@ -62,7 +62,7 @@ class Watch(Engine):
     def __init__(self) -> None:
         super().__init__(config(), device="cpu")
         self.wrong: list[str] = []
-        self.idle: list[str] = []  # parameters and averages that should have moved, and gradients that nobody uses
+        self.idle: list[str] = []  # parameters and averages that should have moved, and unused gradients
         self.starts: dict[str, torch.Tensor] = {}  # every parameter as the first phase after it was made found it
         self._trains: set[int] = set()
         self._backward: Any = self.fabric.backward
@@ -133,7 +133,7 @@ class Watch(Engine):
             yield
             return
         if not digest(phase, task, {}):
-            self.wrong.append(f"nobody can say what phase {phase.name} depends on, though it has `reads`")
+            self.wrong.append(f"the dependencies of phase {phase.name} are unknown, though it has `reads`")
         whole = together(phase.reads)
         own = {id(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
         rest = [tensor for tensor in (*method.parameters(), *method.buffers()) if id(tensor) not in own]
@@ -157,7 +157,7 @@ class Watch(Engine):
 
 @dataclass(frozen=True)
 class Course:
-    """What a method is after each of three tasks, and what was seen meanwhile: several checks look at it."""
+    """The state of a method after each of three tasks, with observations that several checks share."""
 
     methods: tuple[Method, ...]
     tasks: tuple[Task, ...]

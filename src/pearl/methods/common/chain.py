@@ -1,12 +1,12 @@
-"""Which task is it? Classes as statistics in the spaces of frozen sub-networks, compared task after task.
+"""Task inference by class statistics in the feature spaces of frozen sub-networks, compared task after task.
 
-Logits of heads that were trained apart say nothing about each other. But when a task is learnt, its images may still be
-passed through every sub-network frozen so far: in each of these spaces a class leaves its mean, and all classes
-together one covariance. So two classes can be compared in every space that was there when the later one came.
+Logits of separately trained heads are not comparable. But during a task, its images can be passed through every
+sub-network frozen so far: in each of these feature spaces a class has a mean, and all classes share a covariance. Two
+classes can thus be compared in every space that existed when the later one arrived.
 
-An own method; nothing of it is in the PEARL paper. A single space with linear discriminants of pooled covariance is
+This is our own method, not part of the PEARL paper. A single space with linear discriminants of pooled covariance is
 known (first-session adaptation, Panos et al., ICCV 2023; RanPAC, McDonnell et al., NeurIPS 2023); here there are
-several, and a chain of decisions over the tasks joins them.
+several, joined by a chain of decisions over the tasks.
 """
 
 import math
@@ -50,19 +50,20 @@ from pearl.methods.common.spaces import (
 )
 from pearl.nn.growing import TaskTensors
 
-UNCALIBRATED = 0.2  # the temperature before there are two tasks to measure it with
+UNCALIBRATED = 0.2  # temperature before two tasks allow its measurement
 # Pairs of an image and a prototype: so many are scored, at most, when a task is learnt; and at each of 40 temperatures.
 PAIRS, TEMPERED = 2**22, 2**19
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), TRIED, dtype=torch.float64)
 
 
 class ChainStatistics(nn.Module):
-    """What the chain knows: spaces, prototypes - a class as one task showed it -, temperature. All in buffers.
+    """Class statistics: feature spaces, prototypes (a class in one task) and a temperature, all in buffers.
 
-    A space belongs to the task at whose end it was made, and is known to its prototypes and those of later tasks.
+    A space belongs to the task at whose end it was created, and has the prototypes of that task and later ones.
     """
 
-    running = ("/scatter", "/moment", "/sum", "/images", "/freedom")  # ends of the names of what a task replaces
+    # suffixes of the names of tensors that a task replaces
+    running = ("/scatter", "/moment", "/sum", "/images", "/freedom")
 
     def __init__(self, options: Chain) -> None:
         super().__init__()
@@ -142,10 +143,10 @@ class ChainStatistics(nn.Module):
 
     @torch.no_grad()
     def check(self, raw: Sequence[Tensor]) -> None:
-        """See that it can go on with these sub-networks, by the raw features (B, p_raw) of an image in every space.
+        """Check that these sub-networks fit the statistics, by the raw features (B, p_raw) of an image in every space.
 
         Raises:
-            RunError: statistics of other features, or a covariance that is none.
+            RunError: statistics of other features, or an invalid covariance.
         """
         for v, (space, rows) in enumerate(zip(self.spaces(), raw, strict=True)):
             space(rows)
@@ -187,7 +188,7 @@ class ChainStatistics(nn.Module):
         self._calibrate(metrics, features, classes, own)
 
     def _updates(self, v: int, t: int) -> bool:
-        """Whether task t's images enter the covariance of space v."""
+        """Return True if task t's images are included in the covariance of space v."""
         return self.options.covariance == "updated" or t < 2 or t == self.births[v]
 
     def _calibrate(self, metrics: Sequence[LeftOut], features: Sequence[Tensor], classes: Tensor, own: Tensor) -> None:
@@ -264,7 +265,7 @@ class ChainStatistics(nn.Module):
         best = UNCALIBRATED
         if t:
             earlier = [f"task.{u}.losses" for u in range(t) if f"task.{u}.losses" in self.tensors]
-            vague = (GRID / UNCALIBRATED).log().square() / 2  # decides where no image does: none was ever confused
+            vague = (GRID / UNCALIBRATED).log().square() / 2  # decides if no image was ever confused
             pooled = sum((self.tensors[name].cpu() for name in earlier), losses + vague)
             best = float(GRID[pooled.argmin()])
             self.tensors.add("temperature", torch.tensor(best, dtype=torch.float64, device=labels.device))
@@ -274,9 +275,9 @@ class ChainStatistics(nn.Module):
         self.left_out = Answers.of(logp, labels, among.expand_as(logp))
 
     def usual(self) -> tuple[Tensor, Tensor]:
-        """Where the fits of each prototype's images lie, and how far around, by now: (prototypes,) each, on the CPU.
+        """Return the mean and spread of the fits of each prototype's images: (prototypes,) each, on the CPU.
 
-        A task of which nothing was measured gets the mean of all others.
+        A task without measurements gets the mean of all others.
         """
         levels, locations, spreads = (
             [measured(self.tensors[f"task.{t}.{name}"].cpu()) for t in range(len(self))]
@@ -301,7 +302,7 @@ class ChainStatistics(nn.Module):
     # ---------------------------------------------------------------------------------------------------------- scoring
 
     def spaces(self) -> list[Space]:
-        """From raw features to features, in every space.
+        """Return the maps from raw features to features, in every space.
 
         Raises:
             RunError: this torch draws other random numbers than the one that made a projection.
@@ -314,7 +315,7 @@ class ChainStatistics(nn.Module):
                 made = projection(v, len(tensors["mean"]), len(tensors["projected_mean"]))
                 if not torch.equal(digest_of(made), self.tensors[f"space.{v}.projection"].cpu()):
                     raise RunError(
-                        f"the random projection of space {v + 1} cannot be made again: torch {torch.__version__} draws "
+                        f"the random projection of space {v + 1} cannot be reproduced: torch {torch.__version__} draws "
                         f"other numbers; use the version that environment.json names"
                     )
                 made = made.to(tensors["mean"].device)
@@ -323,7 +324,7 @@ class ChainStatistics(nn.Module):
 
     @torch.no_grad()
     def head(self) -> ChainHead:
-        """What answers, made once until a task is observed; in the features' type, float32."""
+        """Return the predictor, created once per task; in the features' dtype, float32."""
         if not self._head:
             like, spaces = self.tensors["space.0.mean"], range(len(self.births))
             made = [self._discriminants(v, dtype=like.dtype) for v in spaces]
@@ -364,7 +365,7 @@ class ChainStatistics(nn.Module):
         return [self.tensors[f"task.{t}.means.{v}"] for t in range(self.births[v], len(self))]
 
     def _known(self, v: int) -> Known:
-        """What space v knows of all images, float64."""
+        """Return the moments of all images in space v, float64."""
         scatter, moment, total, images, freedom = (
             self.tensors[f"space.{v}.{name}"] for name in ("scatter", "moment", "sum", "images", "freedom")
         )
@@ -373,7 +374,7 @@ class ChainStatistics(nn.Module):
         return Known(unpack(scatter, p), around, centre, int(freedom), int(images))
 
     def covariance(self, v: int) -> tuple[Tensor, float]:
-        """Of space v, within prototypes, float64 (p, p): pooled scatter over its degrees of freedom; its shrinkage."""
+        """Return the covariance within prototypes of space v, float64 (p, p), and its shrinkage."""
         p = len(self.tensors[f"space.{v}.projected_mean"])
         freedom = int(self.tensors[f"space.{v}.freedom"])
         return unpack(self.tensors[f"space.{v}.scatter"], p) / max(1, freedom), shrinkage(p, freedom)
