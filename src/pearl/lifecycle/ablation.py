@@ -79,7 +79,7 @@ def _weights(method: Method) -> Iterator[tuple[str, Any]]:
                 yield name, value
 
 
-def _with(make: Make, options: Mapping[str, Any]) -> Method:
+def _with(make: Make, options: dict[str, Any]) -> Method:
     """Return a method with other options and the same start."""
     method = make()
     other = type(method)(make().backbone, **method.options | options)
