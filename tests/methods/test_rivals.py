@@ -15,7 +15,7 @@ from pearl.methods.adapters.ssiat import Ssiat
 from pearl.methods.common.alignment import normalised, symmetric_cross_entropy
 from pearl.methods.common.gaussians import GaussianDraws, linear_map
 from pearl.methods.common.random_features import FourierFeatures
-from pearl.methods.prototypes.klda import Discriminant, Klda
+from pearl.methods.prototypes.klda import Discriminant, Klda, bandwidth
 from pearl.testing.tiny import images, logits, make_task
 from vits import WIDTH, close, drawn, run, small
 
@@ -407,6 +407,18 @@ def test_inner_products_of_random_features_are_a_gaussian_kernel():
     again = FourierFeatures(4, 20_000)
     again.load_state_dict(lift.state_dict())
     assert torch.equal(again(x), z)
+
+
+def test_the_kernel_of_klda_is_as_wide_as_the_first_tasks_images_are_apart():
+    method, features = Klda(small(), D=20), drawn(9, WIDTH).double()
+    apart = sorted(float((features[i] - features[j]).square().sum()) for i in range(9) for j in range(i))
+    assert bandwidth(features.float()) == pytest.approx(1 / (2 * apart[17]), rel=1e-5)  # the lower middle of 36
+    run(method, range(1))
+    first = float(method.members[0].lift.sigma)
+    assert first == pytest.approx(bandwidth(method.features_of(make_task(0))), rel=1e-4)
+    run(method, [1])
+    assert float(method.members[0].lift.sigma) == first
+    assert float(run(Klda(small(), D=20, sigma=0.3), range(1)).members[0].lift.sigma) == pytest.approx(0.3)
 
 
 def test_klda_does_not_depend_on_the_order_of_tasks_or_images(double):

@@ -83,6 +83,28 @@ def test_efcpp_freezes_norms_and_old_heads_until_it_balances():
     assert all(torch.equal(t, method.backbone.state_dict()[n]) for n, t in norms.items())
 
 
+def test_efcpp_moves_old_means_and_computes_e_of_all_heads():
+    method, task = run(EfcPlusPlus(small_resnet()), range(1)), make_task(1)
+    means, E, learning = method.statistics.means().clone(), method.matrix.clone(), method.learn(task)
+    next(learning)
+    x = task.view.test(task.images)
+    with torch.no_grad():
+        before = method.eval().backbone(x)
+        for parameter in method.backbone.layer4.parameters():
+            parameter.add_(0.1 * drawn(*parameter.shape))
+        after = method.backbone(x)
+    next(learning)
+    drift = elastic_drift(before, after, means, E, 0.2)
+    assert drift.abs().max() > 0.01
+    close(method.statistics.means(), means + drift)
+    assert not [*learning]
+    with torch.no_grad():
+        weight = torch.cat([head.weight for head in method.heads])
+        p = (after @ weight.T).softmax(1)
+        fisher = torch.stack([weight.T @ (row.diag() - torch.outer(row, row)) @ weight for row in p]).mean(0)
+    close(method.matrix, fisher, atol=1e-4)
+
+
 # ---------------------------------------------------------------------------------------------------------------- SEED
 
 

@@ -144,6 +144,30 @@ def test_images_that_are_forgotten_most_seldom_go_first():
     assert seen.by_forgetting().tolist() == [1, 3, 0, 2]
 
 
+def test_images_that_sparcl_removes_are_the_first_of_that_order(monkeypatch):
+    method, task = SparClEwc(small_resnet(), rounds=2, remove=0.25, removals=1), make_task(0)
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(Forgetting, "by_forgetting", lambda self: order)
+    first, second = [phase.data for phase in method.learn(task)]
+    left = task.images[order[6:]].flatten(1)
+    assert len(first) == 24 and torch.equal(second.images.flatten(1).unique(dim=0), left.unique(dim=0))
+
+
+def test_a_weight_of_sparcl_is_important_by_its_size_and_its_gradient():
+    method, task = SparClEwc(small_resnet(), grad_weight=0.5), make_task(0)
+    method.heads.grow(2)
+    torch.manual_seed(0)
+    found = method.importance(task, first=False)
+    torch.manual_seed(0)
+    batch = next(task.batches(256, seed=int(torch.randint(2**62, ()))))
+    loss = F.cross_entropy(method.heads[0](method.backbone(batch.x)), batch.y)
+    for name, weight in method.weights.items():
+        (gradient,) = torch.autograd.grad(loss, weight, retain_graph=True)
+        assert gradient.any()
+        torch.testing.assert_close(found[name], weight.detach().abs() + 0.5 * gradient.abs())
+        assert torch.equal(method.importance(task, first=True)[name], weight.detach().abs())
+
+
 @pytest.mark.parametrize("among", ["all", "own"])
 def test_an_image_of_sparcl_is_learnt_among_the_classes_that_count(among):
     method = SparClEwc(small_resnet(), forgotten_among=among)
@@ -374,6 +398,35 @@ def test_rewiring_cuts_what_leads_to_stable_units_and_lets_as_much_grow():
     heard = torch.zeros(len(method.units), dtype=torch.bool)
     heard[linear.reads[method.open["linear"]]] = True
     assert heard[linear.inputs].all(), "a unit that has no reader left gets one"
+
+
+def test_connections_of_nispa_grow_with_weights_like_those_that_are_there():
+    torch.manual_seed(0)
+    method = Nispa(convolutional(8), density=0.3)
+    before = {name: method.open[name].clone() for name in method.units.layers}
+    with torch.no_grad():
+        for name, there in before.items():
+            weight = method.backbone.get_parameter(f"{name}.weight")
+            weight.copy_((5 + 0.1 * torch.randn_like(weight)) * there.view(*there.shape, *[1] * (weight.ndim - 2)))
+    method.rewire(torch.rand(len(method.units)) < 0.3)
+    for name, was in before.items():
+        grown = method.backbone.get_parameter(f"{name}.weight")[method.open[name] & ~was]
+        assert not len(grown) or (grown.min() > 4 and grown.max() < 6 and grown.std() > 0.05)
+    assert any((method.open[name] & ~was).any() for name, was in before.items())
+
+
+def test_the_head_of_nispa_hears_chosen_units_alone(monkeypatch):
+    method = Nispa(convolutional(8), density=0.9)
+    chosen = torch.arange(len(method.units)) % 2 == 0
+    monkeypatch.setattr(method, "candidates", lambda activations, share: chosen)
+    phases = method.learn(make_task(0))
+    for _ in range(2):
+        phase = next(phases)
+    head, heard = method.heads[0], chosen[method.units.out]
+    assert head.weight[:, heard].any() and not head.weight[:, ~heard].any()
+    phase.loss(next(make_task(0).batches(8, 0))).backward()
+    phase.after_backward()
+    assert head.weight.grad[:, heard].any() and not head.weight.grad[:, ~heard].any()
 
 
 def test_a_unit_without_readers_gets_the_first_connection_that_grows():

@@ -1,5 +1,6 @@
 """TriRE: which channels are heard, which weights are chosen, and what each of its stages may change."""
 
+import copy
 from functools import cache
 
 import pytest
@@ -182,6 +183,40 @@ def test_weights_are_chosen_by_their_size_and_both_gradients(monkeypatch):
     torch.testing.assert_close(own(x), method(x)[:, CLASSES:])  # new images among their own classes, as in Retain
     assert shown is task.images and places.max() < CLASSES
     assert every is method and len(held) == len(names) == len(method.memory) and names.max() >= CLASSES
+
+
+def test_gradients_of_new_and_of_remembered_images_count_alike(monkeypatch):
+    method, task = learnt()[1].eval(), make_task(1)
+    with counting(blocks_of(method.backbone)) as counts:
+        method.backbone(task.view.test(task.images))
+    drawn = [
+        {name: torch.rand(w.shape, generator=torch.Generator().manual_seed(seed)) for name, w in method.masked.items()}
+        for seed in (0, 1)
+    ]
+    gradients, left = TriRe.gradients, iter(drawn)
+    monkeypatch.setattr(TriRe, "gradients", lambda self, *given: (gradients(self, *given), next(left))[1])
+    for name, mask in method.choose(task).items():
+        importance = method.masked[name].detach().abs() + drawn[0][name] + drawn[1][name]
+        assert torch.equal(mask, chosen(importance, counts[method.halves[name]], 0.3, 0.2)), name
+
+
+def test_only_entries_that_are_new_learn_from_new_images_in_revise(monkeypatch):
+    method, asked, stage = copy.deepcopy(learnt()[1]), {}, TriRe.stage
+    own = {name: torch.arange(w.numel()).view(w.shape) % 2 == 0 for name, w in method.masked.items()}
+    kept = method.masks()
+
+    def noted(self, name, task, new, old, **hooks):
+        asked[name] = new, old
+        return stage(self, name, task, new, old, **hooks)
+
+    monkeypatch.setattr(TriRe, "stage", noted)
+    monkeypatch.setattr(TriRe, "choose", lambda self, task: own)
+    assert [phase.name for phase in method.learn(make_task(2))] == ["trire_retain", "trire_revise", "trire_rewind"]
+    new, old = asked["trire_revise"]
+    assert any((own[name] & kept[name]).any() for name in own)
+    for name in own:
+        assert torch.equal(new[name], own[name] & ~kept[name]) and torch.equal(old[name], kept[name])
+        assert torch.equal(asked["trire_rewind"][0][name], ~own[name] & ~kept[name])
 
 
 def test_adam_goes_on_from_phase_to_phase_of_a_task():
