@@ -41,7 +41,7 @@ def beside(target: Path, *, rescue: Callable[[Path], None] = lambda folder: None
             finally:
                 with suppress(OSError):  # then it stays, and the next one rescues it
                     rescue(folder)
-                    remove_folder(folder)
+                    _remove(folder)
     finally:
         if _is_empty(folder):
             remove_tree(folder)
@@ -58,10 +58,10 @@ def remove_leftovers(target: Path, rescue: Callable[[Path], None] = lambda folde
     for leftover in _leftovers(target):
         with locked(leftover):
             rescue(leftover)
-            remove_folder(leftover)
+            _remove(leftover)
 
 
-def remove_folder(folder: Path) -> None:
+def _remove(folder: Path) -> None:
     """Remove a folder, its marker last: if something in it cannot be removed now, it is still known as a leftover."""
     for place in folder.iterdir():
         if place.name not in (MARKER, *LOCK):
