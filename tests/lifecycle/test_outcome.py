@@ -173,6 +173,7 @@ def test_learn_ends_with_a_result(shop, one, cli):
     assert "\n".join(lines[1:]) == ending(model, measured(model.evaluate(shop / "test")))
     assert f"about {model.outcome.old_now:.1f} % now (estimated" in out
     assert f"measured on 240 images:\n  new classes  {measured(model.evaluate(shop / 'test')).new:.1f} %" in out
+    assert "of images of known classes, about 5 % (" in lines[-2]
     assert f"next: pearl predict {one} PHOTO; pearl export" in lines[-1]
 
 

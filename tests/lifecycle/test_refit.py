@@ -1,5 +1,6 @@
 """Models that were made without class statistics get them of images at hand."""
 
+import errno
 import shutil
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 import pearl
 from pearl.errors import ConfigError, DataError, RunError
+from pearl.lifecycle import copying
 from pearl.lifecycle.copying import LOCK
 from pearl.lifecycle.runs import execute
 from pearl.lifecycle.saved import load_method
@@ -107,3 +109,20 @@ def test_learning_on_without_statistics_says_so(shop, tmp_path, cli):
     path = shutil.copytree(shop / "heads", tmp_path / "model", ignore=shutil.ignore_patterns(*LOCK))
     _, err = cli("learn", path, "--data", write_photos(tmp_path / "more", {"four": 4, "five": 5}))
     assert err.count("pearl refit") == 1
+
+
+def test_a_model_that_has_its_name_is_called_stored(tmp_path, monkeypatch):
+    """Where only the last sync fails; and the next command removes what a maker left that was killed just then."""
+
+    def fail(folder):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(copying, "sync_folder", fail)
+    with pytest.raises(RunError, match="is made and stored"), copying.made_aside(tmp_path / "model") as aside:
+        (aside / "config.yaml").touch()
+    assert (tmp_path / "model" / "config.yaml").exists()
+    left = tmp_path / f".model.{'0' * 32}.new"
+    left.mkdir()
+    with pytest.raises(RunError, match="is there already"):
+        copying.check_place(tmp_path / "model", tmp_path / "base")
+    assert not left.exists()

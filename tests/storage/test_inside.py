@@ -1,5 +1,6 @@
 """Files are written and removed below a folder and nowhere else, whatever links somebody has put there."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -167,6 +168,26 @@ def test_what_a_process_left_that_was_killed_before_it_had_marked_it_goes(tmp_pa
     (left / ".lock").touch()
     with beside(tmp_path / "model"):
         assert not left.exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_removed_stays_a_leftover(tmp_path, monkeypatch):
+    """The marker goes last, so that the next command removes the rest."""
+    unlink = os.unlink
+
+    def fail(path, **kwargs):
+        if os.fspath(path).endswith("weights"):
+            raise OSError(errno.EIO, "Input/output error")
+        unlink(path, **kwargs)
+
+    with monkeypatch.context() as patch:
+        with beside(tmp_path / "model") as made:
+            (made / "half").mkdir()
+            (made / "half" / "weights").touch()
+            patch.setattr(os, "unlink", fail)
+        assert (made / "half" / "weights").exists()
+    with beside(tmp_path / "model"):
+        assert not made.exists()
     assert not list(tmp_path.iterdir())
 
 

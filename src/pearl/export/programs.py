@@ -85,14 +85,11 @@ class BySpaces(nn.Module):
 
 
 class ByMethod(nn.Module):
-    """The same, by a whole method."""
+    """The same, by a whole method's own way to judge."""
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: Method, judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__()
-        self.method, judge = method, method.judging()
-        if judge is None:
-            raise ValueError("the method gives no in-distribution scores")
-        self.judge = judge
+        self.method, self.judge = method, judge
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See the class."""
@@ -112,9 +109,9 @@ def network(method: Method, images: ImagesConfig) -> Network:
         chain.judging()  # created here; not part of the program
     if not isinstance(method, SubNetworks) or not method.separable:
         whole = copy.deepcopy(method, shared)
-        return (
-            Network([whole], images) if chain is None else JudgingNetwork(ByMethod(whole), chain.scores(), images)
-        ).eval()
+        if chain is None or (judge := whole.judging()) is None:
+            return Network([whole], images).eval()
+        return JudgingNetwork(ByMethod(whole, judge), chain.scores(), images).eval()
 
     def part(t: int, *after: nn.Module) -> nn.Sequential:
         net, weights = method.sub_network(t)
@@ -125,8 +122,8 @@ def network(method: Method, images: ImagesConfig) -> Network:
     if chain is None:
         return Network([part(t, head) for t, head in enumerate(method.heads)], images).eval()
     spaces = [WithInner(part(t)[0], method.layers) for t in chain.births]
-    judge = BySpaces(spaces, copy.deepcopy(chain.judging()).cpu())
-    return JudgingNetwork(judge, chain.scores(), images).eval()
+    by_spaces = BySpaces(spaces, copy.deepcopy(chain.judging()).cpu())
+    return JudgingNetwork(by_spaces, chain.scores(), images).eval()
 
 
 def _frozen(tensor: Tensor, like: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from pearl.errors import counted, printable
+from pearl.reports.text import expected_unknown
 
 if TYPE_CHECKING:
     from pearl.lifecycle.model import Model
@@ -23,6 +24,7 @@ def ending(model: "Model", measured: "Outcome | None" = None) -> str:
     lines = [line for outcome in (estimated, measured) if outcome is not None for line in outcome_lines(outcome)]
     if not lines:
         lines = ["not measured; use --evaluate FOLDER for other images, or --holdout 0.1 for a share of every class"]
+    lines += expected_unknown(model.method.facts(len(model.tasks) - 1).get("refused", []))
     data = "" if measured else f"; pearl evaluate {name} --data FOLDER -o page.html"
     return "\n".join([*lines, f"next: pearl predict {name} PHOTO{data}; pearl export {name} --to onnx"])
 

@@ -187,6 +187,14 @@ def evaluation_json(evaluation: "Evaluation") -> str:
     return json.dumps(facts, indent=1)
 
 
+def expected_unknown(shares: Sequence[float]) -> list[str]:
+    """A line on how many images of known classes `predict` calls unknown: shares from and to, or none."""
+    if len(shares) != 2:
+        return []
+    low, high = (100 * share for share in shares)
+    return [f"of images of known classes, about 5 % ({low:.1f} to {high:.1f} %) will be called unknown"]
+
+
 def inspection(path: Path) -> tuple[dict[str, Any], str]:
     """Return the contents of a model's files and their damage: as a mapping, and as text.
 
@@ -242,11 +250,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         of = f"of {'task' if len(asked) == 1 else 'tasks'} {', '.join(str(t + 1) for t in asked)}"
         temperature = manifests[-1].get("temperature") or 0.0
         lines.append(f"class statistics in the sub-networks {of}, at temperature {temperature:.3f}")
-        if len(range_ := manifests[-1].get("refused", [])) == 2:
-            low, high = (100 * share for share in range_)
-            lines.append(
-                f"of images of known classes, {low:.1f} to {high:.1f} % are expected to be called unknown at 0.05"
-            )
+        lines += expected_unknown(manifests[-1].get("refused", []))
     before = reference.get("parameters", 0)
     for task in facts["tasks"]:
         lines.append("")

@@ -1,13 +1,13 @@
-"""In-distribution scores: how well an image fits a prototype, beside how well that prototype's own images fit it.
+"""In-distribution scores: how well an image fits a prototype, beside how well the images of its task fit theirs.
 
 The fit is a relative Mahalanobis distance (Ren et al., 2021), averaged over the feature spaces that know the prototype.
-Sketches fit their prototypes less well than photos do, and one class less well than another, so that no single
-threshold is right for all. A prototype therefore keeps where the fits of its own images lie, measured with each image
-left out of the statistics (in closed form, Sherman and Morrison, 1950), and shrunk towards its task's mean, since it
-has few images (empirical Bayes).
+Sketches fit their prototypes less well than photos do, so that no single threshold is right for all tasks. A task
+therefore keeps where the fits of its own images lie, and how far apart, measured with each image left out of the
+statistics (in closed form, Sherman and Morrison, 1950).
 
 Fits move when the covariance does, after the images are gone. Two traces of the covariance give the mean fit of all
-images so far, so that each task can measure by how much it moved the fits of the earlier ones.
+images so far, so that each task can measure by how much it moved the fits of the earlier ones. Scores move when
+prototypes arrive, too; see `scores_and_shift`.
 """
 
 import math
@@ -146,7 +146,7 @@ def _fresh(square: Tensor, count: Tensor | float) -> Tensor:
 def score(fits: Tensor, location: Tensor, spread: Tensor, by_class: Callable[[Tensor], Tensor]) -> Tensor:
     """In-distribution scores (B,): the higher, the likelier that an image (B, prototypes) is of a known class.
 
-    The fit to the prototype that the image fits best, in standard deviations from where that one's images lie, less the
+    The fit to the prototype that the image fits best, in standard deviations from where its task's images lie, less the
     entropy over classes. `by_class`: log P (B, prototypes) -> (B, classes).
     """
     away = (fits - location) / spread
@@ -178,7 +178,7 @@ class Judge(nn.Module):
     spread: Tensor
 
     def __init__(self, head: ChainHead, backgrounds: Sequence[Background], location: Tensor, spread: Tensor) -> None:
-        """Of prototypes whose own images' fits lie at `location`, as far apart as `spread`, (prototypes,) each."""
+        """`location` and `spread` (prototypes,) are of the fits of images of each prototype's task."""
         super().__init__()
         self.head, self.backgrounds = head, nn.ModuleList(backgrounds)
         self.register_buffer("location", location)
