@@ -106,26 +106,22 @@ def learn(
     Raises:
         PearlError: anything a user can mend, in one line; the model is then as it was.
     """
-    from pearl.objects import learn
+    from pearl.objects import LearnOptions, learn
 
-    return learn(
-        model,
-        data,
+    options = LearnOptions(
         task=task,
         recipe=recipe,
         backbone=backbone,
         start=start,
-        overrides=overrides,
         aliases=aliases,
         fast=fast,
         nested=nested,
         holdout=holdout,
         allow_new_style=allow_new_style,
         discard=discard,
-        device=device,
-        quiet=quiet,
-        log=log,
+        overrides=overrides,
     )
+    return learn(model, data, options, device=device, quiet=quiet, log=log)
 
 
 @typed

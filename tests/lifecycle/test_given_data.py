@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 import pearl
 from pearl.errors import ConfigError, DataError, Interrupted, RunError
 from pearl.lifecycle.choices import config_for
-from pearl.lifecycle.learning import learn, resume
+from pearl.lifecycle.learning import resume
 from pearl.training.engine import Observer
-from photos import SETTINGS, StopAt, digit, folders, weights_of, write_photos
+from photos import SETTINGS, StopAt, digit, folders, learn, weights_of, write_photos
 
 COUNT = 12
 SHORT = {**SETTINGS, "train": {"epochs": 1, "batch_size": 8}}

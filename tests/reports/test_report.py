@@ -18,7 +18,6 @@ import yaml
 
 import layouts
 from pearl.evaluation import metrics
-from pearl.lifecycle.learning import learn
 from pearl.lifecycle.runs import Run, execute
 from pearl.reports import compared, plots
 from pearl.reports import page as page_of
@@ -27,6 +26,7 @@ from pearl.reports.page import about_run, page, write
 from pearl.reports.parts import Table, shown
 from pearl.reports.records import metric_title, read, read_all
 from pearl.settings.config import load_config
+from photos import learn
 
 SMALL = [
     "backbone={name: convnet, width: 4}",
