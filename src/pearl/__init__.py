@@ -178,15 +178,16 @@ def table(
     import json
 
     from pearl.reports.records import flat
+    from pearl.storage.files import check_output
     from pearl.sweeps.board import board
     from pearl.tables.missing import run_missing as run_all
-    from pearl.tables.show import check_output, write
+    from pearl.tables.show import FORMATS, write
     from pearl.tables.spec import as_size, read
     from pearl.tables.values import fill
 
     extra = [f"{key}={json.dumps(value)}" for key, value in flat(overrides).items()]
     if output is not None:
-        check_output(Path(output))
+        check_output(Path(output), [*FORMATS], "table")
     filled = fill(read(name), as_size(size), seeds, extra)
     if run_missing:
         run_all(filled, device=device, show=board(quiet))

@@ -532,7 +532,7 @@ def wrong_inputs() -> Iterator[tuple[str, str]]:
     yield "odd layers", "manifest.json: damaged (layers.0.threshold: field required)"
     yield "no reference", "reference/manifest.json: missing"
     yield "-o is a folder", "is a folder; give the page a name in it"
-    yield "-o is no page", "the page is HTML; give it a name that ends in .html"
+    yield "-o is no page", "give the page a name that ends in .html"
     yield "-o below a file", "cannot be written"
     yield "the same run twice", "the same configuration and seed as"
     yield "tensorboard below a file", "cannot be written"

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -330,10 +329,3 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts in Markdown; the first row is its head."""
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    head, *body = (f"| {' | '.join(row)} |" for row in escaped)
-    return "\n".join([head, f"|{' --- |' * len(rows[0])}", *body])
