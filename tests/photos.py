@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from pearl.lifecycle import learning
+from pearl.lifecycle.choices import LearnOptions
 from pearl.training.engine import Observer
 
 # a network and images so small that a task is learnt in a second
@@ -58,6 +60,11 @@ def write_photos(root: Path, classes: Mapping[str, int], count: int = 16, *, sta
     for name, label in classes.items():
         write_class(root / name, label, count, start=start)
     return root
+
+
+def learn(path, data, *, device="auto", show=None, minutes=10.0, **options: Any) -> None:
+    """`learning.learn` with options by name."""
+    learning.learn(path, data, LearnOptions(**options), device=device, show=show, minutes=minutes)
 
 
 def files_of(path: Path) -> dict[str, tuple[bytes, int]]:

@@ -106,26 +106,22 @@ def learn(
     Raises:
         PearlError: any user error, in one line; the model is then unchanged.
     """
-    from pearl.objects import learn
+    from pearl.objects import LearnOptions, learn
 
-    return learn(
-        model,
-        data,
+    options = LearnOptions(
         task=task,
         recipe=recipe,
         backbone=backbone,
         start=start,
-        overrides=overrides,
         aliases=aliases,
         fast=fast,
         nested=nested,
         holdout=holdout,
         allow_new_style=allow_new_style,
         discard=discard,
-        device=device,
-        quiet=quiet,
-        log=log,
+        overrides=overrides,
     )
+    return learn(model, data, options, device=device, quiet=quiet, log=log)
 
 
 @typed
@@ -183,15 +179,16 @@ def table(
     import json
 
     from pearl.reports.records import flat
+    from pearl.storage.files import check_output
     from pearl.sweeps.board import board
     from pearl.tables.missing import run_missing as run_all
-    from pearl.tables.show import check_output, write
+    from pearl.tables.show import FORMATS, write
     from pearl.tables.spec import as_size, read
     from pearl.tables.values import fill
 
     extra = [f"{key}={json.dumps(value)}" for key, value in flat(overrides).items()]
     if output is not None:
-        check_output(Path(output))
+        check_output(Path(output), [*FORMATS], "table")
     filled = fill(read(name), as_size(size), seeds, extra)
     if run_missing:
         run_all(filled, device=device, show=board(quiet))

@@ -4,7 +4,7 @@ import errno
 import functools
 import inspect
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from types import UnionType
@@ -217,16 +217,25 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         given = signature.bind(*args, **kwargs).arguments
-        problems = [
-            f"{function.__name__}: {name} must be {_words(kind)}, not {type(given[name]).__name__}; see help"
-            for name, kind in kinds.items()
-            if name in given and not _fits(given[name], kind)
-        ]
-        if problems:
-            raise ConfigError(*problems)
+        check_types(function.__name__, kinds, given)
         return function(*args, **kwargs)
 
     return checked
+
+
+def check_types(what: str, kinds: Mapping[str, Any], given: Mapping[str, object]) -> None:
+    """See that values by name have their annotated types; of containers, the outer one.
+
+    Raises:
+        ConfigError: a line for each that has not.
+    """
+    problems = [
+        f"{what}: {name} must be {_words(kind)}, not {type(given[name]).__name__}; see help"
+        for name, kind in kinds.items()
+        if name in given and not _fits(given[name], kind)
+    ]
+    if problems:
+        raise ConfigError(*problems)
 
 
 def _members(kind: Any) -> list[Any]:

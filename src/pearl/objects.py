@@ -1,11 +1,12 @@
 """The model object that Python users hold, with everything that can be done with a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pearl.errors import typed
 from pearl.lifecycle import learning
+from pearl.lifecycle.choices import LearnOptions
 from pearl.lifecycle.model import Model as Learnt
 from pearl.reports.logs import logged
 from pearl.reports.progress import display
@@ -15,36 +16,19 @@ from pearl.storage.checkpoint import RUNNING
 class Model(Learnt):
     """A model that can learn more tasks. `pearl.learn` creates it, `pearl.load` opens it."""
 
-    @typed
-    def learn(
-        self,
-        data: Any,
-        *,
-        task: str | None = None,
-        aliases: Mapping[str, str] | None = None,
-        fast: bool = False,
-        nested: bool = False,
-        holdout: float = 0.0,
-        allow_new_style: bool = False,
-        discard: bool = False,
-        quiet: bool = False,
-        log: str | Sequence[str] = (),
-        **overrides: Any,
-    ) -> "Model":
-        """Learn the classes of images as a new task, and store it. The arguments are those of `pearl.learn`.
+    def learn(self, data: Any, *, quiet: bool = False, log: str | Sequence[str] = (), **options: Any) -> "Model":
+        """Learn the classes of images as a new task, and store it.
 
-        Returns the model with the new task; its `outcome` has the accuracy. `overrides` are settings of training:
-        `learn(data, train={"epochs": 5})`.
+        `options` are those of `pearl.learn`, `task`, `aliases`, `fast`, `nested`, `holdout`, `allow_new_style` and
+        `discard`, and settings of training: `learn(data, train={"epochs": 5})`. Returns the grown model, whose
+        `outcome` says how good it is.
 
         Raises:
             PearlError: any user error; the model is then unchanged.
         """
         if (self.tasks[-1].folder / RUNNING).exists():  # the next task replaces files that this object would read later
             _ = self.method
-        how: dict[str, Any] = {"task": task, "aliases": aliases, "fast": fast, "nested": nested, "holdout": holdout}
-        how |= {"allow_new_style": allow_new_style, "discard": discard, "quiet": quiet, "log": log}
-        how |= {key: overrides.pop(key) for key in ("recipe", "backbone", "start") if key in overrides}
-        return learn(self.path, data, device=self.device.type, **how, overrides=overrides)
+        return learn(self.path, data, LearnOptions.of(options), device=self.device.type, quiet=quiet, log=log)
 
     @typed
     def export(
@@ -91,9 +75,16 @@ class Model(Learnt):
         return inspection(self.path)[0]
 
 
+@typed
 def learn(
-    path: str | Path, data: Any, *, device: str = "auto", quiet: bool = False, log: str | Sequence[str] = (), **how: Any
+    path: str | Path,
+    data: Any,
+    options: LearnOptions,
+    *,
+    device: str = "auto",
+    quiet: bool = False,
+    log: str | Sequence[str] = (),
 ) -> Model:
     """Learn a task, see `pearl.learn`, with the terminal's progress and the loggers; return the model."""
-    learning.learn(path, data, device=device, show=logged(display(quiet), log, Path(path)), **how)
+    learning.learn(path, data, options, device=device, show=logged(display(quiet), log, Path(path)))
     return Model.open(path, device=device)

@@ -13,10 +13,9 @@ from safetensors.torch import load, save
 import pearl
 import zygote
 from pearl.errors import ConfigError, RunError, TrainingError, short_of_memory
-from pearl.lifecycle.learning import learn
 from pearl.lifecycle.saved import verify
 from pearl.settings.parts import METHODS
-from photos import SETTINGS, digit, write_photos
+from photos import SETTINGS, digit, learn, write_photos
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -12,12 +12,12 @@ from PIL import Image
 import pearl
 from pearl.data import copies
 from pearl.errors import DataError
-from pearl.lifecycle.learning import learn, resume
+from pearl.lifecycle.learning import resume
 from pearl.lifecycle.recognition import unlearnt
 from pearl.lifecycle.saved import learnt_images
 from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Observer
-from photos import SETTINGS, StopAt, digit, folders, write_class, write_photos
+from photos import SETTINGS, StopAt, digit, folders, learn, write_class, write_photos
 
 COUNT = 30
 

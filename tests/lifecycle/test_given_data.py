@@ -12,10 +12,10 @@ from torch.utils.data import TensorDataset
 
 import pearl
 from pearl.errors import ConfigError, DataError, Interrupted, RunError
-from pearl.lifecycle.choices import config_for
-from pearl.lifecycle.learning import learn, resume
+from pearl.lifecycle.choices import LearnOptions, config_for
+from pearl.lifecycle.learning import resume
 from pearl.training.engine import Observer
-from photos import SETTINGS, StopAt, digit, folders, weights_of, write_photos
+from photos import SETTINGS, StopAt, digit, folders, learn, weights_of, write_photos
 
 COUNT = 12
 SHORT = {**SETTINGS, "train": {"epochs": 1, "batch_size": 8}}
@@ -142,7 +142,8 @@ def test_options_without_a_name_are_of_the_recipes_network(tmp_path):
         ("photos-vit", {"weights": "file.safetensors"}, "timm/deit_tiny_patch16_224"),
         (None, {"weights": "file.safetensors"}, "timm/deit_tiny_patch16_224"),
     ):
-        made = config_for(tmp_path / "new", None, recipe, None, {"backbone": overrides}).backbone
+        options = LearnOptions(recipe=recipe, overrides={"backbone": overrides})
+        made = config_for(tmp_path / "new", None, options).backbone
         assert {**made, **overrides} == made and made["name"] == name and not made.get("pretrained")
 
 

@@ -10,12 +10,12 @@ import pytest
 import pearl
 from pearl.errors import Interrupted, RunError
 from pearl.lifecycle import session
-from pearl.lifecycle.learning import learn, resume
+from pearl.lifecycle.learning import resume
 from pearl.lifecycle.saved import verify
 from pearl.reports.text import inspection
 from pearl.storage.checkpoint import RUNNING
 from pearl.storage.run_directory import RunDirectory
-from photos import SETTINGS, StopAt, digit, weights_of, write_photos
+from photos import SETTINGS, StopAt, digit, learn, weights_of, write_photos
 
 SHORT = {**SETTINGS, "backbone": {"name": "convnet", "width": 2}, "method": "finetune", "train": {"epochs": 2}}
 STATISTICS = {**SHORT, "method": "pearl", "train": {"epochs": 1}, "engine": {"max_steps": 1}}

@@ -18,7 +18,7 @@ import pearl
 from pearl.data.augment import View
 from pearl.errors import ConfigError, DataError, Interrupted, PearlError, RunError, TrainingError
 from pearl.export import export_directory
-from pearl.lifecycle.learning import learn, resume
+from pearl.lifecycle.learning import resume
 from pearl.lifecycle.model import Model
 from pearl.lifecycle.runs import execute, prepare
 from pearl.lifecycle.saved import load_method
@@ -27,7 +27,7 @@ from pearl.reports.records import read
 from pearl.reports.text import evaluation_page
 from pearl.settings.config import load_config
 from photos import SETTINGS as PHOTOS
-from photos import StopAt, digit, files_of, folders, weights_of, write_class, write_photos
+from photos import StopAt, digit, files_of, folders, learn, weights_of, write_class, write_photos
 
 SETTINGS = {**PHOTOS, "engine": {"earlier_states": True}}
 DIVERGES = {"train": {"phases": {"adapt": {"lr": 1e30, "optimizer": "sgd"}}}}

@@ -10,11 +10,11 @@ import torch
 import pearl
 from pearl.data.batches import fold
 from pearl.errors import ConfigError, DataError, Interrupted, RunError
-from pearl.lifecycle.learning import learn, resume
+from pearl.lifecycle.learning import resume
 from pearl.lifecycle.outcome import OLD, estimated, measured
 from pearl.reports.outcome import ending
 from pearl.storage.files import read_json
-from photos import SETTINGS, StopAt, folders, weights_of, write_class, write_photos
+from photos import SETTINGS, StopAt, folders, learn, weights_of, write_class, write_photos
 
 HEADS = {"method": {"classifier": {"name": "heads"}}}
 

@@ -15,7 +15,7 @@ import pytest
 
 import zygote
 from pearl.errors import Busy, Interrupted, RunError
-from pearl.lifecycle.learning import learn, resume
+from pearl.lifecycle.learning import resume
 from pearl.lifecycle.runs import execute
 from pearl.lifecycle.saved import verify
 from pearl.reports.records import read
@@ -26,7 +26,7 @@ from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Engine, Observer
 from pearl.training.launch import BUSY
 from pearl.training.stop import Stop
-from photos import SETTINGS, write_photos
+from photos import SETTINGS, learn, write_photos
 from reliability import contents
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -105,7 +105,7 @@ def test_a_probe_of_the_targets_moves_nothing_else(network, monkeypatch):
             assert target.read({name: moved}).any()
             target.read({name: moved}).fill_(False)
         assert not moved.any(), name
-    layers = {label: method.rank.choose(*pair).rank for label, pair in method._layers(probed[0]).items()}
+    layers = {label: method.rank.choose(*pair).rank for label, pair in method.matrices(probed[0]).items()}
     assert layers == {layer["layer"]: layer["rank"] for layer in method.facts(0)["layers"]}
 
 

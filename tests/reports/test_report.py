@@ -18,7 +18,6 @@ import yaml
 
 import layouts
 from pearl.evaluation import metrics
-from pearl.lifecycle.learning import learn
 from pearl.lifecycle.runs import Run, execute
 from pearl.reports import compared, plots
 from pearl.reports import page as page_of
@@ -27,6 +26,7 @@ from pearl.reports.page import about_run, page, write
 from pearl.reports.parts import Table, shown
 from pearl.reports.records import metric_title, read, read_all
 from pearl.settings.config import load_config
+from photos import learn
 
 SMALL = [
     "backbone={name: convnet, width: 4}",
@@ -531,8 +531,8 @@ def wrong_inputs() -> Iterator[tuple[str, str]]:
     yield "half a manifest", "manifest.json: damaged"
     yield "odd layers", "manifest.json: damaged (layers.0.threshold: field required)"
     yield "no reference", "reference/manifest.json: missing"
-    yield "-o is a folder", "is a folder; give a file in it"
-    yield "-o is no page", "the page is HTML; give a name that ends in .html"
+    yield "-o is a folder", "is a folder; give the page a name in it"
+    yield "-o is no page", "give the page a name that ends in .html"
     yield "-o below a file", "cannot be written"
     yield "the same run twice", "the same configuration and seed as"
     yield "tensorboard below a file", "cannot be written"

@@ -719,7 +719,7 @@ def test_a_curve_over_columns(complete: Filled, tmp_path: Path) -> None:
     [
         (["grwth"], "unknown table 'grwth'; did you mean 'growth'? (`pearl table list`)"),
         (["growth", "--size", "huge"], "unknown size 'huge'; choose from cpu, paper, schedule, smoke"),
-        (["growth", "-o", "growth.pdf"], "-o growth.pdf: give it a name that ends in .md, .html, .csv, .tex"),
+        (["growth", "-o", "growth.pdf"], "growth.pdf: give the table a name that ends in .md, .html, .csv, .tex"),
         (["folds", "backbone.wdth=3"], "backbone.wdth: unknown key; did you mean 'width'?"),
         (["list", "-o", "list.md"], "table list: prints names only; give the name of a table to run or write it"),
     ],

@@ -8,10 +8,10 @@ import torch
 
 import pearl
 from pearl.errors import Interrupted
-from pearl.lifecycle.learning import learn, resume
+from pearl.lifecycle.learning import resume
 from pearl.lifecycle.refit import refit
 from pearl.testing.fake_device import FAKE_DEVICE, fake_device
-from photos import SETTINGS, StopAt, digit, weights_of, write_photos
+from photos import SETTINGS, StopAt, digit, learn, weights_of, write_photos
 
 PRECISE = {**SETTINGS, "engine": {"precision": "fp32"}}
 CHAIN = {"name": "pearl", "classifier": {"name": "chain", "train": "all"}}

@@ -46,11 +46,11 @@ def command(
     """
     from pearl.lifecycle.model import Model
     from pearl.reports.evaluated import write
-    from pearl.reports.page import check_output
     from pearl.reports.text import evaluation_json, evaluation_page
+    from pearl.storage.files import HTML, check_output
 
     if output is not None:
-        check_output(output)
+        check_output(output, HTML, "page")
     opened = Model.open(model, tasks=tasks, device=device, method=method)
     evaluation = opened.evaluate(data, unknown_rate=unknown_rate, aliases=aliases_of(alias), nested=nested)
     if output is not None:

@@ -77,6 +77,7 @@ def command(
     begun(f"learn {model}", quiet)
     from pearl.errors import DataError, counted, printable
     from pearl.lifecycle import evaluation
+    from pearl.lifecycle.choices import LearnOptions
     from pearl.lifecycle.learning import learn
     from pearl.lifecycle.model import Model
     from pearl.lifecycle.outcome import measured
@@ -87,24 +88,20 @@ def command(
 
     settings = merge({"method": method} if method else {}, parse_overrides(overrides or []))
     aliases = aliases_of(alias)
-    learn(
-        model,
-        data,
+    options = LearnOptions(
         task=task,
         recipe=recipe,
         backbone=backbone,
         start=start,
-        overrides=settings,
-        device=device,
         aliases=aliases,
         fast=fast,
         nested=nested,
         holdout=holdout,
         allow_new_style=allow_new_style,
         discard=discard,
-        show=logged(display(quiet), log or [], model),
-        minutes=store_every,
+        overrides=settings,
     )
+    learn(model, data, options, device=device, show=logged(display(quiet), log or [], model), minutes=store_every)
     grown = Model.open(model, device=device, method=method)
     new = grown.tasks[-1]
     shown = counted(len(new.classes), "class") if new.classes else "known classes again"

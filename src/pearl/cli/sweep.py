@@ -58,14 +58,15 @@ def command(
     pearl sweep digits train.lr=[0.001,0.003] train.epochs=5 --workers 4 -o table.md
     pearl sweep imagenet_r-10t-vit method=[pearl,l2p] --executor slurm --slurm partition=gpu --slurm gpus_per_node=1
     """
+    from pearl.storage.files import check_output
     from pearl.sweeps.board import board
     from pearl.sweeps.jobs import run_jobs
     from pearl.sweeps.slurm import parse_options
-    from pearl.sweeps.sweep import check_output, page, parse, plan, rows, write
+    from pearl.sweeps.sweep import FORMATS, page, parse, plan, rows, write
     from pearl.sweeps.workers import executor_for
 
     if output is not None:
-        check_output(output)
+        check_output(output, FORMATS, "table")
     options = parse_options(slurm or [])
     sweep = parse(recipe, settings or [], seeds, smoke=smoke)
     how: Any = {"workers": workers, "executor": executor.value, "device": device, "per_gpu": per_gpu, "slurm": options}

@@ -41,9 +41,10 @@ def command(
     pearl table necil engine.precision=bf16
     """
     from pearl.errors import ConfigError
+    from pearl.storage.files import check_output
     from pearl.tables.listing import listing
     from pearl.tables.missing import run_missing as run_all
-    from pearl.tables.show import check_output, page, write
+    from pearl.tables.show import FORMATS, page, write
     from pearl.tables.spec import as_size, read
     from pearl.tables.values import fill
 
@@ -54,7 +55,7 @@ def command(
         typer.echo(listing(at, seeds, extra))
         return
     if output is not None:
-        check_output(output)
+        check_output(output, [*FORMATS], "table")
     table = read(name)
     filled = fill(table, at, seeds, extra)
     outcomes = []

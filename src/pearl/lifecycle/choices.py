@@ -1,27 +1,61 @@
 """Settings for a task of a model: those of the model, or those of a new one."""
 
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pearl.errors import ConfigError, RunError
+from pearl.errors import ConfigError, RunError, check_types
 from pearl.lifecycle.saved import check_method, read_config
-from pearl.settings.config import ModelConfig, RunConfig, check_config, merge, raw_config
+from pearl.settings.config import ModelConfig, RunConfig, admit, check_config, merge, raw_config
 from pearl.settings.parts import METHODS
 from pearl.storage.run_directory import RunDirectory
 
 Backbone = str | dict[str, Any] | None  # a name, or a name with options
 
 
-def config_for(
-    path: Path, source: Path | None, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]
-) -> ModelConfig:
+@dataclass(frozen=True, kw_only=True)
+class LearnOptions:
+    """How a model learns a task; `pearl.learn` says what each option means.
+
+    Raises:
+        ConfigError: an option of another type.
+    """
+
+    task: str | None = None  # its name; that of the folder or file if not given
+    recipe: str | None = None  # of a new model
+    backbone: str | dict[str, Any] | None = None  # of a new model
+    start: str | Path | None = None  # of a new model: the run or model to start from
+    aliases: Mapping[str, str] | None = None  # classes by the folders that show them
+    fast: bool = False  # by class statistics alone
+    nested: bool = False  # classes are the innermost folders
+    holdout: float = 0.0  # share of each class that is kept out of training
+    allow_new_style: bool = False
+    discard: bool = False  # an interrupted task
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # settings, nested
+
+    def __post_init__(self) -> None:
+        check_types("learn", {each.name: each.type for each in fields(self)}, vars(self))
+        if not 0 <= self.holdout < 1:
+            raise ConfigError(f"holdout={self.holdout}: a share of each class's images, from 0 to below 1, as 0.1")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Return options by name; whatever is none of them is a setting."""
+        names = {each.name for each in fields(cls)} - {"overrides"}
+        settings = {key: value for key, value in given.items() if key not in names}
+        return cls(**{key: value for key, value in given.items() if key in names}, overrides=settings)
+
+
+def config_for(path: Path, source: Path | None, options: LearnOptions) -> ModelConfig:
     """Return the settings of a task: the model's own with other training settings, or those of a new model.
 
     Raises:
         ConfigError: invalid settings, or fixed ones.
         RunError: the directory is not a model, or damaged.
     """
+    recipe, backbone, overrides = options.recipe, options.backbone, admit(dict(options.overrides))
     before = source or path
     directory = RunDirectory(before)
     directory.check_no_gap()

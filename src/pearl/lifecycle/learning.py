@@ -9,6 +9,7 @@ import hashlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ from pearl.data.given import Given, check_aliases, given, name_of
 from pearl.data.pictures import unreadable
 from pearl.errors import ConfigError, DataError, RunError, TrainingError, printable
 from pearl.lifecycle import outcome
-from pearl.lifecycle.choices import Backbone, config_for, has_statistics
+from pearl.lifecycle.choices import LearnOptions, config_for, has_statistics
 from pearl.lifecycle.copying import check_place, copy_model, is_copy
 from pearl.lifecycle.recognition import check_known
 from pearl.lifecycle.saved import build_method, learnt_images, load_method, read_config, resume_command
 from pearl.lifecycle.session import session
 from pearl.names import class_name, without_marks
-from pearl.settings.config import ModelConfig, admit, as_stored, check_config
+from pearl.settings.config import ModelConfig, as_stored, check_config
 from pearl.storage.aside import remove_leftovers
 from pearl.storage.inside import remove_tree
 from pearl.storage.run_directory import RunDirectory
@@ -40,21 +41,11 @@ from pearl.training.engine import Engine, Observer
 def learn(
     path: str | Path,
     data: Any,
+    options: LearnOptions,
     *,
-    task: str | None = None,
-    recipe: str | None = None,
-    backbone: Backbone = None,
-    start: str | Path | None = None,
-    overrides: dict[str, Any] | None = None,
     device: str = "auto",
     show: Observer | None = None,
     minutes: float = 10.0,
-    aliases: Mapping[str, str] | None = None,
-    fast: bool = False,
-    nested: bool = False,
-    holdout: float = 0.0,
-    allow_new_style: bool = False,
-    discard: bool = False,
 ) -> None:
     """Train the model at `path` on the classes of `data` as task `task`.
 
@@ -78,20 +69,15 @@ def learn(
     Raises:
         PearlError: any user error. The model is then unchanged.
     """
-    if not 0 <= holdout < 1:
-        raise ConfigError(f"holdout={holdout}: must be a share of each class's images, from 0 to below 1, such as 0.1")
-    path, overrides = Path(path), admit(overrides or {})
-    task = task and class_name(task)
-    name = name_of(data) if task is None else task
+    path, start = Path(path), options.start
+    options = replace(options, task=options.task and class_name(options.task))
+    name = name_of(data) if options.task is None else options.task
     source = None if start is None or is_copy(path, Path(start), name) else Path(start)
     if start is not None and source is None:  # the copy is complete, but its process was possibly killed right then
         remove_leftovers(path)
     check_place(path, source, "leave out --from to continue it, or choose another name")
-    config = config_for(path, source, recipe, backbone, overrides)
-    how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
-    how |= {"aliases": dict(aliases or {}), "fast": fast, "nested": nested, "holdout": holdout}
-    how |= {"allow_new_style": allow_new_style, "discard": discard}
-    _learn(path, data, task, config, source=source, **how)
+    config = config_for(path, source, options)
+    _learn(path, data, config, options, source=source, device=device, show=show, minutes=minutes)
 
 
 def resume(path: Path, *, device: str = "auto", show: Observer | None = None, minutes: float = 10.0) -> None:
@@ -114,46 +100,39 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
         ) from None
     if not data:
         raise RunError(f"{path}: task {name!r} used images in memory; give them again: pearl.learn({str(path)!r}, ...)")
-    how: dict[str, Any] = {"device": device, "show": show, "minutes": minutes}
-    how |= {key: known[key] for key in ("aliases", "fast", "nested", "holdout")}
-    how["allow_new_style"] = True  # the task would not have started otherwise
-    _learn(path, data, name, config, resumed=True, **how)
+    same = {key: known[key] for key in ("aliases", "fast", "nested", "holdout")}
+    options = LearnOptions(task=name, allow_new_style=True, **same)  # the task would not have started otherwise
+    _learn(path, data, config, options, resumed=True, device=device, show=show, minutes=minutes)
 
 
 def _learn(
     path: Path,
     data: Any,
-    name: str | None,
     config: ModelConfig,
+    options: LearnOptions,
     *,
     source: Path | None = None,
     resumed: bool = False,
-    discard: bool = False,
-    aliases: dict[str, str],
-    fast: bool,
-    nested: bool,
-    holdout: float,
-    allow_new_style: bool,
     device: str,
     show: Observer | None,
     minutes: float,
 ) -> None:
-    show = show or Observer()
+    show, aliases, holdout = show or Observer(), dict(options.aliases or {}), options.holdout
     size, before, directory = config.images.stored, RunDirectory(source or path), RunDirectory(path)
-    known, settings = {} if discard else _half_learnt(path), config.model_dump(mode="json")
+    known, settings = {} if options.discard else _half_learnt(path), config.model_dump(mode="json")
     try:
         read: dict[str, Any] = {"decoding": Decoding.of(config.images), "on_progress": _progress(show)}
-        found = given(data, size, part="train", nested=nested, **read)
+        found = given(data, size, part="train", nested=options.nested, **read)
         check_aliases(aliases, [found])
         found = found.renamed(aliases)
-        name, names = found.name if name is None else name, found.classes
+        name, names = found.name if options.task is None else options.task, found.classes
         _check_holdout(found, found.labels, holdout)
         if source is None and _is_learnt(path, name, found, config, holdout, show):
             with session(path, config, again="", device=device, show=show):
                 return
         new, again_shown = _new_and_known(before.tasks, name, names, config)
         done = len(before.finished)
-        if fast and (done == 0 or not has_statistics(config)):
+        if options.fast and (done == 0 or not has_statistics(config)):
             raise ConfigError(
                 f"{path}: without training, classes can only be added to a model with class statistics "
                 f"(method.classifier=chain), after its first task"
@@ -165,7 +144,7 @@ def _learn(
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         engine = Engine(config, device=device)
         facts: dict[str, Any] = {"index": done, "name": name, "classes": list(names), "config": settings}
-        facts |= {"fast": fast, "aliases": aliases, "holdout": holdout}
+        facts |= {"fast": options.fast, "aliases": aliases, "holdout": holdout}
         if not resumed and not facts.items() <= known.items():  # before decoding images
             _check_nothing_half_learnt(path, known, config)
         pixels = decode(found, size, show)
@@ -193,7 +172,7 @@ def _learn(
             notes.append("no new class: these are more images of known ones")
         if (known_ones := labels < len(every)).any():
             of_known = pixels[known_ones], labels[known_ones], every
-            notes += check_known(before.path, config, engine, done, *of_known, allow_new_style=allow_new_style)
+            notes += check_known(before.path, config, engine, done, *of_known, allow_new_style=options.allow_new_style)
         # the first task's start is stored, even if a weight file is gone now
         begun = written and (done > 0 or same)
         # another machine may prefer another precision, but not within a task
@@ -207,7 +186,7 @@ def _learn(
                 raise RunError(f"{path}: another process has added a task meanwhile; run the same command again")
             if not same:
                 remove_tree(directory.resume_folder, path)
-                origin = {"data": found.place or "", "nested": nested, "precision": work.engine.precision}
+                origin = {"data": found.place or "", "nested": options.nested, "precision": work.engine.precision}
                 directory.write(directory.pending_file, {**facts, **origin})
             if begun:
                 method = load_method(path, config, done, place=work.engine.place)
@@ -215,7 +194,7 @@ def _learn(
                 method = work.begin(build_method(config) if written else method)
             view = View(config.images, channels_last=config.engine.channels_last)
             place = view, work.engine.fabric.device
-            task = Task(done, name, new, len(every), pixels, labels, *place, train=not fast)
+            task = Task(done, name, new, len(every), pixels, labels, *place, train=not options.fast)
             if holdout:
                 torch.manual_seed(fold(config.seed, done, "holdout"))
                 (task, held), images["holdout"] = task.hold_out(holdout), holdout
@@ -226,9 +205,10 @@ def _learn(
             for line in (*every_note, *_much_alike(new, every), *_heads_alone(path, done, config)):
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
-            how: dict[str, Any] = {"also": again_shown, "measure": measure}
             try:
-                work.learn(method, task, **how, train=settings["train"], seed=config.seed, **images)
+                work.learn(
+                    method, task, also=again_shown, measure=measure, train=settings["train"], seed=config.seed, **images
+                )
             except TrainingError as error:
                 if not directory.checkpoints:
                     raise

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pearl.errors import counted
-from pearl.reports.page import check_output
 from pearl.reports.parts import (
     Chapter,
     Figure,
@@ -19,7 +18,7 @@ from pearl.reports.parts import (
     line_figure,
     render,
 )
-from pearl.storage.files import write_file
+from pearl.storage.files import HTML, check_output, write_file
 
 if TYPE_CHECKING:
     from pearl.lifecycle.evaluation import Evaluation
@@ -33,11 +32,11 @@ def write(evaluation: "Evaluation", output: Path, title: str) -> Path:
     """Write the page atomically; return its path.
 
     Raises:
-        ReportError: see `page.check_output`.
-        DataError: an image of the page has become unreadable.
+        ReportError: see `files.check_output`.
+        DataError: an image of the page cannot be read any more.
     """
-    check_output(output)
-    write_file(output, page(evaluation, title).encode("utf-8", "replace"), mend="choose another path with -o")
+    check_output(output, HTML, "page")
+    write_file(output, page(evaluation, title).encode("utf-8", "replace"), mend="choose another place with -o")
     return output
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import yaml
 from markupsafe import Markup
 
-from pearl.errors import ReportError, counted
+from pearl.errors import counted
 from pearl.evaluation import metrics
 from pearl.reports import plots
 from pearl.reports.compared import MODEL_NOTE, SHARE_NOTE, compare
 from pearl.reports.parts import Cell, Chapter, Figure, Part, Table, bar_figure, curve_figure, heat_map, plain, render
 from pearl.reports.records import SCENARIOS, Record, flat, metric_title, percent, read_all
 from pearl.reports.text import HEADLINES
-from pearl.storage.files import write_file
+from pearl.storage.files import HTML, check_output, write_file
 
 
 def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
@@ -29,24 +29,12 @@ def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
         ReportError: the page cannot be written there, or two runs are the same.
     """
     if output is not None:
-        check_output(output)
+        check_output(output, HTML, "page")
     records = read_all(runs)
     if output is None:
         output = records[0].path / "report.html" if len(records) == 1 else Path("report.html")
     write_file(output, page(records).encode("utf-8", "replace"), mend="choose another path with -o")
     return output
-
-
-def check_output(output: Path) -> None:
-    """Check that this can be the path of a page.
-
-    Raises:
-        ReportError: it is a folder, or does not end in .html.
-    """
-    if output.is_dir():
-        raise ReportError(f"{output}: is a folder; give a file in it, such as -o {output / 'report.html'}")
-    if output.suffix.lower() not in {".html", ".htm"}:  # -o RUN/results.json would replace it
-        raise ReportError(f"{output}: the page is HTML; give a name that ends in .html")
 
 
 def page(records: Sequence[Record]) -> str:

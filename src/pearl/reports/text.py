@@ -332,10 +332,3 @@ def duration(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of texts in Markdown; the first row is its header."""
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    head, *body = (f"| {' | '.join(row)} |" for row in escaped)
-    return "\n".join([head, f"|{' --- |' * len(rows[0])}", *body])

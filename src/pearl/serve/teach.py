@@ -17,6 +17,7 @@ import numpy as np
 
 from pearl.data.given import given
 from pearl.errors import Busy, Interrupted, PearlError
+from pearl.lifecycle.choices import LearnOptions
 from pearl.lifecycle.learning import facts_of, learn
 from pearl.storage.run_directory import RunDirectory
 from pearl.training import launch
@@ -72,17 +73,14 @@ def _learn(path: Path, device: str, images: np.ndarray, job: dict[str, Any], rep
     same = {"name": job["task"], "classes": [*found.classes], "fast": job["fast"]}
     same |= facts_of(found.pixels(0, len(found), images.shape[1])[0], found.labels)
     note = RunDirectory(path).half_learnt
-    learn(
-        path,
-        (images, job["labels"]),
+    options = LearnOptions(
         task=job["task"],
         fast=job["fast"],
         allow_new_style=job["allow_new_style"],
         discard=bool(note) and not note["data"] and not same.items() <= note.items(),
         overrides={"method": job["method"]} if job["method"] else {},
-        device=device,
-        show=report,
     )
+    learn(path, (images, job["labels"]), options, device=device, show=report)
 
 
 def _line() -> bytes:

@@ -5,14 +5,16 @@ import json
 import os
 import stat
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pearl.errors import RunError, reason, remedy
+from pearl.errors import ReportError, RunError, reason, remedy
 from pearl.storage.inside import replace_file
 from pearl.storage.shapes import Record, problem
 
-FORMAT = 1  # of a run directory; higher numbers cannot be read
+HTML = (".html", ".htm")  # endings of a page
+FORMAT = 1  # of a run directory; a higher number than this cannot be read
 
 
 def write_file(
@@ -47,6 +49,20 @@ def check_writable(folder: Path, *, mend: str = "choose another path (PEARL_RUNS
             pass
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({reason(error)}); {remedy(error, mend)}") from None
+
+
+def check_output(output: Path, endings: Sequence[str], what: str) -> None:
+    """See that a page or table (`what`) can be written to a name, before any work is done for it.
+
+    Raises:
+        ReportError: a folder, or a name with none of these endings, as that of a run's results.
+        RunError: it cannot be written there.
+    """
+    if output.is_dir():
+        raise ReportError(f"{output}: is a folder; give the {what} a name in it")
+    if output.suffix.lower() not in endings:
+        raise ReportError(f"{output}: give the {what} a name that ends in {', '.join(endings)}")
+    check_writable(output.parent, mend="choose another place with -o")
 
 
 def open_regular(path: str | Path) -> BinaryIO:

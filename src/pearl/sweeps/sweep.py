@@ -19,13 +19,13 @@ from typing import Any
 
 import yaml
 
-from pearl.errors import ConfigError, ReportError, counted, printable
-from pearl.reports.text import duration, markdown
+from pearl.errors import ConfigError, counted, printable
+from pearl.reports.text import duration
 from pearl.settings.config import parse_overrides
-from pearl.storage.files import FORMAT, check_writable, write_file
+from pearl.storage.files import FORMAT, check_output, write_file
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory, State
-from pearl.storage.sheets import aligned
+from pearl.storage.sheets import aligned, mean_and_std, rows_as_markdown
 from pearl.sweeps.jobs import Job, Outcome, check
 from pearl.yaml_io import parse_yaml
 
@@ -254,34 +254,20 @@ def cells(sweep: Sweep, table: Sequence[Row]) -> list[list[str]]:
     """Return the table as text, with a header."""
     head = [*(sweep.axes or ["recipe"]), "n", *COLUMNS.values()]
     lines = [
-        [*(row.point.values() or [sweep.recipe]), str(len(row.runs)), *(_cell(*row.values[key]) for key in COLUMNS)]
+        [
+            *(row.point.values() or [sweep.recipe]),
+            str(len(row.runs)),
+            *(mean_and_std(*row.values[key]) for key in COLUMNS),
+        ]
         for row in table
     ]
     return [head, *lines]
-
-
-def _cell(mean: float | None, std: float | None) -> str:
-    if mean is None:
-        return "-"
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
 
 
 def page(sweep: Sweep, table: Sequence[Row]) -> str:
     """Return the table for a terminal."""
     shown = [[printable(cell) for cell in line] for line in cells(sweep, table)]
     return f"{aligned(shown)}\n\nmean ± standard deviation over n seeds; accuracies in %"
-
-
-def check_output(output: Path) -> None:
-    """Check that a table can be written to this path.
-
-    Raises:
-        ReportError: it is a folder, or its suffix has no format.
-        RunError: it cannot be written.
-    """
-    if output.is_dir() or output.suffix.lower() not in FORMATS:
-        raise ReportError(f"{output}: give the table a name that ends in {', '.join(FORMATS)}")
-    check_writable(output.parent, mend="choose another path with -o")
 
 
 def write(sweep: Sweep, table: Sequence[Row], output: Path) -> Path:
@@ -291,7 +277,7 @@ def write(sweep: Sweep, table: Sequence[Row], output: Path) -> Path:
         ReportError: unknown suffix.
         RunError: it cannot be written.
     """
-    check_output(output)
+    check_output(output, FORMATS, "table")
     text = {".csv": _csv, ".md": _markdown, ".json": _json}[output.suffix.lower()](sweep, table)
     write_file(output, text.encode(), mend="choose another path with -o")
     return output
@@ -313,7 +299,7 @@ def _csv(sweep: Sweep, table: Sequence[Row]) -> str:
 
 
 def _markdown(sweep: Sweep, table: Sequence[Row]) -> str:
-    return markdown(cells(sweep, table)) + "\n"
+    return rows_as_markdown(cells(sweep, table)) + "\n"
 
 
 def _json(sweep: Sweep, table: Sequence[Row]) -> str:

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from pearl.errors import ConfigError
 from pearl.reports import plots
 from pearl.reports.parts import Chapter, Figure, Link, Part, Table, bar_figure, curve_figure, render
-from pearl.reports.text import markdown
-from pearl.storage.files import check_writable, write_file
-from pearl.storage.sheets import aligned, rows_as_csv
+from pearl.storage.files import check_output, write_file
+from pearl.storage.sheets import aligned, rows_as_csv, rows_as_markdown
 from pearl.tables import spec, words
 from pearl.tables.values import Cell, Filled
 
@@ -25,24 +23,10 @@ def write(filled: Filled, output: Path) -> Path:
         ConfigError: unknown suffix.
         RunError: it cannot be written.
     """
-    check_output(output)
+    check_output(output, [*FORMATS], "table")
     text = FORMATS[output.suffix.lower()](filled, output.parent)
     write_file(output, text.encode("utf-8", "replace"), mend="choose another path with -o")
     return output
-
-
-def check_output(output: Path) -> None:
-    """Check that a table can be written to a file, before any run.
-
-    Raises:
-        ConfigError: it is a folder, or its suffix is unknown.
-        RunError: it cannot be written.
-    """
-    if output.is_dir():
-        raise ConfigError(f"-o {output}: is a folder; give a file in it")
-    if output.suffix.lower() not in FORMATS:
-        raise ConfigError(f"-o {output}: give it a name that ends in {', '.join(FORMATS)}")
-    check_writable(output.parent, mend="choose another path with -o")
 
 
 def page(filled: Filled) -> str:
@@ -73,11 +57,11 @@ def _markdown(filled: Filled, folder: Path) -> str:
     table = filled.table
     parts = [f"# {table.title}", "", " ".join(words.about(filled)), ""]
     if body := words.lines(filled):
-        parts += [markdown([words.head(filled), *body]), "", words.READING, ""]
+        parts += [rows_as_markdown([words.head(filled), *body]), "", words.READING, ""]
     for title, rows in words.vectors(filled):
-        parts += [f"## {title}", "", markdown(rows), ""]
+        parts += [f"## {title}", "", rows_as_markdown(rows), ""]
     if verdicts := words.verdicts(filled):
-        parts += ["## Does it hold here?", "", markdown([words.VERDICT, *verdicts]), ""]
+        parts += ["## Does it hold here?", "", rows_as_markdown([words.VERDICT, *verdicts]), ""]
     if notes := words.notes(filled):
         parts += [f"- {note}" for note in notes] + [""]
     if filled.runs:

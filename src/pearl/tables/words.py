@@ -9,6 +9,7 @@ from pearl.errors import RunError, counted
 from pearl.reports.parts import shown
 from pearl.reports.text import duration
 from pearl.storage.run_directory import RunDirectory
+from pearl.storage.sheets import mean_and_std
 from pearl.tables.spec import Column, Row
 from pearl.tables.values import Cell, Filled
 
@@ -42,9 +43,8 @@ def _ours(cell: Cell, column: Column) -> str:
         return ""
     if cell.counted:
         return shown(float(cell.mean)) if not column.metric.startswith("settings.") else f"{cell.mean:g}"
-    spread = "" if cell.std is None else f" ± {cell.std:.2f}"
     wanted = f" of {cell.n + len(cell.missing)}" if cell.missing else ""
-    return f"{cell.mean:.2f}{spread} (n={cell.n}{wanted})"
+    return f"{mean_and_std(cell.mean, cell.std)} (n={cell.n}{wanted})"
 
 
 def _apart(filled: Filled, cell: Cell) -> str:
@@ -151,7 +151,5 @@ def vectors(filled: Filled) -> list[tuple[str, Lines]]:
 
 def _texts(cell: Cell, count: int) -> list[str]:
     spread = cell.std if cell.std is not None else [None] * len(cell.mean)
-    texts = [
-        f"{mean:.2f}" + ("" if std is None else f" ± {std:.2f}") for mean, std in zip(cell.mean, spread, strict=True)
-    ]
+    texts = [mean_and_std(mean, std) for mean, std in zip(cell.mean, spread, strict=True)]
     return texts + [""] * (count - len(texts))

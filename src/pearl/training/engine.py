@@ -1,13 +1,12 @@
 """The one training loop. A method yields phases; the engine trains each of them on Lightning Fabric."""
 
 import atexit
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -20,12 +19,12 @@ from pearl.nn.fast.convolutions import FastConvolutions, has_slow
 from pearl.nn.layout import placed
 from pearl.nn.precision import computes_bf16
 from pearl.settings.config import ModelConfig
-from pearl.settings.sections import PhaseConfig
 from pearl.training.content import digest
 from pearl.training.graphs import GraphedStep, Recorder
 from pearl.training.kept import Kept
 from pearl.training.machine import machine
 from pearl.training.optimizers import Course, Optimizers, learning_rate, make_optimizers, set_rate, take_over
+from pearl.training.phase_training import PhaseModule, Training, mean_loss
 from pearl.training.replay import Progress, Replay, Scene
 from pearl.training.world import World, kind_of, leave, make_fabric
 
@@ -121,94 +120,140 @@ class Engine:
         return seconds
 
     def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
-        """Train one phase. Randomness depends only on seed, task, position of the phase, and epoch."""
+        """Train one phase. Randomness depends on seed, task, position of the phase, and epoch alone."""
+        handed, self._handed = self._handed, []
+        training = self._prepared(method, task, phase, position, handed)
+        step: Callable[[Batch], Tensor] = partial(self.train_step, training)
+        if self.recorder and phase.steady:
+            step = GraphedStep(step, self.recorder())
+        scene, steps = Scene(method, phase, training.optimizers), training.course.steps
+        with ExitStack() as stack:
+            stack.enter_context(self._tensor_float32())
+            key = "" if handed else self._key(training)
+            progress = replay.restore(training.at, scene, key)
+            stored = progress.done
+            if self.kept and key and not stored:
+                claim = self.kept.claimed(key, phase.reads, steps, self.world, self._note(task))
+                progress = stack.enter_context(claim) or progress
+            self._announce(training, progress, stored)
+            stack.enter_context(replay.training())
+            training.began = time.perf_counter() - progress.seconds
+            while progress.done < steps:
+                for _ in self._train_epoch(training, step, progress):
+                    if replay.due():
+                        progress.seconds = time.perf_counter() - training.began
+                        replay.store(training.at, scene, progress, finished=False)
+                if progress.done < steps and replay.due():  # an epoch's end is stored after it is reported
+                    replay.store(training.at, scene, progress, finished=False)
+            for parameter in phase.trained:
+                parameter.grad = None  # what is frozen from now on keeps no gradient
+            if self.kept and progress.key and not progress.reused and self.world.first:
+                self.kept.keep(phase.name, phase.reads, progress, self._note(task))
+            if stored != steps:
+                replay.store(training.at, scene, progress, finished=True)
+        phase.seconds = progress.seconds
+
+    def _train_epoch(self, training: Training, step: Callable[[Batch], Tensor], progress: Progress) -> Iterator[None]:
+        """Train an epoch, or what is left of it, and report it; yield between two of its steps."""
+        task, phase, course, settings = training.task, training.phase, training.course, training.settings
+        started = time.perf_counter()
+        epoch, skip = divmod(progress.done, course.per_epoch)
+        seed = fold(self.config.seed, *training.at, epoch)
+        if not skip:
+            torch.manual_seed(self.world.own(seed))  # for dropout and whatever else a loss draws
+        for batch in training.data.batches(settings.batch_size, seed, skip=skip):
+            set_rate(training.optimizers, learning_rate(settings, course, progress.done))
+            progress.losses.append(step(batch))
+            progress.done += 1
+            phase.done = progress.done
+            if phase.after_step:
+                phase.after_step(batch)
+            self.observer.step(progress.done, course.steps)
+            if progress.done == course.steps:
+                break
+            if progress.done % course.per_epoch:
+                yield
+        lr = learning_rate(settings, course, progress.done - 1)
+        facts = {"epoch": epoch + 1, "lr": lr, "loss": mean_loss(progress, task, phase, epoch, lr)}
+        now = time.perf_counter()
+        facts["seconds"], progress.seconds = round(now - started, 3), now - training.began
+        self.observer.event("epoch", task=task.id, phase=phase.name, **facts)
+        progress.losses = []
+        progress.epochs.append(facts)
+
+    def train_step(self, training: Training, batch: Batch) -> Tensor:
+        """Change the phase's parameters by one batch; return its loss, the mean over all processes."""
+        phase, clip = training.phase, training.settings.clip
+        loss = self.forward_backward_step(training, batch)
+        if clip is not None:
+            self.fabric.clip_gradients(training.module, training.wrapped[0], max_norm=clip, error_if_nonfinite=False)
+        before = [parameter.detach().clone() for parameter in phase.trained] if phase.project else []
+        for optimizer in training.wrapped:
+            optimizer.step()
+        if phase.project:
+            with torch.no_grad():
+                phase.project(before)
+        return self.world.mean(loss.detach())
+
+    def forward_backward_step(self, training: Training, batch: Batch) -> Tensor:
+        """Compute the loss of a batch and its gradients; return the loss."""
+        for optimizer in training.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        with training.kernels():
+            loss = training.module(batch)
+        self.fabric.backward(loss)
+        if training.phase.after_backward:
+            training.phase.after_backward()
+        return loss
+
+    def _prepared(self, method: Method, task: Task, phase: Phase, position: int, handed: Optimizers) -> Training:
+        """Return what training a phase needs; `handed` are optimizers that the phase before hands on."""
         settings, data = self.config.train.phase(phase.name), phase.data or task
         changes = settings.images.model_dump(exclude_unset=True)
         if changes and isinstance(data, Task):
             data = data.viewed(data.view.with_changes(changes))
         course = Course.of(settings, len(data), self.config.engine.max_steps)
-        recorder = self.recorder if phase.steady else None
-        optimizers = make_optimizers(settings, phase.groups, self.fabric.device, graphed=recorder is not None)
-        handed, self._handed = self._handed, optimizers if phase.hands_on else []
+        graphed = self.recorder is not None and phase.steady
+        optimizers = make_optimizers(settings, phase.groups, self.fabric.device, graphed=graphed)
         take_over(optimizers, handed)
-        step = self._step(method, phase, settings, optimizers)
-        if recorder:
-            step = GraphedStep(step, recorder())
+        self._handed = optimizers if phase.hands_on else []
+        module, *wrapped = self.fabric.setup(PhaseModule(phase, self.world), *optimizers)
+        kernels = self.kernels(method, phase.extra)
         method.train()
         if phase.extra is not None:
             phase.extra.train()
-        at, scene = (task.id, position), Scene(method, phase, optimizers)
-        with ExitStack() as alone:
-            alone.enter_context(self._tensor_float32())
-            key = "" if handed else self._key(method, task, phase, position, settings, course)
-            progress = replay.restore(at, scene, key)
-            begun = {"images": len(data), "trained": sum(p.numel() for p in phase.trained), "done": progress.done}
-            if self.kept and key and not progress.done:
-                claim = self.kept.claimed(key, phase.reads, course.steps, self.world, self._note(task))
-                progress = alone.enter_context(claim) or progress
-            phase.done, phase.planned, phase.reused = progress.done, course.steps, progress.reused
-            phase.per_epoch = course.per_epoch
-            again = {"reused": progress.seconds} if progress.reused else {}
-            self.observer.event("phase", task=task.id, phase=phase.name, steps=course.steps, **begun, **again)
-            if progress.done > begun["done"]:  # the phase was trained before; the rest of the run does not see this
-                for facts in progress.epochs:
-                    self.observer.event("epoch", task=task.id, phase=phase.name, **facts)
-                self.observer.step(progress.done, course.steps)
-            alone.enter_context(replay.training())
-            before = progress.seconds - time.perf_counter()
-            while progress.done < course.steps:
-                started = time.perf_counter()
-                epoch, skip = divmod(progress.done, course.per_epoch)
-                seed = fold(self.config.seed, task.id, position, epoch)
-                if not skip:
-                    torch.manual_seed(self.world.own(seed))  # for dropout and other random numbers of a loss
-                for batch in data.batches(settings.batch_size, seed, skip=skip):
-                    set_rate(optimizers, learning_rate(settings, course, progress.done))
-                    progress.losses.append(step(batch))
-                    progress.done += 1
-                    phase.done = progress.done
-                    if phase.after_step:
-                        phase.after_step(batch)
-                    self.observer.step(progress.done, course.steps)
-                    if progress.done == course.steps:
-                        break
-                    if progress.done % course.per_epoch and replay.due():
-                        progress.seconds = before + time.perf_counter()
-                        replay.store(at, scene, progress, finished=False)
-                lr = learning_rate(settings, course, progress.done - 1)
-                facts = {"epoch": epoch + 1, "lr": lr, "loss": mean_loss(progress, task, phase, epoch, lr)}
-                now = time.perf_counter()
-                facts["seconds"], progress.seconds = round(now - started, 3), before + now
-                self.observer.event("epoch", task=task.id, phase=phase.name, **facts)
-                progress.losses = []
-                progress.epochs.append(facts)
-                if progress.done < course.steps and replay.due():  # checkpoints follow the events of an epoch's end
-                    replay.store(at, scene, progress, finished=False)
-            for parameter in phase.trained:
-                parameter.grad = None  # parameters that are frozen from now on keep no gradient
-            if self.kept and progress.key and not progress.reused and self.world.first:
-                self.kept.keep(phase.name, phase.reads, progress, self._note(task))
-            if begun["done"] != course.steps:
-                replay.store(at, scene, progress, finished=True)
-        phase.seconds = progress.seconds
+        return Training(method, task, phase, position, data, settings, course, optimizers, module, wrapped, kernels)
 
-    def _key(
-        self, method: Method, task: Task, phase: Phase, position: int, settings: PhaseConfig, course: Course
-    ) -> str:
-        """Return the digest of a phase, see `content.digest`; empty if it is not to be cached."""
+    def _announce(self, training: Training, progress: Progress, stored: int) -> None:
+        """Tell the phase and the observer where the phase begins; `stored` steps were made before."""
+        task, phase, course = training.task, training.phase, training.course
+        phase.done, phase.planned, phase.reused = progress.done, course.steps, progress.reused
+        phase.per_epoch = course.per_epoch
+        trained = sum(parameter.numel() for parameter in phase.trained)
+        begun = {"images": len(training.data), "trained": trained, "done": stored}
+        again = {"reused": progress.seconds} if progress.reused else {}
+        self.observer.event("phase", task=task.id, phase=phase.name, steps=course.steps, **begun, **again)
+        if progress.done > stored:  # it was trained before, of which the rest of the run sees nothing
+            for facts in progress.epochs:
+                self.observer.event("epoch", task=task.id, phase=phase.name, **facts)
+            self.observer.step(progress.done, course.steps)
+
+    def _key(self, training: Training) -> str:
+        """What decides the result of a phase, see `content.digest`; empty if it is not to be kept."""
+        method, phase = training.method, training.phase
         if not (self.kept and phase.reads and type(self) is Engine):
             return ""
         facts = {
-            "place": [self.config.seed, task.id, position],
-            "settings": settings.model_dump(mode="json"),
-            "course": asdict(course),
+            "place": [self.config.seed, *training.at],
+            "settings": training.settings.model_dump(mode="json"),
+            "course": asdict(training.course),
             "precision": self.precision,
             "channels_last": self.config.engine.channels_last,
             "graphs": self.recorder is not None,
             "kernels": self.kernels(method, phase.extra) is FastConvolutions,
             "machines": self.world.gather(machine(self.fabric.device)),
         }
-        return self.world.same(digest(phase, task, facts) if self.world.first else "")
+        return self.world.same(digest(phase, training.task, facts) if self.world.first else "")
 
     @contextmanager
     def _tensor_float32(self) -> Iterator[None]:
@@ -235,51 +280,6 @@ class Engine:
 
     def _note(self, task: Task) -> Callable[[str], None]:
         return lambda text: self.observer.event("note", task=task.id, text=text)
-
-    def _step(
-        self, method: Method, phase: Phase, settings: PhaseConfig, optimizers: Optimizers
-    ) -> Callable[[Batch], Tensor]:
-        """Run one step of a phase, from a batch to its loss."""
-        module, *own = self.fabric.setup(_Step(phase, self.world), *optimizers)
-        kernels = self.kernels(method, phase.extra)
-
-        def step(batch: Batch) -> Tensor:
-            for optimizer in optimizers:
-                optimizer.zero_grad(set_to_none=True)
-            with kernels():
-                loss = module(batch)
-            self.fabric.backward(loss)
-            if phase.after_backward:
-                phase.after_backward()
-            if settings.clip is not None:
-                self.fabric.clip_gradients(module, own[0], max_norm=settings.clip, error_if_nonfinite=False)
-            before = [parameter.detach().clone() for parameter in phase.trained] if phase.project else []
-            for optimizer in own:
-                optimizer.step()
-            if phase.project:
-                with torch.no_grad():
-                    phase.project(before)
-            return self.world.mean(loss.detach())
-
-        return step
-
-
-def mean_loss(progress: Progress, task: Task, phase: Phase, epoch: int, lr: float) -> float:
-    """Return the mean of an epoch's losses; the host waits for the device, once per epoch.
-
-    Raises:
-        TrainingError: one of them is not finite.
-    """
-    values = torch.stack(progress.losses).float().tolist()
-    for index, value in enumerate(values):
-        if not math.isfinite(value):
-            step = progress.done - len(values) + index
-            raise TrainingError(
-                f"loss became {value} in task {task.id + 1} ({task.name}), phase {phase.name}, epoch {epoch + 1}, "
-                f"step {step + 1}, lr {lr:g}; earlier tasks are stored; lower "
-                f"train.phases.{phase.name}.lr or set train.phases.{phase.name}.clip=1"
-            )
-    return sum(values) / len(values)
 
 
 @contextmanager
@@ -329,25 +329,3 @@ def _product_seconds(dtype: torch.dtype) -> float:
         matrix @ matrix
         seconds.append(time.process_time() - started)
     return min(seconds)
-
-
-class _Step(nn.Module):
-    """A phase as the module that Fabric wraps: its parameters are the phase's, its forward is the phase's loss.
-
-    With several ranks it is the loss on this rank's share of the batch, weighted so that the mean over ranks is the
-    batch's loss.
-    """
-
-    def __init__(self, phase: Phase, world: World) -> None:
-        super().__init__()
-        self.params = nn.ParameterList(phase.trained)
-        self.loss = phase.loss
-        self.world = world
-
-    def forward(self, batch: Batch) -> Tensor:
-        batch = Batch(*batch)
-        if self.world.size == 1:
-            return self.loss(batch)
-        mine, weight = self.world.share(batch)
-        with self.world.shared_statistics(weight):
-            return weight * self.loss(mine)

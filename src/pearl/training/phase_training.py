@@ -1,0 +1,81 @@
+"""A phase while it is trained: what a step needs, and the loss of an epoch."""
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pearl.data.batches import Batch, Batches, Task
+from pearl.errors import TrainingError
+from pearl.methods.base import Method, Phase
+from pearl.settings.sections import PhaseConfig
+from pearl.training.optimizers import Course, Optimizers
+from pearl.training.replay import Progress
+from pearl.training.world import World
+
+
+class PhaseModule(nn.Module):
+    """A phase as the module Fabric sets up: its parameters are the phase's, its forward is the phase's loss.
+
+    With other ranks it is the loss on this one's share of the batch, weighted so that their mean is the batch's loss.
+    """
+
+    def __init__(self, phase: Phase, world: World) -> None:
+        super().__init__()
+        self.params = nn.ParameterList(phase.trained)
+        self.loss = phase.loss
+        self.world = world
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch."""
+        batch = Batch(*batch)
+        if self.world.size == 1:
+            return self.loss(batch)
+        mine, weight = self.world.share(batch)
+        with self.world.shared_statistics(weight):
+            return weight * self.loss(mine)
+
+
+@dataclass
+class Training:
+    """A phase while it is trained: where it is in the run, what it learns from, and what a step needs."""
+
+    method: Method
+    task: Task
+    phase: Phase
+    position: int  # of the phase in its task
+    data: Batches
+    settings: PhaseConfig
+    course: Course
+    optimizers: Optimizers
+    module: nn.Module  # the phase's loss, as Fabric sets it up
+    wrapped: list[Any]  # the optimizers, as Fabric sets them up
+    kernels: Callable[[], AbstractContextManager[object]]
+    began: float = 0.0  # on the clock of `time.perf_counter`, as if all its steps were made without a break
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """Task, and position of the phase in it."""
+        return self.task.id, self.position
+
+
+def mean_loss(progress: Progress, task: Task, phase: Phase, epoch: int, lr: float) -> float:
+    """The mean of an epoch's losses, for which the host waits for the device, once an epoch.
+
+    Raises:
+        TrainingError: one of them is not finite.
+    """
+    values = torch.stack(progress.losses).float().tolist()
+    for index, value in enumerate(values):
+        if not math.isfinite(value):
+            step = progress.done - len(values) + index
+            raise TrainingError(
+                f"loss became {value} in task {task.id + 1} ({task.name}), phase {phase.name}, epoch {epoch + 1}, "
+                f"step {step + 1}, lr {lr:g}; tasks before it are kept; lower "
+                f"train.phases.{phase.name}.lr or set train.phases.{phase.name}.clip=1"
+            )
+    return sum(values) / len(values)
