@@ -250,8 +250,8 @@ def _add_learning(app: FastAPI, server: Server) -> None:
         pixels = await server.decoder.pixels(shown)
         task = class_name(options.task or server.task_name(labels))
         try:
-            choices = {"task": task, "fast": options.fast, "allow_new_style": options.allow_new_style}
-            job = server.teacher.start(pixels, labels, **choices)
+            how: dict[str, Any] = {"task": task, "fast": options.fast, "allow_new_style": options.allow_new_style}
+            job = server.teacher.start(pixels, labels, **how)
         except Unavailable:
             raise HTTPException(409, "the model is learning already; wait for that job, or cancel it") from None
         return Begun(id=job.id, task=task, events=f"/v1/jobs/{job.id}/events")

@@ -51,7 +51,7 @@ def describe(model: Model) -> dict[str, Any]:
 
 
 def _accuracy(estimate: dict[str, Any] | None) -> float | None:
-    return estimate and percent(sum(estimate["class_il"]), sum(estimate["total"]))
+    return None if estimate is None else percent(sum(estimate["class_il"]), sum(estimate["total"]))
 
 
 def outcome_facts(outcome: Outcome | None) -> dict[str, Any] | None:

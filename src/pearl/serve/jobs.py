@@ -96,7 +96,7 @@ class Teacher:
             for old in [*self.jobs][: max(0, len(self.jobs) + 1 - KEPT)]:
                 del self.jobs[old]
             self.jobs[job.id], self._cancelled = job, False
-            request = {"labels": [*labels], "shape": images.shape, "task": task, "method": self.method}
+            request: dict[str, Any] = {"labels": [*labels], "shape": images.shape, "task": task, "method": self.method}
             request |= {"fast": fast, "allow_new_style": allow_new_style}
             self._thread = threading.Thread(target=self._run, args=(job.id, images, request), name="teacher")
             self._thread.start()
@@ -133,7 +133,7 @@ class Teacher:
             reads, writes = os.pipe()
             with os.fdopen(reads, "rb") as reports:
                 with os.fdopen(writes, "wb") as out:
-                    process = launch.child([str(self.path), self.device], {}, out, module="pearl.serve.teach")
+                    process: Any = launch.child([str(self.path), self.device], {}, out, module="pearl.serve.teach")
                 with self._lock:
                     self._process = process
                     if self._cancelled:

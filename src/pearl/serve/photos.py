@@ -5,7 +5,7 @@ import base64
 import io
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import HTTPException, Request
@@ -43,7 +43,7 @@ class Question(Strict):
     """One photo or several, as Hugging Face's inference takes them."""
 
     inputs: Base64 | Annotated[list[Base64], Field(min_length=1, max_length=MOST)]
-    parameters: Parameters = Field(default_factory=Parameters)
+    parameters: Parameters = Parameters(top_k=TOP)
 
 
 class Example(Strict):
@@ -113,7 +113,7 @@ async def lesson(request: Request) -> tuple[list[Photo], list[str], Lesson]:
         flags = {name: words.pop(name).lower() for name in ("fast", "allow_new_style") if name in words}
         if wrong := [name for name, value in flags.items() if value not in ("true", "false")]:
             raise HTTPException(400, f"{wrong[0]}: send true or false")
-        options = {**words, **{name: value == "true" for name, value in flags.items()}}
+        options: dict[str, Any] = {**words, **{name: value == "true" for name, value in flags.items()}}
         examples = [{"image": "", "label": label} for label in labels]
         given = _checked(lambda: Lesson.model_validate({"images": examples, **options}))
     else:

@@ -100,7 +100,8 @@ class Predictor:
         """All requests that wait, up to a batch's size but at least one; nothing once it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._requests or not self._open)
-            batch, size = [], 0
+            batch: list[Request] = []
+            size = 0
             while self._open and self._requests and (not batch or size + len(self._requests[0][0]) <= BATCH):
                 batch.append(self._requests.popleft())
                 size += len(batch[-1][0])
