@@ -142,7 +142,6 @@ class Teacher:
                     process.stdin.write(json.dumps(request).encode() + b"\n")
                     process.stdin.write(np.ascontiguousarray(images).data)
                     process.stdin.flush()
-                del images
                 error = self._follow(job_id, reports)
             code = process.wait()
             with suppress(BrokenPipeError):
