@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--width", type=int, default=64, help="channels of the ResNet-18")
+    parser.add_argument("--width", type=int, default=32, help="channels of the ResNet-18")
     parser.add_argument("--size", type=int, default=32, help="pixels")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -48,6 +48,7 @@ NOT_QUICK |= {
     "test_real_images",
 }
 NOT_QUICK |= {"test_model", "test_own_methods", "test_old_files", "test_attacked", "test_examples", "test_gpu_queue"}
+NOT_QUICK |= {"test_predictions", "test_jobs", "test_page", "test_serving_elsewhere"}
 NOT_QUICK |= {"test_devices", "test_fake_device", "test_heartbeat", "test_output", "test_slurm"}
 QUICK_METHODS = ("pearl", "finetune", "er", "lwf", "ncm", "packnet", "l2p", "seqlora")  # one of each family
 

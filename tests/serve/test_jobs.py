@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import os
 import shutil
 import signal
@@ -193,6 +194,8 @@ def test_a_server_that_is_killed_loses_nothing(one, scratch, tmp_path):
     assert second.wait(timeout=30) == 0
     second.stdout.close()
     assert weights_of(one) == expected
+    written = [json.loads(line) for line in (one / "events.jsonl").read_text().splitlines()]
+    assert any(event.get("done", 0) > 0 for event in written if event["event"] == "phase"), "it went on, not anew"
 
 
 WRONG = {

@@ -143,7 +143,6 @@ class Teacher:
                     stdin.write(json.dumps(request).encode() + b"\n")
                     stdin.write(np.ascontiguousarray(images).data)
                     stdin.flush()
-                del images
                 error = self._follow(job_id, reports)
             code = process.wait()
             with suppress(BrokenPipeError):
