@@ -91,7 +91,7 @@ def png(image: np.ndarray, side: int) -> bytes:
 
 
 def in_python(path: Path, files: list[bytes]) -> tuple[Answers, float]:
-    """What a model says of each photo, and how many it predicts in a second."""
+    """Return predictions for each photo, and the number of photos per second."""
     model = pearl.load(path, device="cpu")
     many = files * 5
     model.predict([Image.open(io.BytesIO(file)) for file in files[:2]])

@@ -141,7 +141,7 @@ def test_an_unknown_group_is_one_line(grouped):
         with pytest.raises(ConfigError, match=rf"train\.phases\.groups\.groups\.{group}: no such group; {hint}"):
             config(method=grouped, train={"phases": {"groups": {"groups": {group: {"lr": 1}}}}})
     with pytest.raises(
-        ConfigError, match=r"train\.phases\.finetune\.groups\.head: no such group; its parameters are in"
+        ConfigError, match=r"train\.phases\.finetune\.groups\.head: no such group; its parameters have no groups"
     ):
         config(train={"phases": {"finetune": {"groups": {"head": {"lr": 1}}}}})
     with pytest.raises(ConfigError, match=r"groups\.head\.lr: input should be greater than 0"):

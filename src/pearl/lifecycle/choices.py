@@ -17,7 +17,7 @@ Backbone = str | dict[str, Any] | None  # a name, or a name with options
 
 @dataclass(frozen=True, kw_only=True)
 class LearnOptions:
-    """How a model learns a task; `pearl.learn` says what each option means.
+    """Options of learning a task; `pearl.learn` explains each.
 
     Raises:
         ConfigError: an option of another type.

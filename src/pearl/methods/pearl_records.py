@@ -1,4 +1,4 @@
-"""What PEARL records of a task: how much of the network it adapts, and each layer's threshold and rank."""
+"""Records of PEARL about a task: how much of the network it adapts, and each layer's threshold and rank."""
 
 import math
 from typing import Any

@@ -16,7 +16,7 @@ from pearl.nn.lowrank import Target
 
 
 def in_training(method: LowRankNetworks, t: int) -> Network:
-    """Task t's sub-network as it is trained: the same function, on a CPU with thin updates beside layers."""
+    """Return task t's sub-network for training: the same function, on a CPU with parallel low-rank branches."""
     thin: dict[Target, Beside] = {}
     for target in method.targets if method.fast else ():
         layer = target.parameter.removesuffix(".weight")
@@ -31,7 +31,7 @@ def in_training(method: LowRankNetworks, t: int) -> Network:
 
 
 def at_once(method: LowRankNetworks) -> tuple[Network, int] | None:
-    """Of a ViT, all sub-networks in one batch; the updates are not merged at all. See `Method.at_once`."""
+    """Return all sub-networks of a ViT in one batch; the updates are not merged. See `Method.at_once`."""
     names = [target.parameter.removesuffix(".weight") for target in method.targets]
     chosen = list(range(len(method.heads))) if method.chain is None else method.chain.births
     if method.norms or not stackable(method.backbone, names) or len(chosen) <= method.first_adapted:

@@ -55,7 +55,7 @@ class LowRankNetworks(SubNetworks):
 
     @property
     def low_rank(self) -> list[Target]:
-        """The targets whose updates have a rank; the others' are whole (`dense`)."""
+        """Return the targets with low-rank updates; the others have full copies (`dense`)."""
         return [target for target in self.targets if not target.dense]
 
     def start_updates(self, t: int, probe: nn.Module, choices: dict[str, Choice]) -> list[nn.Parameter]:
@@ -109,16 +109,17 @@ class LowRankNetworks(SubNetworks):
         return {name: Choice(len(left[name][0]), choice.full, 1.0) for name, choice in none.items()}
 
     def matrices(self, probe: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
-        """Of every low-rank target its weights in the reference and in the probe, as matrices."""
+        """Return the weights of every low-rank target in the reference and in the probe, as matrices."""
         reference, tuned = dict(self.backbone.named_parameters()), dict(probe.named_parameters())
         return {each.label: (self._matrix(each, reference), self._matrix(each, tuned)) for each in self.low_rank}
 
     def weights(
         self, t: int, without: Collection[Target] = (), updates: Mapping[str, tuple[Tensor, Tensor]] | None = None
     ) -> dict[str, Tensor]:
-        """What task t's sub-network has different from the reference, by the backbone's own names.
+        """Return the weights of task t's sub-network that differ from the reference, by the backbone's names.
 
-        With `updates` A and B of each low-rank target, by label and with their scale, are in the place of its own.
+        `updates` are A and B of each low-rank target, by label and including the scale, to use instead of the stored
+        ones.
         """
         changed = {name: self.tensors[f"{t}.norm.{name}"] for name in self.norms}
         changed |= {name: self.statistics[f"{t}.norm.{name}"] for name in self.norm_statistics}
@@ -160,7 +161,7 @@ class LowRankNetworks(SubNetworks):
         return self.backbone, self.weights(t) if self.is_adapted(t) else {}
 
     def is_adapted(self, t: int) -> bool:
-        """Whether task t has updates of its own."""
+        """Return True if task t has its own updates."""
         return f"{t}.threshold" in self.statistics
 
     def _check_biases(self) -> None:

@@ -54,7 +54,7 @@ class Begun(BaseModel):
 
 
 class Problem(BaseModel):
-    """What is wrong, in one line."""
+    """An error, in one line."""
 
     error: str
 
@@ -187,7 +187,7 @@ def _add_predictions(app: FastAPI, server: Server) -> None:
                 {
                     "name": "top_k",
                     "in": "query",
-                    "description": "classes of each photo, where the body is no JSON",
+                    "description": "classes of each photo, if the body is not JSON",
                     "schema": {"type": "integer", "minimum": 1, "maximum": 1000, "default": photos.TOP},
                 }
             ],
@@ -267,15 +267,15 @@ def _add_learning(app: FastAPI, server: Server) -> None:
         """Its state, its progress, and how good the model is once it is done."""
         return job_of(job_id).facts()
 
-    @app.get("/v1/jobs/{job_id}/events", summary="How far a job is, as it goes on", responses=_problems(404))
+    @app.get("/v1/jobs/{job_id}/events", summary="Progress of a job", responses=_problems(404))
     async def events(job_id: str) -> Response:
-        """Server-sent events: what `/v1/jobs/ID` answers, whenever it has changed, until the job has ended."""
+        """Server-sent events: the answer of `/v1/jobs/ID` after each change, until the job has ended."""
         job_of(job_id)
         return StreamingResponse(_events(server.teacher.jobs, job_id), media_type="text/event-stream")
 
     @app.delete("/v1/jobs/{job_id}", summary="Cancel a job", status_code=202, responses=_problems(404))
     async def cancel(job_id: str) -> dict[str, Any]:
-        """The model stays as it is. What was trained is kept: the same photos go on from there."""
+        """The model is unchanged. Finished steps are stored: the same photos resume there."""
         server.teacher.cancel(job_of(job_id).id)
         return job_of(job_id).facts()
 

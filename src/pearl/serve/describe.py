@@ -1,4 +1,4 @@
-"""What a model is and has learnt, as JSON for the page and for programs."""
+"""Description of a model and its tasks, as JSON for the page and for programs."""
 
 from dataclasses import asdict
 from typing import Any
@@ -53,7 +53,7 @@ def _accuracy(estimate: dict[str, Any] | None) -> float | None:
 
 
 def outcome_facts(outcome: Outcome | None) -> dict[str, Any] | None:
-    """How good a model is after its newest task, in percent; see `Outcome`."""
+    """Return the estimated accuracy of a model after its newest task, in percent; see `Outcome`."""
     if outcome is None:
         return None
     mistakes = [{"true": true, "predicted": said, "images": count} for true, said, count in outcome.mistakes]

@@ -1,7 +1,7 @@
-"""What every request passes before the application: who may ask, from where, and how much may be sent.
+"""Checks of every request before the application: access, origin, and size.
 
 A page of another site cannot reach a server on this machine. Its requests have its own `Origin`. A name of its own that
-leads to 127.0.0.1 (DNS rebinding) is no name of this server; an address in numbers cannot be led elsewhere.
+leads to 127.0.0.1 (DNS rebinding) is not a name of this server; a numeric address cannot be redirected.
 """
 
 import hmac

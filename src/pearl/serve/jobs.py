@@ -25,7 +25,7 @@ ENDED = ("done", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class Job:
-    """What is known of a job at one time; `version` counts the changes, so that equal ones are the same.
+    """State of a job at one time; `version` counts the changes.
 
     `photos` counts them by class. `done` of `total` are steps of `phase`, which may take `seconds_left` more.
     """
@@ -103,7 +103,7 @@ class Teacher:
         return job
 
     def cancel(self, job_id: str) -> None:
-        """Ask the process of a job to store what it has learnt and to end; the model stays as it is."""
+        """Ask the process of a job to store its progress and to end; the model is unchanged."""
         with self._lock:
             if self.current and self.current.id == job_id:
                 self._cancelled = True
@@ -157,7 +157,7 @@ class Teacher:
             self._change(job_id, **end)
 
     def _follow(self, job_id: str, reports: BinaryIO) -> str:
-        """Take in reports until there are no more; what went wrong, or the last words that were no report."""
+        """Read reports until the end; return the error, or the last lines that were not reports."""
         error, words, began, first = "", "", 0.0, 0
         for line in reports:
             try:
@@ -181,7 +181,7 @@ class Teacher:
         return error or words
 
     def _end(self, job_id: str, code: int, error: str) -> dict[str, Any]:
-        """How a job has ended whose process ended with a code; a grown model is loaded."""
+        """Return the end state of a job from the exit code of its process; load a new model."""
         if code == 0:
             self._change(job_id, state="loading", phase="", seconds_left=None)
             try:

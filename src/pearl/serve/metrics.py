@@ -21,7 +21,7 @@ class Metrics:
         self._seconds[path] += seconds  # type: ignore[assignment]  # a counter of fractions
 
     def text(self, counters: Mapping[str, float], gauges: Mapping[str, float]) -> str:
-        """What a scraper reads: these numbers, by names with labels, and the answers."""
+        """Return the text for Prometheus: these numbers, by names with labels, and the answers."""
         lines = _lines("counter", counters) + _lines("gauge", gauges)
         answers = {f'pearl_requests_total{{path="{p}",status="{s}"}}': n for (p, s), n in self._answers.items()}
         lines += _lines("counter", answers)

@@ -34,7 +34,7 @@ class Strict(BaseModel):
 
 
 class Parameters(Strict):
-    """How photos are predicted."""
+    """Options of a prediction."""
 
     top_k: int = Field(TOP, ge=1, le=1000, description="classes of each photo, best first")
 

@@ -42,7 +42,7 @@ class Predictor:
 
     @property
     def waiting(self) -> int:
-        """How many images are not predicted yet."""
+        """Return the number of images that wait for a prediction."""
         return self._waiting
 
     def predict(self, pixels: np.ndarray, top: int) -> "Future[list[Prediction]]":
@@ -79,7 +79,7 @@ class Predictor:
             try:
                 if batch:
                     self._answer(batch)
-            except BaseException as error:  # whoever waits is told, and the thread serves the next
+            except BaseException as error:  # waiting requests get the error, and the thread continues
                 for _, _, future in batch:
                     if not future.done():
                         future.set_exception(error)

@@ -66,8 +66,8 @@ def main() -> None:
 def _learn(path: Path, device: str, images: np.ndarray, job: dict[str, Any], report: Report) -> None:
     """Learn images (N, S, S, 3) uint8 with the labels of a job.
 
-    A task that was cut off is gone on with if it was of the same images. Otherwise it is thrown away if its images were
-    in memory as well: they are gone, so nobody else can go on with it either.
+    An interrupted task is resumed if its images are the same. Otherwise it is discarded if its images were in memory as
+    well: they are gone, so it cannot be resumed.
     """
     found = given((images, job["labels"]), images.shape[1], part="train")
     same = {"name": job["task"], "classes": [*found.classes], "fast": job["fast"]}

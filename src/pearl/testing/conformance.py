@@ -195,17 +195,17 @@ def shows_later_extension(make: Make) -> None:
 
 
 def shows_only_the_phase_changes(make: Make) -> None:
-    """Only the parameters that a phase names change in it, no other has a gradient, and it reads what it says."""
+    """Only the parameters of a phase change in it, no other has a gradient, and it reads only the declared modules."""
     wrong = course(make).wrong
     hold(not wrong, "; ".join(wrong))
 
 
 def shows_all_parameters_train(make: Make) -> None:
-    """Every parameter that a phase names moves in it, and none but the backbone's is as it was made in the end.
+    """Every parameter of a phase moves in it, and every parameter except the backbone's is trained at some point.
 
     No loss has gradients for a parameter that its phase does not train. Averages of weights follow the network and
-    differ from it. A phase in which a parameter may stay as it is stands in `may_rest` of the method, unless it has
-    masks or projections.
+    differ from it. `may_rest` of the method lists phases whose parameters may stay unchanged, unless they have masks or
+    projections.
     """
     idle = dict.fromkeys(course(make).idle)
     hold(not idle, "; ".join(idle))

@@ -146,7 +146,7 @@ class Engine:
                 if progress.done < steps and replay.due():  # an epoch's end is stored after it is reported
                     replay.store(training.at, scene, progress, finished=False)
             for parameter in phase.trained:
-                parameter.grad = None  # what is frozen from now on keeps no gradient
+                parameter.grad = None  # parameters that are frozen from now on keep no gradient
             if self.kept and progress.key and not progress.reused and self.world.first:
                 self.kept.keep(phase.name, phase.reads, progress, self._note(task))
             if stored != steps:
@@ -154,13 +154,13 @@ class Engine:
         phase.seconds = progress.seconds
 
     def _train_epoch(self, training: Training, step: Callable[[Batch], Tensor], progress: Progress) -> Iterator[None]:
-        """Train an epoch, or what is left of it, and report it; yield between two of its steps."""
+        """Train an epoch, or the rest of it, and report it; yield between two of its steps."""
         task, phase, course, settings = training.task, training.phase, training.course, training.settings
         started = time.perf_counter()
         epoch, skip = divmod(progress.done, course.per_epoch)
         seed = fold(self.config.seed, *training.at, epoch)
         if not skip:
-            torch.manual_seed(self.world.own(seed))  # for dropout and whatever else a loss draws
+            torch.manual_seed(self.world.own(seed))  # for dropout and other random numbers of a loss
         for batch in training.data.batches(settings.batch_size, seed, skip=skip):
             set_rate(training.optimizers, learning_rate(settings, course, progress.done))
             progress.losses.append(step(batch))
@@ -207,7 +207,7 @@ class Engine:
         return loss
 
     def _prepared(self, method: Method, task: Task, phase: Phase, position: int, handed: Optimizers) -> Training:
-        """Return what training a phase needs; `handed` are optimizers that the phase before hands on."""
+        """Return the state of training a phase; `handed` are optimizers from the phase before."""
         settings, data = self.config.train.phase(phase.name), phase.data or task
         changes = settings.images.model_dump(exclude_unset=True)
         if changes and isinstance(data, Task):
@@ -225,7 +225,7 @@ class Engine:
         return Training(method, task, phase, position, data, settings, course, optimizers, module, wrapped, kernels)
 
     def _announce(self, training: Training, progress: Progress, stored: int) -> None:
-        """Tell the phase and the observer where the phase begins; `stored` steps were made before."""
+        """Report the start of a phase to the phase and the observer; `stored` steps were made before."""
         task, phase, course = training.task, training.phase, training.course
         phase.done, phase.planned, phase.reused = progress.done, course.steps, progress.reused
         phase.per_epoch = course.per_epoch
@@ -233,13 +233,13 @@ class Engine:
         begun = {"images": len(training.data), "trained": trained, "done": stored}
         again = {"reused": progress.seconds} if progress.reused else {}
         self.observer.event("phase", task=task.id, phase=phase.name, steps=course.steps, **begun, **again)
-        if progress.done > stored:  # it was trained before, of which the rest of the run sees nothing
+        if progress.done > stored:  # the phase was trained before; the rest of the run does not see this
             for facts in progress.epochs:
                 self.observer.event("epoch", task=task.id, phase=phase.name, **facts)
             self.observer.step(progress.done, course.steps)
 
     def _key(self, training: Training) -> str:
-        """What decides the result of a phase, see `content.digest`; empty if it is not to be kept."""
+        """Return the digest of a phase, see `content.digest`; empty if it is not to be cached."""
         method, phase = training.method, training.phase
         if not (self.kept and phase.reads and type(self) is Engine):
             return ""

@@ -254,9 +254,9 @@ def measured(values: Tensor) -> Tensor:
 def usual(
     levels: Sequence[Tensor], locations: Sequence[Tensor], spreads: Sequence[Tensor], births: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Where the fits of each task's images lie by now, and how far apart, (T,) each; for the rest see `moved`.
+    """Return current mean and spread (T,) of the fits of each task's images; for the arguments see `moved`.
 
-    A task of which nothing was measured gets the mean of all others.
+    A task without measurements gets the mean of all others.
     """
     shift, wider = moved(levels, births)
     location, spread = torch.stack([*locations]) + shift, torch.stack([*spreads]) * wider
@@ -265,7 +265,7 @@ def usual(
 
 
 def moved(levels: Sequence[Tensor], births: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """By how much the fits of each task's images have moved since (T,), and how many times as far they spread (T,).
+    """Return the shift (T,) of the fits of each task's images since it was learnt, and the factor (T,) of their spread.
 
     `levels`: of each task (spaces that there were, 4), see `LeftOut.levels`. `births` are the tasks, rising, at whose
     end each space was made. Of a task it is a mean over the spaces that know it.

@@ -75,46 +75,46 @@ class ChainStatistics(nn.Module):
         # ".scores" (101,), percentiles of in-distribution scores of ".measured" () images left out, ".score_shift" ();
         # ".losses" (40,), of these images at each temperature of the grid; "temperature" ()
         self.tensors = TaskTensors(buffers=True)
-        self._head: list[ChainHead] = []  # in lists: they are no part of the state
+        self._head: list[ChainHead] = []  # in lists, so that they are not part of the state
         self._judge: list[Judge] = []
-        self.left_out: Answers | None = None  # of the task observed last, see `observe`; no part of the state either
+        self.left_out: Answers | None = None  # of the task observed last, see `observe`; not part of the state either
 
     # ---------------------------------------------------------------------------------------------------- what is there
 
     def __len__(self) -> int:
-        """Number of tasks observed."""
+        """Return the number of tasks observed."""
         return sum(name.endswith("/classes") for name, _ in self.tensors.named_buffers())
 
     @property
     def births(self) -> list[int]:
-        """The task at whose end each space was made."""
+        """Return the task at whose end each feature space was created."""
         count = sum(name.endswith("/birth") for name, _ in self.tensors.named_buffers())
         return [int(self.tensors[f"space.{v}.birth"]) for v in range(count)]
 
     def wants_space(self) -> bool:
-        """Whether the next task's sub-network becomes one."""
+        """Return True if the next task's sub-network becomes a feature space."""
         return self.options.spaces == "all" or len(self.births) < self.options.spaces
 
     @property
     def task_of(self) -> Tensor:
-        """The task of each prototype (prototypes,)."""
+        """Return the task of each prototype (prototypes,)."""
         sizes = [len(self.tensors[f"task.{t}.classes"]) for t in range(len(self))]
         return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.long))
 
     @property
     def class_of(self) -> Tensor:
-        """The class, a logit index, of each prototype (prototypes,)."""
+        """Return the class, a logit index, of each prototype (prototypes,)."""
         parts = [self.tensors[f"task.{t}.classes"].cpu() for t in range(len(self))]
         return torch.cat([torch.empty(0, dtype=torch.long), *parts])
 
     @property
     def temperature(self) -> float:
-        """What scores are multiplied by before they are probabilities."""
+        """Return the factor of scores before they become probabilities."""
         return float(self.tensors["temperature"]) if self.calibrated else UNCALIBRATED
 
     @property
     def calibrated(self) -> bool:
-        """Whether the temperature was measured, which takes two tasks."""
+        """Return True if the temperature was measured, which takes two tasks."""
         return "temperature" in self.tensors
 
     # --------------------------------------------------------------------------------------------------------- learning
@@ -226,13 +226,13 @@ class ChainStatistics(nn.Module):
         # among the others it meets means of as many images as a new one does; of its own, of one less
         every = fits(scores, common).scatter(1, place[:, None], own_fits[at, None])
         self._scores(t, every, (own_fits.sum() - own_fits[at]) / (len(own_fits) - 1))
-        # what its own sub-network makes of images that it has learnt is no measure; at first there is no other
+        # features of training images in their own sub-network are biased; the first task has no other
         births = [birth for birth in self.births if birth < t or t == 0]
         few = drawn(torch.arange(len(some), device=some.device), max(1, TEMPERED // len(self.class_of)))
         self._temper([each[few] for each in scores[: len(births)]], births, classes, classes[own[some][few]])
 
     def _note(self, t: int, location: Tensor, spread: Tensor) -> None:
-        """Keep where the fits of task t's images lie, and how far apart, () each; no scores yet."""
+        """Store mean and spread of the fits of task t's images, () each; no scores yet."""
         facts = {"location": stored(location), "spread": stored(spread), "scores": location.new_full((101,), torch.inf)}
         facts |= {"measured": torch.zeros_like(location, dtype=torch.long), "score_shift": torch.zeros_like(location)}
         for name, value in facts.items():
@@ -334,7 +334,7 @@ class ChainStatistics(nn.Module):
 
     @torch.no_grad()
     def judging(self) -> Judge:
-        """What judges, made once until a task is observed: of many classes that takes as long as all else."""
+        """Return the OOD scorer; created once until a task is observed, since with many classes this is slow."""
         if not self._judge:
             backgrounds = [self._background(v) for v in range(len(self.births))]
             self._judge.append(Judge(self.head(), backgrounds, *self.usual()).to(self.tensors["space.0.mean"]))
@@ -342,7 +342,7 @@ class ChainStatistics(nn.Module):
 
     @torch.no_grad()
     def judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """What `head` says of raw features, log P (B, classes), and in-distribution scores (B,)."""
+        """Return log P (B, classes) and in-distribution scores (B,) of raw features."""
         return self.judging().forward(raw)
 
     @torch.no_grad()
