@@ -1,6 +1,6 @@
 """Checks that a method needs what it has: with other weights of loss terms or without a phase it learns otherwise."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Set
 from contextlib import suppress
 from typing import Any, get_type_hints
 
