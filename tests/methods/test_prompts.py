@@ -374,6 +374,19 @@ def test_hide_learns_its_classes_with_the_prefixes_mixed_and_held_apart():
     assert method.e_prompts[1].grad is not None and method.e_prompts[0].grad is None
 
 
+def test_hide_clusters_plain_and_prompted_features_apart():
+    method, task = run(make_hide(n_centroids=1), range(2)).eval(), make_task(1)
+    x = task.view.test(task.images)
+    with torch.no_grad():
+        prefixes = {block: method.e_prompts[1][n][:, None] for n, block in enumerate((0, 2))}
+        prompted = vit.features(method.backbone, x, prefixes={b: (p[0], p[1]) for b, p in prefixes.items()})
+        plain = method.backbone(x)
+    for clusters, features in ((method.plain, plain), (method.prompted, prompted)):
+        for c, mean in enumerate(clusters.tensors["1.mean"]):
+            close(mean, features[task.labels == 2 + c].mean(0))
+    assert (method.plain.tensors["1.mean"] - method.prompted.tensors["1.mean"]).abs().max() > 0.01
+
+
 def test_clusters_are_those_of_each_class_and_draws_come_from_them():
     features = torch.cat([drawn(40, 3) + 20, drawn(40, 3, seed=1) - 20, drawn(30, 3, seed=2), drawn(1, 3, seed=3)])
     labels = torch.tensor([5] * 80 + [6] * 30 + [7])
