@@ -30,7 +30,7 @@ class Network(nn.Module):
 
     pixel_mean: Tensor  # as "mean", its name would meet that of the operation in an ONNX file
     pixel_std: Tensor
-    outputs = ("logits",)
+    outputs: tuple[str, ...] = ("logits",)
 
     def __init__(self, parts: Sequence[nn.Module], images: ImagesConfig) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ class Trained:
     def facts(self) -> dict[str, Any]:
         """The metadata that goes with what is written: JSON."""
         size = self.images.size
-        facts = {
+        facts: dict[str, Any] = {
             "format": FORMAT,
             "pearl": __version__,
             "classes": [name for task in self.tasks for name in task["classes"]],
@@ -56,7 +56,7 @@ class Trained:
         }
         if isinstance(self.method, SubNetworks) and self.method.chain is not None:
             low, high = self.method.chain.scores().expected(USUAL_RATE)
-            facts["output"] += "; in_distribution (batch,), from 0 to 1"
+            facts["output"] = f"{facts['output']}; in_distribution (batch,), from 0 to 1"
             facts["unknown"] = {
                 "in_distribution_below": USUAL_RATE,  # the share of images of known classes that are below it, too,
                 "of_known_classes": [low, high],  # and where that lies in nine of ten cases

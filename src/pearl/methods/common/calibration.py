@@ -191,7 +191,7 @@ class Judge(nn.Module):
 
     def fits(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """log P (B, classes), and the fit to each prototype (B, prototypes)."""
-        return self.head.judge(raw, self.backgrounds)
+        return self.head.judge(raw, [*self.backgrounds])  # type: ignore[list-item]
 
 
 class Scores:

@@ -278,11 +278,11 @@ class ChainStatistics(nn.Module):
 
         A task of which nothing was measured gets the mean of all others.
         """
-        parts = (
+        levels, locations, spreads = (
             [measured(self.tensors[f"task.{t}.{name}"].cpu()) for t in range(len(self))]
             for name in ("levels", "location", "spread")
         )
-        location, spread = calibration.usual(*parts, self.births)
+        location, spread = calibration.usual(levels, locations, spreads, self.births)
         return location[self.task_of], spread[self.task_of]
 
     def scores(self) -> Scores:
