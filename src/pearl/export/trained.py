@@ -56,7 +56,7 @@ class Trained:
         }
         if isinstance(self.method, SubNetworks) and self.method.chain is not None:
             low, high = self.method.chain.scores().expected(USUAL_RATE)
-            facts["output"] += "; in_distribution (batch,), from 0 to 1"
+            facts["output"] = f"{facts['output']}; in_distribution (batch,), from 0 to 1"
             facts["unknown"] = {
                 "in_distribution_below": USUAL_RATE,  # the share of images of known classes that are below it, too,
                 "of_known_classes": [low, high],  # and where that lies in nine of ten cases
