@@ -91,6 +91,7 @@ WRONG = {
     "a bomb": (422, "11000 x 11000 pixels are more than", {"content": bomb()}),
     "a text": (415, "send an image", {"content": b"hello", "headers": {"Content-Type": "text/plain"}}),
     "a path": (400, "never a path or an address", {"json": {"inputs": "/etc/passwd"}}),
+    "another path": (400, "never a path or an address", {"json": {"inputs": "../abc/defg.png"}}),
     "an address": (400, "never a path or an address", {"json": {"inputs": ["http://127.0.0.1/secret.png"]}}),
     "no list": (400, "inputs", {"json": {"inputs": 3}}),
     "an empty list": (400, "inputs", {"json": {"inputs": []}}),
