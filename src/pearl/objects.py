@@ -7,6 +7,7 @@ from typing import Any
 from pearl.errors import typed
 from pearl.lifecycle import learning
 from pearl.lifecycle.model import Model as Learnt
+from pearl.lifecycle.undo import undo
 from pearl.reports.logs import logged
 from pearl.reports.progress import display
 from pearl.storage.checkpoint import RUNNING
@@ -45,6 +46,17 @@ class Model(Learnt):
         how |= {"allow_new_style": allow_new_style, "discard": discard, "quiet": quiet, "log": log}
         how |= {key: overrides.pop(key) for key in ("recipe", "backbone", "start") if key in overrides}
         return learn(self.path, data, device=self.device.type, **how, overrides=overrides)
+
+    def undo(self) -> "Model":
+        """Take back the last task, and return the model as it was before: byte for byte, see `lifecycle.undo`.
+
+        This object is outdated then.
+
+        Raises:
+            RunError: it has one task only, or the earlier state is not stored.
+        """
+        undo(self.path)
+        return Model.open(self.path, device=self.device.type)
 
     @typed
     def export(

@@ -24,6 +24,7 @@ from pearl.cli import (
     show,
     sweep,
     table,
+    undo,
 )
 from pearl.cli.memory import keep_freed_memory
 from pearl.cli.options import Verb
@@ -75,6 +76,7 @@ for verb in (
     learn,
     predict,
     evaluate,
+    undo,
     inspect,
     export,
     report,

@@ -203,8 +203,8 @@ def _learn(
 
         again = resume_command(path, config) if found.place else "the same pearl.learn, with the same images"
         with session(path, config, again=again, device=device, precision=precision, show=show, minutes=minutes) as work:
-            if len(directory.finished) != done:
-                raise RunError(f"{path}: another process has added a task meanwhile; run the same command again")
+            if [info.names for info in directory.tasks] != [info.names for info in infos]:
+                raise RunError(f"{path}: another process has changed it meanwhile; run the same command again")
             if not same:
                 remove_tree(directory.resume_folder, path)
                 origin = {"data": found.place or "", "nested": nested, "precision": work.engine.precision}

@@ -91,7 +91,7 @@ def check_inside(path: Path) -> None:
         RunError: names a link that leads outside.
     """
     here, directory = os.path.realpath(path), RunDirectory(path)
-    below = [directory.tasks_folder, directory.resume_folder]
+    below = [directory.tasks_folder, directory.resume_folder, directory.change_folder]
     for folder in (path, *below, *(each for one in below for each in one.glob("*"))):
         for place in folder.iterdir() if folder.is_dir() else ():
             if is_temporary(place.name):  # removed, and never written to
