@@ -1,13 +1,21 @@
 """Verbs that take something back: each changes a model whole or not at all, and exactly as it says."""
 
+import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import pearl
+from pearl.errors import ConfigError, RunError
+from pearl.lifecycle.forget import forget
+from pearl.lifecycle.rename import rename
 from pearl.lifecycle.saved import verify
-from pearl.storage.checkpoint import RUNNING
+from pearl.lifecycle.undo import undo
+from pearl.storage import change as storage_change
+from pearl.storage.checkpoint import RUNNING, load_state
 from pearl.storage.run_directory import RunDirectory
 from photos import SETTINGS, digit, write_photos
 
@@ -85,3 +93,221 @@ def test_with_heads_all_but_the_first_can(shop, tmp_path, cli):
         assert contents(path) == contents(shop / "heads" / f"{tasks}")
     _, err = cli("undo", path, code=2)
     assert "it has no task before its last one; remove the folder" in err
+
+
+# ---------------------------------------------------------------------------------------------------------- rename
+
+
+@pytest.mark.parametrize("kind", ["heads", "chain"])
+def test_rename_is_a_model_that_learnt_the_new_name(kind, shop, tmp_path, cli):
+    path = copied(shop / kind / "2", tmp_path)
+    cli("rename", path, "second 0", " zwei ", "--dry-run")
+    assert contents(path) == contents(shop / kind / "2")
+    out, _ = cli("rename", path, "second 0", " zwei ")
+    assert out == f"{path}: class second 0 is now called zwei\n"
+    expected = {
+        name: data.replace(b'"second 0"', b'"zwei"') if name.endswith(("json", "jsonl")) else data
+        for name, data in contents(shop / kind / "2").items()
+    }
+    assert contents(path) == expected and verify(path) == []
+    assert b"zwei" in expected["classes.json"] and b"zwei" in expected["events.jsonl"]
+    assert pearl.load(path).classes == ("first 0", "first 1", "zwei", "second 1")
+    renamed = [one.name.replace("second 0", "zwei") for one in answer(shop / kind / "2")]
+    assert [one.name for one in answer(path)] == renamed
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("first 0", "second 1", "class 'second 1' exists"),
+        ("first 0", "first 0", "class 'first 0' exists"),
+        ("first 9", "nine", "no class 'first 9'; did you mean"),
+        ("first 0", " ", "is empty"),
+    ],
+)
+def test_names_that_are_refused(old, new, words, shop, cli):
+    before = contents(shop / "heads" / "2")
+    _, err = cli("rename", shop / "heads" / "2", old, new, code=2)
+    assert err.count("\n") == 1 and words in err
+    assert contents(shop / "heads" / "2") == before
+
+
+# ---------------------------------------------------------------------------------------------------------- forget
+
+
+@pytest.mark.parametrize(
+    ("method", "forgotten"),
+    [
+        ({"name": "pearl", "classifier": "heads"}, "second"),
+        ({"name": "pearl", "classifier": "heads", "reference": "given"}, "first"),
+        ({"name": "isolation"}, "first"),
+        ({"name": "isolation"}, "third"),
+    ],
+)
+def test_without_a_task_it_is_the_model_that_never_learnt_it(method, forgotten, shop, tmp_path):
+    """Bit by bit, but for times: also the task that it learns next."""
+    rest = [task for task in TASKS if task != forgotten]
+    grow(tmp_path / "model", shop, TASKS, method=method)
+    grow(tmp_path / "never", shop, rest, method=method)
+    assert pearl.load(tmp_path / "model").forget(task=forgotten).classes == pearl.load(tmp_path / "never").classes
+    same(tmp_path / "model", tmp_path / "never")
+    for name in ("model", "never"):
+        pearl.load(tmp_path / name).learn(shop / forgotten, quiet=True)
+    same(tmp_path / "model", tmp_path / "never")
+
+
+def same(model, other):
+    timed = ("events.jsonl", "manifest.json", "environment.json")
+    assert contents(model, timed) == contents(other, timed) and verify(model) == []
+    assert manifests(model) == manifests(other)
+    events = [[(event["event"], event["task"]) for event in RunDirectory(path).events] for path in (model, other)]
+    assert events[0] == events[1]
+
+
+def manifests(path):
+    return [{**manifest, "seconds": 0} for _, manifest in RunDirectory(path).manifests()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "words"),
+    [
+        ("heads", "first", "task first trained weights that other tasks use (backbone."),
+        ("heads", "fifth", "no task 'fifth'"),
+        ("chain", "first", "cannot be removed exactly, since all classes share a covariance; remove its classes"),
+        ("chain", "second", "take back the last task with `pearl undo"),
+    ],
+)
+def test_tasks_that_cannot_be_forgotten(kind, task, words, shop, cli):
+    before = contents(shop / kind / "2")
+    _, err = cli("forget", shop / kind / "2", "--task", task, code=2)
+    assert err.count("\n") == 1 and words in err
+    assert contents(shop / kind / "2") == before
+
+
+@pytest.mark.parametrize("kind", ["heads", "chain"])
+def test_a_forgotten_class_is_never_predicted_again(kind, shop, tmp_path, cli):
+    path = copied(shop / kind / "3", tmp_path)
+    cli("forget", path, "--class", "first 1", "--dry-run")
+    assert contents(path) == contents(shop / kind / "3")
+    out, _ = cli("forget", path, "--class", "first 1")
+    assert "stay; to remove them too, " in out and out.count("\n") == 1
+    left = ("first 0", "second 0", "second 1", "third 0", "third 1")
+    assert pearl.load(path).classes == left and verify(path) == []
+    before, after = answer(shop / kind / "3"), answer(path)
+    if kind == "heads":  # logits of the others are unchanged
+        for old, new in zip(before, after, strict=True):
+            assert [name for name in old.classes if name != "first 1"] == [*new.classes]
+    assert all(sorted(one.classes) == sorted(left) for one in after)
+    for folder in RunDirectory(path).finished:
+        assert b"first 1" not in (folder / "manifest.json").read_bytes()
+    manifest = RunDirectory(path).tasks[-1].manifest
+    method = pearl.load(path).method
+    assert manifest["parameters"] == method.size()
+    if kind == "chain":
+        assert manifest["statistics"] == method.facts(2)["statistics"]
+        prototypes, gone = (load_state(place, file_of=method.file_of) for place in (path, shop / kind / "3"))
+        name = "chain.tensors.task/{}/{}"
+        assert torch.equal(prototypes[name.format(2, "classes")], torch.tensor([3, 4]))
+        assert torch.equal(prototypes[name.format(0, "means/0")], gone[name.format(0, "means/0")][:1])
+        assert pearl.load(path).outcome is not None
+    assert "first 1" not in str(list(RunDirectory(path).events))
+    grown = pearl.learn(path, shop / "first", task="again", quiet=True) if kind == "chain" else None
+    assert grown is None or grown.classes == (*left, "first 1")
+
+
+@pytest.mark.parametrize("kind", ["heads", "chain"])
+def test_the_only_class_of_a_task(kind, shop, tmp_path):
+    path = copied(shop / kind / "3", tmp_path)
+    forget(path, "second 0")
+    if kind == "heads":
+        with pytest.raises(ConfigError, match="the only class of its task; remove the task with: pearl forget"):
+            forget(path, "second 1")
+        return
+    forget(path, "second 1")
+    model = pearl.load(path)
+    assert model.classes == ("first 0", "first 1", "third 0", "third 1")
+    assert all(sum(one.probabilities) == pytest.approx(1) and len(one.classes) == 4 for one in answer(path))
+    with pytest.raises(ConfigError, match="task 'second' has no classes left"):
+        model.predict(digit(0)[0], task="second")
+    again = model.learn(shop / "second", task="again", quiet=True)
+    assert {"second 0", "second 1"} <= {*again.classes}
+    assert again.evaluate(shop / "third").total.sum() == 8
+    assert "third 0" in json.dumps(again.inspect())
+
+
+def test_what_cannot_forget(shop, tmp_path, cli):
+    pearl.learn(tmp_path / "er", shop / "first", quiet=True, **SMALL, method="finetune")
+    _, err = cli("forget", tmp_path / "er", "--class", "first 0", code=2)
+    assert "method finetune cannot forget, since its tasks share tensors" in err
+    _, err = cli("forget", shop / "heads" / "2", code=2)
+    assert "give one class with --class, or one task with --task" in err
+
+
+# --------------------------------------------------------------------------------------------------- interruptions
+
+
+VERBS = {
+    "undo": undo,
+    "rename": partial(rename, old="second 0", new="other"),
+    "forget --class": partial(forget, name="first 1"),
+    "forget --task": partial(forget, task="second"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_killed_anywhere_it_has_happened_whole_or_not_at_all(verb, shop, tmp_path, monkeypatch, cli):
+    before = contents(shop / "heads" / "3")
+    done = copied(shop / "heads" / "3", tmp_path / "done")
+    VERBS[verb](done)
+    after, counted, kills = contents(done), 0, 0
+    assert after != before
+
+    def killed(*args, usual, **kwargs):
+        nonlocal counted
+        counted += 1
+        if counted == kills:
+            raise KeyboardInterrupt
+        return usual(*args, **kwargs)
+
+    while True:
+        kills, counted = kills + 1, 0
+        path = Path(shutil.copytree(shop / "heads" / "3", tmp_path / f"{kills}"))
+        with monkeypatch.context() as patch:
+            for name in ("write_file", "remove_file", "remove_empty", "sync_folder", "remove_tree"):
+                patch.setattr(storage_change, name, partial(killed, usual=getattr(storage_change, name)))
+            try:
+                VERBS[verb](path)
+                break
+            except KeyboardInterrupt:
+                pass
+        if RunDirectory(path).change_file.is_file():
+            with pytest.raises(RunError, match=f"complete it with: pearl resume {path}$"):
+                pearl.load(path)
+            if kills % 2:
+                cli("resume", path)
+            else:
+                assert "completed the interrupted" in undo(path)  # and nothing is undone
+            assert contents(path) == after
+        elif (place := contents(path, [file.name for file in RunDirectory(path).change_folder.glob("*")])) != after:
+            assert place == before
+            VERBS[verb](path)
+            assert contents(path) == after
+    assert kills > 5
+
+
+def test_a_change_stays_in_the_directory(shop, tmp_path):
+    path = copied(shop / "heads" / "2", tmp_path)
+    change = RunDirectory(path)
+    change.write(change.change_file, {"verb": "pearl undo", "files": [], "removed": ["../outside"]})
+    (tmp_path / "outside").write_text("of others")
+    with pytest.raises(RunError, match=r"'\.\./outside' is outside of the directory"):
+        undo(path)
+    assert (tmp_path / "outside").exists()
+
+
+def test_an_interrupted_task_comes_first(shop, tmp_path, cli):
+    path = copied(shop / "heads" / "2", tmp_path)
+    directory = RunDirectory(path)
+    directory.write(directory.pending_file, {"index": 2, "data": "", "name": "next", "config": {}})
+    _, err = cli("undo", path, code=2)
+    assert "a task was interrupted; complete it with: pearl resume" in err

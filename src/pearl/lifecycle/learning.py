@@ -215,9 +215,10 @@ def _learn(
                 method = work.begin(build_method(config) if written else method)
             view = View(config.images, channels_last=config.engine.channels_last)
             place = view, work.engine.fabric.device
-            task = Task(done, name, new, len(every), pixels, labels, *place, train=not fast)
+            # by name: then the task is the same, bit by bit, without an earlier one, see `forget`
+            task = Task(done, name, new, len(every), pixels, labels, *place, train=not fast, seed_part=name)
             if holdout:
-                torch.manual_seed(fold(config.seed, done, "holdout"))
+                torch.manual_seed(fold(config.seed, name, "holdout"))
                 (task, held), images["holdout"] = task.hold_out(holdout), holdout
             learnt = task.images.cpu().numpy(), task.labels.cpu().numpy()
             images["image_hashes"] = copies.written(copies.hashes(learnt[0]), learnt[1], [*every, *new])

@@ -62,6 +62,7 @@ class Pearl(SubNetworks):
     """
 
     own_classes = True
+    isolated = True
     phases: Phases = (
         PhaseSpec("reference", "reference"),
         PhaseSpec("probe", "adapted", probed_images, when=probes),

@@ -99,7 +99,7 @@ class Engine:
         """
         replay = replay or Replay()
         replay.begin(method, task.id)
-        torch.manual_seed(fold(self.config.seed, task.id))
+        torch.manual_seed(fold(self.config.seed, task.seed_part))
         seconds: dict[str, float] = {}
         times: Counter[str] = Counter()
         self._handed, self.reused = [], []
@@ -114,7 +114,7 @@ class Engine:
             seconds[phase.name + again] = phase.seconds
             self.reused += [phase.name + again] * phase.reused
             # random numbers between two phases do not depend on how many the first phase drew
-            torch.manual_seed(fold(self.config.seed, task.id, position, "after"))
+            torch.manual_seed(fold(self.config.seed, task.seed_part, position, "after"))
         if not method.oracle:
             task.close()
         method.eval()
@@ -159,7 +159,7 @@ class Engine:
             while progress.done < course.steps:
                 started = time.perf_counter()
                 epoch, skip = divmod(progress.done, course.per_epoch)
-                seed = fold(self.config.seed, task.id, position, epoch)
+                seed = fold(self.config.seed, task.seed_part, position, epoch)
                 if not skip:
                     torch.manual_seed(self.world.own(seed))  # for dropout and other random numbers of a loss
                 for batch in data.batches(settings.batch_size, seed, skip=skip):
@@ -199,7 +199,7 @@ class Engine:
         if not (self.kept and phase.reads and type(self) is Engine):
             return ""
         facts = {
-            "place": [self.config.seed, task.id, position],
+            "place": [self.config.seed, task.seed_part, position],
             "settings": settings.model_dump(mode="json"),
             "course": asdict(course),
             "precision": self.precision,
