@@ -235,12 +235,12 @@ def test_the_only_class_of_a_task(kind, shop, tmp_path):
     assert "third 0" in json.dumps(again.inspect())
 
 
-def test_what_cannot_forget(shop, tmp_path, cli):
-    pearl.learn(tmp_path / "er", shop / "first", quiet=True, **SMALL, method="finetune")
-    _, err = cli("forget", tmp_path / "er", "--class", "first 0", code=2)
-    assert "method finetune cannot forget, since its tasks share tensors" in err
-    _, err = cli("forget", shop / "heads" / "2", code=2)
-    assert "give one class with --class, or one task with --task" in err
+@pytest.mark.parametrize("method", ["finetune", "pnn"])  # pnn: of isolated networks, but with connections
+def test_methods_that_cannot_forget(method, shop, tmp_path, cli):
+    pearl.learn(tmp_path / "model", shop / "first", quiet=True, **SMALL, method=method)
+    for what in (("--class", "first 0"), ("--task", "first")):
+        _, err = cli("forget", tmp_path / "model", *what, code=2)
+        assert f"method {method} cannot forget, since its tasks share tensors" in err
 
 
 # --------------------------------------------------------------------------------------------------- interruptions

@@ -12,7 +12,7 @@ from pearl.lifecycle.session import check_inside
 from pearl.settings.config import ModelConfig, RunConfig
 from pearl.storage.change import Change, complete
 from pearl.storage.files import FORMAT, json_bytes, read_regular
-from pearl.storage.inside import remove_temporaries
+from pearl.storage.inside import remove_temporaries, remove_tree
 from pearl.storage.locks import locked
 from pearl.storage.run_directory import RunDirectory, classes_of
 
@@ -52,8 +52,11 @@ def changed(path: Path, verb: str, planned: Planned, *, dry_run: bool = False) -
             )
         if dry_run:
             return f"dry run, nothing is changed: {planned(None, config)}"
-        change = Change(path)
-        line = planned(change, config)
+        try:
+            line = planned(change := Change(path), config)
+        except BaseException:
+            remove_tree(directory.change_folder, path)
+            raise
         change.commit(verb)
         return line
 

@@ -132,10 +132,13 @@ def forget_task(path: Path, name: str, *, dry_run: bool = False) -> str:
 
 
 def _check_method(path: Path, config: ModelConfig) -> None:
-    """Refuse a method whose tensors are not known to belong to one task or class each."""
+    """Refuse a method whose tensors are not known to belong to one task or class each.
+
+    A method declares it itself: a subclass may train a task by others, as `pnn` does.
+    """
     name = str(config.method["name"])
     method = None if METHODS.closed(name) else METHODS.load(name)
-    if not (isinstance(method, type) and issubclass(method, SubNetworks) and method.isolated):
+    if not (isinstance(method, type) and issubclass(method, SubNetworks) and vars(method).get("isolated")):
         raise RunError(
             f"{path}: method {readable(name)} cannot forget, since its tasks share tensors; learn the other classes "
             f"into a new model, or take back the last task with: pearl undo {path}"

@@ -181,9 +181,10 @@ class Session:
             raise RunError(f"{error}; task {task.name!r} is learnt and stored nevertheless") from None
 
     def complete(self) -> None:
-        """Complete the steps after a task's manifest, if a process died before them."""
+        """Complete the steps after a task's manifest, if a process died before them, and remove what never counted."""
         if not self.world.first:
             return
+        remove_tree(self.directory.change_folder, self.path)
         with suppress(RunError):  # a damaged note: `learn` removes it with `discard`
             if self.directory.pending_file.is_file() and not self.directory.half_learnt:
                 remove_tree(self.directory.resume_folder, self.path)
