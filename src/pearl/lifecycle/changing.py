@@ -1,4 +1,4 @@
-"""What the verbs that take something back have in common: they change a model whole or not at all."""
+"""Changes of a model as a whole, for the verbs that take something back: all files are exchanged, or none."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
