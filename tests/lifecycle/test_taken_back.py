@@ -218,6 +218,15 @@ def test_a_forgotten_class_is_never_predicted_again(kind, shop, tmp_path, cli):
     assert grown is None or grown.classes == (*left, "first 1")
 
 
+def test_a_class_of_two_tasks_is_forgotten_in_both(shop, tmp_path):
+    path = copied(shop / "chain" / "1", tmp_path)
+    pearl.learn(path, shop / "first", task="again", allow_new_style=True, quiet=True)
+    model = pearl.load(path).forget("first 0")
+    assert [task.names for task in model.tasks] == [("first 1",), ("first 1",)]
+    assert model.method.chain.class_of.tolist() == [0, 0]
+    assert model.predict(digit(0)[7], task="again")[0].classes == ("first 1",)
+
+
 @pytest.mark.parametrize("kind", ["heads", "chain"])
 def test_the_only_class_of_a_task(kind, shop, tmp_path):
     path = copied(shop / kind / "3", tmp_path)
