@@ -14,7 +14,7 @@ def command(
         str | None, typer.Option("--class", metavar="CLASS", help="A class: it is never predicted again.")
     ] = None,
     task: Annotated[
-        str | None, typer.Option(metavar="TASK", help="A task of a model with heads: it is removed without a trace.")
+        str | None, typer.Option(metavar="TASK", help="A task of a model with heads: it is removed exactly.")
     ] = None,
     dry_run: DryRun = False,
 ) -> None:
