@@ -140,8 +140,8 @@ def _check_method(path: Path, config: ModelConfig) -> None:
     method = None if METHODS.closed(name) else METHODS.load(name)
     if not (isinstance(method, type) and issubclass(method, SubNetworks) and vars(method).get("isolated")):
         raise RunError(
-            f"{path}: method {readable(name)} cannot forget, since its tensors may belong to several tasks; learn the other classes "
-            f"into a new model, or take back the last task with: pearl undo {path}"
+            f"{path}: method {readable(name)} cannot forget, since its tensors may belong to several tasks; learn the "
+            f"other classes into a new model, or take back the last task with: pearl undo {path}"
         )
 
 
