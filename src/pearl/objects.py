@@ -7,7 +7,10 @@ from typing import Any
 from pearl.errors import typed
 from pearl.lifecycle import learning
 from pearl.lifecycle.choices import LearnOptions
+from pearl.lifecycle.forget import forget
 from pearl.lifecycle.model import Model as Learnt
+from pearl.lifecycle.rename import rename
+from pearl.lifecycle.undo import undo
 from pearl.reports.logs import logged
 from pearl.reports.progress import display
 from pearl.storage.checkpoint import RUNNING
@@ -29,6 +32,40 @@ class Model(Learnt):
         if (self.tasks[-1].folder / RUNNING).exists():  # the next task replaces files that this object would read later
             _ = self.method
         return learn(self.path, data, LearnOptions.of(options), device=self.device.type, quiet=quiet, log=log)
+
+    def undo(self) -> "Model":
+        """Take back the last task, and return the model as it was before: byte for byte, see `lifecycle.undo`.
+
+        This object is outdated then.
+
+        Raises:
+            RunError: it has one task only, or the earlier state is not stored.
+        """
+        undo(self.path)
+        return Model.open(self.path, device=self.device.type)
+
+    @typed
+    def rename(self, old: str, new: str) -> "Model":
+        """Give a class another name, and return the model with it. This object is outdated then.
+
+        Raises:
+            ConfigError: there is no class `old`, or there is a class `new`.
+        """
+        rename(self.path, old, new)
+        return Model.open(self.path, device=self.device.type)
+
+    @typed
+    def forget(self, name: str | None = None, *, task: str | None = None) -> "Model":
+        """Remove the class `name` or a task, and return the model without it. This object is outdated then.
+
+        The class is never predicted again; weights trained with its images stay. A task is removed exactly, which is
+        possible for models with heads. See `lifecycle.forget`.
+
+        Raises:
+            PearlError: there is no such class or task, or it cannot be removed.
+        """
+        forget(self.path, name, task=task)
+        return Model.open(self.path, device=self.device.type)
 
     @typed
     def export(

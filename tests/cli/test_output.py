@@ -40,8 +40,10 @@ def stage(tmp_path_factory):
 def arguments(verb, stage, here):
     """A call of each verb that prints."""
     photos, model = stage / "photos", stage / "model"
-    if verb in ("learn", "export", "report"):
+    if verb in ("learn", "export", "report", "undo", "rename", "forget"):
         model = shutil.copytree(model, here / "model")
+    if verb == "undo":
+        pearl.learn(model, write_photos(here / "second", {"five": 5}, 2), quiet=True)
     return {
         "run": ["run", "digits", *TINY, "-q"],
         "resume": ["resume", stage / "run"],
@@ -50,6 +52,9 @@ def arguments(verb, stage, here):
         "learn": ["learn", model, "--data", write_photos(here / "more", {"two": 2}, 2), "-q"],
         "predict": ["predict", model, photos],
         "evaluate": ["evaluate", model, "--data", photos],
+        "undo": ["undo", model],
+        "rename": ["rename", model, "zero", "null"],
+        "forget": ["forget", model, "--class", "zero"],
         "inspect": ["inspect", model],
         "export": ["export", model, "--to", "peft", "-o", here / "out"],
         "report": ["report", model],

@@ -468,6 +468,23 @@ WRONG = {
         ("M --data first --to new", "M: already has class statistics"),
         ("M --to new", "--to: only for models; give the model's images with --data"),
     ],
+    "undo": [
+        ("nowhere", "nowhere: neither a model nor a run"),
+        ("site", "site/config.yaml: cannot be read"),
+        ("halfway", "halfway: a task was interrupted; complete it with: pearl resume halfway"),
+        ("", "Missing argument 'MODEL'"),
+    ],
+    "rename": [
+        ("nowhere one eins", "nowhere: neither a model nor a run"),
+        ("M one", "Missing argument 'NEW'"),
+        ("M oen eins", "M: no class 'oen'; did you mean 'one'?"),
+    ],
+    "forget": [
+        ("M", "forget: give one class with --class, or one task with --task"),
+        ("M --class one --task first", "forget: give one class with --class, or one task with --task"),
+        ("M --class oen", "M: no class 'oen'; did you mean 'one'?"),
+        ("M --task first", "M: with class statistics a task cannot be removed exactly"),
+    ],
     "inspect": [
         ("nowhere", "nowhere: neither a model nor a run"),
         ("first", "first: neither a model nor a run"),

@@ -13,11 +13,13 @@ from pearl.cli import (
     doctor,
     evaluate,
     export,
+    forget,
     inspect,
     learn,
     list,
     predict,
     refit,
+    rename,
     report,
     resume,
     run,
@@ -25,6 +27,7 @@ from pearl.cli import (
     show,
     sweep,
     table,
+    undo,
 )
 from pearl.cli.memory import keep_freed_memory
 from pearl.cli.options import Verb
@@ -77,6 +80,9 @@ for verb in (
     predict,
     evaluate,
     serve,
+    undo,
+    rename,
+    forget,
     inspect,
     export,
     report,

@@ -41,6 +41,7 @@ def begun(what: str, quiet: bool) -> None:
 
 
 StoreEvery = Annotated[float, typer.Option(callback=_minutes, help="Minutes between two checkpoints of training.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would change; change nothing.")]
 Alias = Annotated[
     list[str] | None, typer.Option(metavar="FOLDER=CLASS", help="A folder of images of a class with another name.")
 ]

@@ -32,6 +32,7 @@ def command(
         raise typer.Exit(start(devices, sys.argv[1:]))
     if here is None:
         begun(f"resume {directory}", quiet)
+    from pearl.lifecycle.changing import complete_interrupted
     from pearl.lifecycle.learning import resume
     from pearl.lifecycle.model import Model
     from pearl.lifecycle.runs import execute
@@ -43,6 +44,9 @@ def command(
     from pearl.settings.config import RunConfig
     from pearl.settings.parts import METHODS
 
+    if done := complete_interrupted(directory):
+        typer.echo(done)
+        return
     named = METHODS.admit(method) if method else None
     config = read_config(directory)
     check_method(directory, config, named)

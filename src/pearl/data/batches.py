@@ -58,8 +58,10 @@ class Task:
         device: torch.device,
         *,
         train: bool = True,
+        seed_part: int | str | None = None,
     ) -> None:
         self.id = id
+        self.seed_part = id if seed_part is None else seed_part  # of `fold`, for the random numbers of its training
         self.name = name
         self.classes = classes  # names of the new ones; class i has logit index first_class + i
         self.train = train  # False: class statistics suffice, no sub-network is trained

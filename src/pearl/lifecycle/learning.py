@@ -182,8 +182,8 @@ def _learn(
 
         again = resume_command(path, config) if found.place else "the same pearl.learn, with the same images"
         with session(path, config, again=again, device=device, precision=precision, show=show, minutes=minutes) as work:
-            if len(directory.finished) != done:
-                raise RunError(f"{path}: another process has added a task meanwhile; run the same command again")
+            if [info.names for info in directory.tasks] != [info.names for info in infos]:
+                raise RunError(f"{path}: another process has changed it meanwhile; run the same command again")
             if not same:
                 remove_tree(directory.resume_folder, path)
                 origin = {"data": found.place or "", "nested": options.nested, "precision": work.engine.precision}
@@ -194,9 +194,10 @@ def _learn(
                 method = work.begin(build_method(config) if written else method)
             view = View(config.images, channels_last=config.engine.channels_last)
             place = view, work.engine.fabric.device
-            task = Task(done, name, new, len(every), pixels, labels, *place, train=not options.fast)
+            # by name: then the task is the same, bit by bit, without an earlier one, see `forget`
+            task = Task(done, name, new, len(every), pixels, labels, *place, train=not options.fast, seed_part=name)
             if holdout:
-                torch.manual_seed(fold(config.seed, done, "holdout"))
+                torch.manual_seed(fold(config.seed, name, "holdout"))
                 (task, held), images["holdout"] = task.hold_out(holdout), holdout
             learnt = task.images.cpu().numpy(), task.labels.cpu().numpy()
             images["image_hashes"] = copies.written(copies.hashes(learnt[0]), learnt[1], [*every, *new])

@@ -196,6 +196,8 @@ class Model:
         if top < 1:
             raise ConfigError(f"top={top}: give 1 or more")
         index = None if task is None else self.task_index(task)
+        if index is not None and not self.tasks[index].names:
+            raise ConfigError(f"{self.path}: task {task!r} has no classes left")
         names = [(name, info.name) for info in self.tasks for name in info.classes]
         known: list[bool] | list[None] = [None] * len(pixels)
         shares: list[float] | list[None] = [None] * len(pixels)

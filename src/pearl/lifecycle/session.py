@@ -91,7 +91,7 @@ def check_inside(path: Path) -> None:
         RunError: names a link that leads outside.
     """
     here, directory = os.path.realpath(path), RunDirectory(path)
-    below = [directory.tasks_folder, directory.resume_folder]
+    below = [directory.tasks_folder, directory.resume_folder, directory.change_folder]
     for folder in (path, *below, *(each for one in below for each in one.glob("*"))):
         for place in folder.iterdir() if folder.is_dir() else ():
             if is_temporary(place.name):  # removed, and never written to
@@ -181,9 +181,10 @@ class Session:
             raise RunError(f"{error}; task {task.name!r} is learnt and stored nevertheless") from None
 
     def complete(self) -> None:
-        """Complete the steps after a task's manifest, if a process died before them."""
+        """Complete the steps after a task's manifest, if a process died before them, and remove what never counted."""
         if not self.world.first:
             return
+        remove_tree(self.directory.change_folder, self.path)
         with suppress(RunError):  # a damaged note: `learn` removes it with `discard`
             if self.directory.pending_file.is_file() and not self.directory.half_learnt:
                 remove_tree(self.directory.resume_folder, self.path)

@@ -56,6 +56,7 @@ class Pearl(LowRankNetworks):
     """
 
     own_classes = True
+    isolated = True
     phases: Phases = (
         PhaseSpec("reference", "reference"),
         PhaseSpec("probe", "adapted", probed_images, when=probes),

@@ -252,13 +252,14 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         lines.append(f"class statistics in the sub-networks {of}, at temperature {temperature:.3f}")
         lines += expected_unknown(manifests[-1].get("refused", []))
     before = reference.get("parameters", 0)
-    for task in facts["tasks"]:
+    for task, manifest in zip(facts["tasks"], manifests, strict=True):
         lines.append("")
         if None in (task["name"], task["classes"], task["parameters"], task["bytes"]):
             lines.append(f"{task['folder']}: damaged, see below")
             continue
         names = ", ".join(map(printable, task["classes"]))
-        shown = f"{counted(len(task['classes']), 'class')} ({names})" if names else "known classes again"
+        others = "known classes again" if manifest.get("also") else "no classes left"
+        shown = f"{counted(len(task['classes']), 'class')} ({names})" if names else others
         lines.append(f"task {printable(task['name'])}: {shown}")
         of_all = f" ({task['nonzero']:,} of all are not 0)" if task["nonzero"] is not None else ""
         lines.append(f"  {task['parameters'] - before:+,} parameters{of_all}, {task['bytes']:,} bytes")

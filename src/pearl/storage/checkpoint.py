@@ -141,19 +141,68 @@ def read_files(folder: Path, manifest: Mapping[str, Any], files: Collection[str]
 
 
 def remove_replaced(run: Path) -> None:
-    """Remove the running statistics that later tasks have replaced; only earlier states would need them.
+    """Remove the running statistics that only states before the last task's start would need.
 
-    They are removed after the later task's folder is complete. Files that cannot be removed are kept.
+    Those of the state before the last task are kept, for `pearl undo`. Files that cannot be removed are kept as well.
 
     Raises:
         RunError: a manifest is damaged.
     """
     replaced: set[str] = set()
-    for folder, manifest in reversed([*RunDirectory(run).manifests(shape=Part)]):
+    for folder, manifest in reversed([*RunDirectory(run).manifests(shape=Part)][:-1]):
         with suppress(OSError, ValueError, RunError):
             if replaced and _names_in(folder / RUNNING) <= replaced:
                 remove_file(folder / RUNNING, run)
         replaced |= set(manifest["tensors"])
+
+
+def lost_running(run: Path, tasks: int) -> Path | None:
+    """Return a file of running statistics that the state after the first `tasks` tasks needs and that is not there.
+
+    Raises:
+        RunError: a manifest is damaged.
+        OSError: a file of tensors cannot be read.
+    """
+    replaced: set[str] = set()
+    for folder, manifest in reversed([*RunDirectory(run).manifests(tasks, Part)]):
+        names = set(manifest["tensors"])
+        if RUNNING in manifest["sha256"] and not (folder / RUNNING).exists():
+            for file in manifest["sha256"].keys() - {RUNNING}:
+                names -= _names_in(folder / file)
+            if not names <= replaced:
+                return folder / RUNNING
+        replaced |= set(manifest["tensors"])
+    return None
+
+
+def rewritten(
+    folder: Path, manifest: Mapping[str, Any], edit: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return a folder's files with other tensors, and the manifest for them; nothing is written.
+
+    `edit` maps the tensors of one file to the new ones. Files that stay the same are left out; of files that were
+    removed since later tasks replaced them, the tensors stay in the manifest.
+
+    Raises:
+        RunError: a file is missing or damaged.
+    """
+    files: dict[str, bytes] = {}
+    digests, shapes, size = dict(manifest["sha256"]), dict(manifest["tensors"]), int(manifest["bytes"])
+    for file in FILES:
+        if file not in digests or (file == RUNNING and not (folder / RUNNING).exists()):
+            continue
+        before = _read_file(folder / file, manifest)
+        after = edit(dict(before))
+        data, old = save(dict(after)), save(before)
+        if data == old:
+            continue
+        files[file], digests[file], size = data, sha256(data), size + len(data) - len(old)
+        if after.keys() == before.keys():
+            shapes |= {name: list(value.shape) for name, value in after.items()}
+        else:
+            names = dict(zip(before, after, strict=True))
+            shapes = {names.get(name, name): shape for name, shape in shapes.items()}
+    return files, {**manifest, "sha256": digests, "bytes": size, "tensors": shapes}
 
 
 def _names_in(file: Path) -> set[str]:

@@ -95,7 +95,12 @@ def read_regular(path: str | Path) -> bytes:
 
 def write_json(path: Path, value: Any, *, within: Path | None = None) -> None:
     """Write JSON atomically; see `write_file`."""
-    write_file(path, (json.dumps(value, indent=1) + "\n").encode(), within=within)
+    write_file(path, json_bytes(value), within=within)
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return the bytes that `write_json` writes."""
+    return (json.dumps(value, indent=1) + "\n").encode()
 
 
 def read_json(path: Path, shape: type[Record] = Record) -> dict[str, Any]:

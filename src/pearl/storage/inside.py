@@ -168,6 +168,12 @@ def remove_file(path: Path, within: Path | None = None) -> None:
         os.unlink(path.name, dir_fd=folder)
 
 
+def remove_empty(path: Path, within: Path | None = None) -> None:
+    """Remove a folder if it is empty."""
+    with suppress(OSError), opened_folder(path.parent, within) as folder:
+        os.rmdir(path.name, dir_fd=folder)
+
+
 def remove_temporaries(root: Path) -> None:
     """Remove temporary files of killed processes below a folder; only for the process that holds the folder."""
     for _, _, names, folder in os.fwalk(root):

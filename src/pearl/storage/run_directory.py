@@ -4,7 +4,8 @@ Only this file names them. A model of `pearl learn` has the files of a run, less
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -69,6 +70,8 @@ class RunDirectory:
     tasks_folder = Below("tasks")  # 000-NAME/: tensors added or changed by task 0, with thresholds, ranks, seconds
     resume_folder = Below("resume")  # checkpoints of the current task
     pending_file = Below("resume/task.json")  # a description of a model's current task
+    change_folder = Below("unfinished-change")  # new files of a change that is not complete, see `change`
+    change_file = Below("unfinished-change/change.json")
     logs_folder = Below("logs")  # curves, see `--log`
 
     def __init__(self, path: str | Path) -> None:
@@ -85,8 +88,9 @@ class RunDirectory:
         """Return the settings as stored: checking them would import every part that they name, and torch.
 
         Raises:
-            RunError: neither a run nor a model, or its configuration cannot be read.
+            RunError: neither a run nor a model, its configuration cannot be read, or a change is not complete.
         """
+        self.check_no_change()
         file = self.config_file
         if not file.is_file():
             if self.tasks_folder.is_dir():
@@ -241,15 +245,27 @@ class RunDirectory:
 
     def list_classes(self) -> None:
         """Write classes.json, the manifests' class names in order of arrival."""
-        tasks = [{"name": task.name, "classes": list(task.classes)} for task in self.tasks]
-        self.write(self.classes_file, {"tasks": tasks})
+        self.write(self.classes_file, classes_of((task.name, task.classes) for task in self.tasks))
+
+    def check_no_change(self) -> None:
+        """Refuse a directory some of whose files a killed process, or one at work, has not exchanged yet.
+
+        Raises:
+            RunError: names the command that completes the change.
+        """
+        if self.change_file.is_file():
+            raise RunError(
+                f"{self.path}: a change of it is in progress or was interrupted; complete it with: "
+                f"pearl resume {shlex.quote(str(self.path))}"
+            )
 
     def check_no_gap(self) -> None:
         """Refuse a directory that has lost a task, or has two tasks with the same number.
 
         Raises:
-            RunError: names the missing manifest, or the folders.
+            RunError: names the missing manifest, or the folders; or a change is not complete.
         """
+        self.check_no_change()
         done, folders = len(self.finished), self.folders
         whole = {number: [path for path in paths if (path / MANIFEST).exists()] for number, paths in folders.items()}
         for number, paths in whole.items():
@@ -338,6 +354,11 @@ class RunDirectory:
         """
         every = [manifest for _, manifest in self.manifests()]
         return sum(manifest["seconds"].get(phase, 0.0) for manifest in every for phase in manifest.get("reused", []))
+
+
+def classes_of(tasks: Iterable[tuple[str, Sequence[str]]]) -> dict[str, Any]:
+    """Return what classes.json holds, from the name and the new classes of each task."""
+    return {"tasks": [{"name": name, "classes": list(classes)} for name, classes in tasks]}
 
 
 def _composed(names: Sequence[str]) -> tuple[str, ...]:

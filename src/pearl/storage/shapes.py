@@ -205,6 +205,14 @@ class Pending(Record):
     holdout: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
 
 
+class Exchange(Record):
+    """The list of an unfinished change; see `change`."""
+
+    verb: Text
+    files: list[Text]  # the new ones in order, relative to the directory
+    removed: list[Text]
+
+
 class Epoch(Trained):
     """A line of events.jsonl of this kind."""
 

@@ -98,7 +98,7 @@ class Engine:
         """
         replay = replay or Replay()
         replay.begin(method, task.id)
-        torch.manual_seed(fold(self.config.seed, task.id))
+        torch.manual_seed(fold(self.config.seed, task.seed_part))
         seconds: dict[str, float] = {}
         times: Counter[str] = Counter()
         self._handed, self.reused = [], []
@@ -113,7 +113,7 @@ class Engine:
             seconds[phase.name + again] = phase.seconds
             self.reused += [phase.name + again] * phase.reused
             # random numbers between two phases do not depend on how many the first phase drew
-            torch.manual_seed(fold(self.config.seed, task.id, position, "after"))
+            torch.manual_seed(fold(self.config.seed, task.seed_part, position, "after"))
         if not method.oracle:
             task.close()
         method.eval()
@@ -158,7 +158,7 @@ class Engine:
         task, phase, course, settings = training.task, training.phase, training.course, training.settings
         started = time.perf_counter()
         epoch, skip = divmod(progress.done, course.per_epoch)
-        seed = fold(self.config.seed, *training.at, epoch)
+        seed = fold(self.config.seed, task.seed_part, training.position, epoch)
         if not skip:
             torch.manual_seed(self.world.own(seed))  # for dropout and other random numbers of a loss
         for batch in training.data.batches(settings.batch_size, seed, skip=skip):
@@ -244,7 +244,7 @@ class Engine:
         if not (self.kept and phase.reads and type(self) is Engine):
             return ""
         facts = {
-            "place": [self.config.seed, *training.at],
+            "place": [self.config.seed, training.task.seed_part, training.position],
             "settings": training.settings.model_dump(mode="json"),
             "course": asdict(training.course),
             "precision": self.precision,

@@ -18,6 +18,7 @@ class Isolation(SubNetworks):
     """Each task trains its own copy of the initial network; class-IL concatenates the raw logits."""
 
     phases = ("isolation",)
+    isolated = True
 
     def __init__(
         self,

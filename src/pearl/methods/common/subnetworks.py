@@ -38,6 +38,7 @@ class SubNetworks(Method):
 
     own_classes = True
     separable = True  # False: sub-networks depend on others, and `sub_network` is not available
+    isolated = False  # True: no tensor of a task depends on other tasks, see `lifecycle.forget`; not inherited
 
     def __init__(self, backbone: nn.Module, classifier: Classifier = HEADS) -> None:
         super().__init__(backbone)

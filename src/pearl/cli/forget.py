@@ -1,0 +1,33 @@
+"""pearl forget MODEL --class CLASS, pearl forget MODEL --task TASK"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pearl.cli.options import DryRun, begun
+
+
+def command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of the model.")],
+    class_: Annotated[
+        str | None, typer.Option("--class", metavar="CLASS", help="A class: it is never predicted again.")
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="TASK", help="A task of a model with heads: it is removed exactly.")
+    ] = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Remove a class or a task from a model.
+
+    Of a class, the row of its head or its statistics are removed; weights that were trained with its images stay. The
+    removal of a task is exact: the model is then, bit by bit, one that learnt only the other tasks.
+
+    \b
+    pearl forget shop --class apple
+    pearl forget shop --task vegetables --dry-run
+    """
+    begun(f"forget {model}", quiet=False)
+    from pearl.lifecycle.forget import forget
+
+    typer.echo(forget(model, class_, task=task, dry_run=dry_run))

@@ -1,0 +1,268 @@
+"""Removal of a class or a task from a model that has learnt it.
+
+Isolated sub-networks do not depend on each other, so that a model with heads without one of its tasks has the same bits
+as one that never learnt it. Training draws its random numbers by the task's name, not its number, for this reason.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pearl.errors import ConfigError, RunError, counted, printable
+from pearl.lifecycle.changing import Event, changed, edit_events, list_classes
+from pearl.lifecycle.choices import has_statistics
+from pearl.methods.common.subnetworks import SubNetworks
+from pearl.names import class_name
+from pearl.settings.config import ModelConfig
+from pearl.settings.parts import METHODS
+from pearl.settings.registry import nearest, readable
+from pearl.storage.change import Change
+from pearl.storage.checkpoint import FILES, rewritten
+from pearl.storage.files import json_bytes, read_regular
+from pearl.storage.run_directory import RunDirectory
+from pearl.storage.stored_task import MANIFEST, StoredTask, read_manifest
+
+Tensors = dict[str, Tensor]
+
+_OWN = re.compile(r"((?:heads\.blocks|tensors|statistics|networks)\.)(\d+)([./].+)")  # tensors of one task
+_PROTOTYPES = re.compile(r"(chain\.tensors\.task/\d+/)(classes|counts|location|means/\d+)")  # a row per class
+
+
+def forget(path: Path, name: str | None = None, *, task: str | None = None, dry_run: bool = False) -> str:
+    """Remove a class, or a task; see `forget_class` and `forget_task`.
+
+    Raises:
+        ConfigError: both or none are given.
+        PearlError: see there.
+    """
+    if (name is None) == (task is None):
+        raise ConfigError("forget: give one class with --class, or one task with --task")
+    if task is not None:
+        return forget_task(path, task, dry_run=dry_run)
+    return forget_class(path, str(name), dry_run=dry_run)
+
+
+def forget_class(path: Path, name: str, *, dry_run: bool = False) -> str:
+    """Remove a class from a model: its head's row, or its statistics. Return a line, which says what stays.
+
+    Raises:
+        ConfigError: there is no such class, or it is the only one of its task, whose heads are removed as a task.
+        RunError: not a model, the method does not support it, or a file is damaged or cannot be written.
+        Busy: another process works on it.
+    """
+    name = class_name(name)
+
+    def planned(change: Change | None, config: ModelConfig) -> str:
+        tasks = RunDirectory(path).tasks
+        classes = [each for task in tasks for each in task.classes]
+        _check_method(path, config)
+        if name not in classes:
+            raise ConfigError(f"{path}: no class {printable(name)!r}; {nearest(name, classes)}")
+        if len(classes) == 1:
+            raise RunError(f"{path}: {printable(name)} is its only class; remove the folder instead")
+        statistics = has_statistics(config)
+        owner = next(t for t, task in enumerate(tasks) if name in task.classes)
+        task = shlex.quote(printable(tasks[owner].name))
+        if not statistics and len(tasks[owner].classes) == 1:
+            raise ConfigError(
+                f"{path}: {printable(name)} is the only class of its task; remove the task with: "
+                f"pearl forget {path} --task {task}"
+            )
+        if change:
+            _remove_class(change, tasks, owner, name)
+        gone = "means and counts" if statistics else "row of the head"
+        stays = "weights and the covariance" if statistics else "weights"
+        exact = "" if statistics else f"remove its whole task with --task {task}, or "
+        return (
+            f"{path}: class {printable(name)} is forgotten: its {gone} are removed, and it is never predicted again; "
+            f"the {stays} computed with its images stay; to remove them too, {exact}learn the other classes into a "
+            f"new model"
+        )
+
+    return changed(path, "pearl forget --class", planned, dry_run=dry_run)
+
+
+def forget_task(path: Path, name: str, *, dry_run: bool = False) -> str:
+    """Remove a task from a model with heads and isolated sub-networks, and return a line about it.
+
+    The rest has the bits of a model that learnt only the other tasks.
+
+    Raises:
+        ConfigError: there is no such task.
+        RunError: not a model, it is the only task, others depend on it, or a file is damaged or cannot be written.
+        Busy: another process works on it.
+    """
+
+    def planned(change: Change | None, config: ModelConfig) -> str:
+        directory = RunDirectory(path)
+        tasks = directory.tasks
+        _check_method(path, config)
+        names = [class_name(task.name) for task in tasks]
+        if class_name(name) not in names:
+            raise ConfigError(f"{path}: no task {printable(name)!r}; {nearest(class_name(name), names)}")
+        at = names.index(class_name(name))
+        if len(tasks) == 1:
+            raise RunError(f"{path}: {printable(name)} is its only task; remove the folder instead")
+        if has_statistics(config):
+            last = f"take back the last task with `pearl undo {path}`, " if at == len(tasks) - 1 else ""
+            raise RunError(
+                f"{path}: with class statistics a task cannot be removed exactly, since all classes share a "
+                f"covariance; {last}remove its classes with --class, or learn the other tasks into a new model"
+            )
+        for task in tasks[at:]:
+            if shared := [tensor for tensor in task.manifest["tensors"] if not _OWN.fullmatch(tensor)]:
+                raise RunError(
+                    f"{path}: task {printable(task.name)} trained weights that other tasks use ({shared[0]}), and "
+                    f"cannot be removed; learn the other tasks into a new model"
+                )
+        if change:
+            _remove_task(change, tasks, at)
+        classes, left = counted(len(tasks[at].classes), "class"), counted(len(tasks) - 1, "task")
+        return (
+            f"{path}: task {printable(tasks[at].name)} is forgotten with its {classes}; "
+            f"the model has the bits of one that learnt only the other {left}"
+        )
+
+    return changed(path, "pearl forget --task", planned, dry_run=dry_run)
+
+
+def _check_method(path: Path, config: ModelConfig) -> None:
+    """Refuse a method whose tensors are not known to belong to one task or class each.
+
+    A method declares it itself: a subclass may train a task by others, as `pnn` does.
+    """
+    name = str(config.method["name"])
+    method = None if METHODS.closed(name) else METHODS.load(name)
+    if not (isinstance(method, type) and issubclass(method, SubNetworks) and vars(method).get("isolated")):
+        raise RunError(
+            f"{path}: method {readable(name)} cannot forget, since its tensors may belong to several tasks; learn the "
+            f"other classes into a new model, or take back the last task with: pearl undo {path}"
+        )
+
+
+# --------------------------------------------------------------------------------------------------------- a class
+
+
+def _remove_class(change: Change, tasks: list[StoredTask], owner: int, name: str) -> None:
+    """Prepare the files of a model without a class, the new one of task `owner`."""
+    index = tasks[owner].first_class + tasks[owner].classes.index(name)
+    removed = {"parameters": 0, "isolation_parameters": 0, "statistics": 0}
+    for t, task in enumerate(tasks[owner:], owner):
+        manifest = read_manifest(task.folder)
+        row = task.classes.index(name) if t == owner else None
+        before = dict(manifest["tensors"])
+        files, manifest = rewritten(task.folder, manifest, partial(_without_class, index=index, task=t, row=row))
+        for tensor, shape in manifest["tensors"].items():
+            if lost := _numel(before[tensor]) - _numel(shape):
+                removed["statistics" if tensor.startswith("chain.") else "parameters"] += lost
+        if row is not None:
+            removed["isolation_parameters"] = before[f"heads.blocks.{t}.weight"][1] + 1
+        for file, data in files.items():
+            change.write(task.folder / file, data)
+        for key in ("classes", "also"):
+            if key in manifest:
+                manifest[key] = [each for each in manifest[key] if class_name(each) != name]
+        for key, count in removed.items():
+            if manifest.get(key) is not None:
+                manifest[key] -= count
+        if hashes := manifest.get("image_hashes"):
+            manifest["image_hashes"] = {each: text for each, text in hashes.items() if class_name(each) != name}
+        if estimate := manifest.pop("estimate", None):
+            manifest |= _estimate_without(estimate, index)
+        change.write(task.file, json_bytes(manifest))
+    list_classes(change, ((task.name, [each for each in task.classes if each != name]) for task in tasks))
+
+    def without(event: Event) -> Event:
+        names = event.get("classes")
+        if not isinstance(names, list):
+            return event
+        return {**event, "classes": [each for each in names if class_name(str(each)) != name]}
+
+    edit_events(change, without)
+
+
+def _without_class(tensors: Tensors, *, index: int, task: int, row: int | None) -> Tensors:
+    """Return the tensors of a file without a class: a logit index, and the row in the head of its task's file."""
+    kept: Tensors = {}
+    for name, value in tensors.items():
+        if row is not None and name in (f"heads.blocks.{task}.weight", f"heads.blocks.{task}.bias"):
+            kept[name] = _drop(value, [row])
+        elif match := _PROTOTYPES.fullmatch(name):
+            classes = tensors[f"{match[1]}classes"]
+            kept[name] = _drop(value, (classes == index).nonzero()[:, 0].tolist())
+            if match[2] == "classes":
+                kept[name] = kept[name] - (kept[name] > index).to(value.dtype)
+        else:
+            kept[name] = value
+    return kept
+
+
+def _drop(value: Tensor, rows: list[int]) -> Tensor:
+    return value[[row for row in range(len(value)) if row not in rows]].contiguous()
+
+
+def _numel(shape: list[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _estimate_without(entry: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """Return a manifest's estimate without the counts of a class; its reliability is that of all images."""
+    rows = [row for row, label in enumerate(entry["classes"]) if label != index]
+    if not rows:
+        return {}
+
+    def moved(label: int) -> int:
+        return label - (label > index)
+
+    counts = {key: [entry[key][row] for row in rows] for key in ("total", "class_il", "task_il")}
+    mistakes = [[moved(a), moved(b), n] for a, b, n in entry["mistakes"] if index not in (a, b)]
+    labels = [moved(entry["classes"][row]) for row in rows]
+    return {"estimate": {**entry, **counts, "classes": labels, "mistakes": mistakes}}
+
+
+# ---------------------------------------------------------------------------------------------------------- a task
+
+
+def _remove_task(change: Change, tasks: list[StoredTask], at: int) -> None:
+    """Prepare the files of a model without a task: later ones get its place in names of folders and tensors."""
+    directory = change.directory
+    before = tasks[at - 1].manifest if at else {**directory.start, "isolation_parameters": 0}
+    gone = tasks[at].manifest
+    for task in tasks[at:]:
+        for file in sorted(task.folder.iterdir()):
+            if file.is_symlink() or not file.is_dir():
+                change.remove(file)
+    for t, task in enumerate(tasks[at + 1 :], at):
+        manifest = read_manifest(task.folder)
+        files, manifest = rewritten(task.folder, manifest, partial(_renumbered, task=t))
+        manifest["task"] = t
+        manifest.pop("estimate", None)  # measured among the removed classes, too
+        for key in ("parameters", "isolation_parameters"):
+            if None not in (manifest.get(key), gone.get(key), before.get(key)):
+                manifest[key] -= gone[key] - before[key]
+        folder = directory.folder_of(t, task.name)
+        for name in FILES:
+            if name in files or (task.folder / name).is_file():
+                change.write(folder / name, files.get(name) or read_regular(task.folder / name))
+        change.write(folder / MANIFEST, json_bytes(manifest))
+    list_classes(change, ((task.name, task.classes) for t, task in enumerate(tasks) if t != at))
+
+    def without(event: Event) -> Event | None:
+        number = event.get("task")
+        if number == at:
+            return None
+        return {**event, "task": number - 1} if isinstance(number, int) and number > at else event
+
+    edit_events(change, without)
+
+
+def _renumbered(tensors: Tensors, *, task: int) -> Tensors:
+    return {_OWN.sub(rf"\g<1>{task}\g<3>", name): value for name, value in tensors.items()}
