@@ -1,11 +1,13 @@
 """The model object that Python users hold, with everything that can be done with a model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pearl.data.pictures import Picture
 from pearl.errors import typed
-from pearl.lifecycle import learning
+from pearl.lifecycle import discovery, learning
+from pearl.lifecycle.evaluation import UNKNOWN_RATE
 from pearl.lifecycle.model import Model as Learnt
 from pearl.reports.logs import logged
 from pearl.reports.progress import display
@@ -45,6 +47,23 @@ class Model(Learnt):
         how |= {"allow_new_style": allow_new_style, "discard": discard, "quiet": quiet, "log": log}
         how |= {key: overrides.pop(key) for key in ("recipe", "backbone", "start") if key in overrides}
         return learn(self.path, data, device=self.device.type, **how, overrides=overrides)
+
+    @typed
+    def discover(
+        self, images: str | Path | Iterable[Picture], *, unknown_rate: float = UNKNOWN_RATE
+    ) -> discovery.Discovery:
+        """Group the images that the model finds unknown by their features, as candidates for new classes.
+
+        `images` are a folder, or several images as for `predict`. `unknown_rate` is the false-rejection rate of
+        `predict`. The number of groups is found by the data: see `evaluation.grouping`. `.groups` have the numbers of
+        their images, the most typical first, `.known` those of images of known classes; `.as_csv()` is a list for
+        `learn`, in which each label can be replaced by a name. Unreadable files are left out, see `.unreadable`.
+
+        Raises:
+            DataError: no readable image, or one in memory that cannot be used.
+            ConfigError: the model has no class statistics (`refit` gives it some), or the rate is not a share.
+        """
+        return discovery.discover(self, images, unknown_rate=unknown_rate)
 
     @typed
     def export(

@@ -10,6 +10,7 @@ import typer
 
 from pearl.cli import (
     cache,
+    discover,
     doctor,
     evaluate,
     export,
@@ -75,6 +76,7 @@ for verb in (
     learn,
     predict,
     evaluate,
+    discover,
     inspect,
     export,
     report,
