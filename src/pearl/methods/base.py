@@ -213,7 +213,7 @@ class Method(nn.Module):
         """Return a function from images to what `judging` returns, and features (B, p) in which unknown images can be
         grouped; None without such scores.
 
-        Features are whitened: the images of any class are expected to have the identity as their covariance.
+        Features are whitened by the covariance within classes, and of length 1.
         """
         return None
 
