@@ -46,7 +46,6 @@ def command(
     from pearl.reports.discovered import write
     from pearl.reports.page import check_output
     from pearl.storage.files import write_file
-    from pearl.storage.sheets import aligned
 
     if output is not None:
         check_output(output)
@@ -63,7 +62,7 @@ def command(
     if output is not None:
         title = f"{model.resolve().name}: unknown images of {', '.join(paths)}"
         write(found, output, title, model=str(model), groups=str(as_csv or "groups.csv"))
-    typer.echo(aligned(found.rows(), numbers=True))
+    typer.echo(repr(found))
     for count, what in ((len(found.duplicates), "duplicates"), (len(found.near_duplicates), "near-duplicates")):
         if count:
             typer.echo(f"images with {what}: {count}")

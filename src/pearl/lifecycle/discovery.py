@@ -2,9 +2,8 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,13 +21,13 @@ from pearl.lifecycle.evaluation import BATCH, UNKNOWN_RATE
 from pearl.lifecycle.predict import named
 from pearl.lifecycle.saved import learnt_images
 from pearl.settings.config import ModelConfig
+from pearl.storage.sheets import aligned, rows_as_html
 from pearl.storage.stored_task import StoredTask
 
 SIDE = 16  # pixels of a thumbnail that near-duplicates are found by
-# Correlation of two thumbnails from which images are near-duplicates. Of 300 photos of Grocery Store it finds every copy
-# that is smaller, compressed again or brighter, and 94 % of those cropped by 2 %, in 1 of 44,850 pairs of other photos.
+# Correlation of two thumbnails from which images are near-duplicates. Of 300 photos of Grocery Store it finds all
+# smaller, recompressed or brighter copies, 94 % of copies cropped by 2 % at each side, and 1 of 44,850 other pairs.
 ALIKE = 0.95
-HEADER = ("path", "label")
 
 
 class Describer(Protocol):
@@ -112,7 +111,7 @@ class Discovery:
         """
         file = io.StringIO(newline="")
         lines = csv.writer(file)
-        lines.writerow(HEADER)
+        lines.writerow(["path", "label"])
         for i, label in self.labels.items():
             image = self.images[i]
             if isinstance(image, np.ndarray):
@@ -133,6 +132,12 @@ class Discovery:
             found.append([name, f"{len(part)}", printable(str(names[times.argmax()])) if len(part) else "-"])
         return [*found, ["known", f"{len(self.known)}", ""]]
 
+    def __repr__(self) -> str:
+        return aligned(self.rows(), numbers=True)
+
+    def _repr_html_(self) -> str:
+        return rows_as_html(self.rows())
+
 
 def discover(
     model: Describer, images: str | Path | Iterable[Picture], *, unknown_rate: float = UNKNOWN_RATE
@@ -147,7 +152,7 @@ def discover(
     names: list[Path | np.ndarray] = []
     hashes: list[bytes] = []
     parts: list[tuple[Tensor, ...]] = []
-    for own, pixels in _batches(images, model.config, unreadable):
+    for own, pixels in _batches([*images], model.config, unreadable):
         names += own
         hashes += copies.hashes(pixels)
         logits, scores, features = model.describe(pixels)
@@ -190,19 +195,19 @@ def check_list(place: Path) -> None:
 
 
 def _batches(
-    pictures: Iterable[Picture], config: ModelConfig, unreadable: list[str]
+    pictures: Sequence[Picture], config: ModelConfig, unreadable: list[str]
 ) -> Iterator[tuple[list[Any], np.ndarray]]:
     """Yield images, as paths or pixels, with their pixels (n, S, S, 3) uint8; add a line for each unreadable file."""
-    size, decoding, rest = config.images.stored, Decoding.of(config.images), iter(pictures)
-    while part := [*islice(rest, BATCH)]:
-        if all(isinstance(one, str | Path) for one in part):
-            good, pixels, problems = read_all([Path(str(one)) for one in part], size, decoding)
-            unreadable += problems
-            if good:
-                yield good, pixels
-        else:
-            for pixels in in_batches(part, size, BATCH, decoding):
-                yield [*pixels], pixels
+    size, decoding = config.images.stored, Decoding.of(config.images)
+    if not all(isinstance(one, str | Path) for one in pictures):
+        yield from (([*pixels], pixels) for pixels in in_batches(pictures, size, BATCH, decoding))
+        return
+    for start in range(0, len(pictures), BATCH):
+        files = [Path(str(one)) for one in pictures[start : start + BATCH]]
+        good, pixels, problems = read_all(files, size, decoding)
+        unreadable += problems
+        if good:
+            yield [*good], pixels
 
 
 def _groups(rows: np.ndarray, features: np.ndarray, labels: np.ndarray) -> Iterator[Group]:
@@ -225,8 +230,8 @@ def thumbnails(pixels: np.ndarray) -> Tensor:
 
 
 def near_duplicates(thumbs: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield pairs of `rows` (n,) whose thumbnails (N, d) correlate at least as `ALIKE`, each image with the first one
-    that it resembles.
+    """Yield pairs of `rows` (n,) whose thumbnails (N, d) correlate at least as `ALIKE`, each image with the earlier
+    one that it resembles most.
     """
     found = thumbs[rows]
     for i in range(1, len(rows)):
