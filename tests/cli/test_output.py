@@ -50,6 +50,7 @@ def arguments(verb, stage, here):
         "learn": ["learn", model, "--data", write_photos(here / "more", {"two": 2}, 2), "-q"],
         "predict": ["predict", model, photos],
         "evaluate": ["evaluate", model, "--data", photos],
+        "discover": ["discover", model, photos],
         "inspect": ["inspect", model],
         "export": ["export", model, "--to", "peft", "-o", here / "out"],
         "report": ["report", model],

@@ -31,7 +31,7 @@ ALIKE = 0.95
 
 
 class Describer(Protocol):
-    """What `discover` needs of a model; `Model` in model.py has it."""
+    """The part of a model that `discover` uses; see `Model` in model.py."""
 
     config: ModelConfig
     tasks: list[StoredTask]

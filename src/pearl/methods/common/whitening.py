@@ -1,4 +1,4 @@
-"""Whitened features of class statistics, in which images of classes that nobody has learnt can be compared."""
+"""Whitened features of class statistics, in which images of unknown classes can be compared."""
 
 from collections.abc import Sequence
 
