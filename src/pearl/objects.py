@@ -1,12 +1,14 @@
 """The model object that Python users hold, with everything that can be done with a model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pearl.data.pictures import Picture
 from pearl.errors import typed
-from pearl.lifecycle import learning
+from pearl.lifecycle import discovery, learning
 from pearl.lifecycle.choices import LearnOptions
+from pearl.lifecycle.evaluation import UNKNOWN_RATE
 from pearl.lifecycle.forget import forget
 from pearl.lifecycle.model import Model as Learnt
 from pearl.lifecycle.rename import rename
@@ -66,6 +68,23 @@ class Model(Learnt):
         """
         forget(self.path, name, task=task)
         return Model.open(self.path, device=self.device.type)
+
+    @typed
+    def discover(
+        self, images: str | Path | Iterable[Picture], *, unknown_rate: float = UNKNOWN_RATE
+    ) -> discovery.Discovery:
+        """Group the images that the model finds unknown by their features, as candidates for new classes.
+
+        `images` are a folder, or several images as for `predict`. `unknown_rate` is the false-rejection rate of
+        `predict`. The number of groups is found by the data: see `evaluation.grouping`. `.groups` have the numbers of
+        their images, the most typical first, `.known` those of images of known classes; `.as_csv()` is a list for
+        `learn`, in which each label can be replaced by a name. Unreadable files are left out, see `.unreadable`.
+
+        Raises:
+            DataError: no readable image, or one in memory that cannot be used.
+            ConfigError: the model has no class statistics (`refit` gives it some), or the rate is not a share.
+        """
+        return discovery.discover(self, images, unknown_rate=unknown_rate)
 
     @typed
     def export(

@@ -52,6 +52,7 @@ def arguments(verb, stage, here):
         "learn": ["learn", model, "--data", write_photos(here / "more", {"two": 2}, 2), "-q"],
         "predict": ["predict", model, photos],
         "evaluate": ["evaluate", model, "--data", photos],
+        "discover": ["discover", model, photos],
         "undo": ["undo", model],
         "rename": ["rename", model, "zero", "null"],
         "forget": ["forget", model, "--class", "zero"],

@@ -212,7 +212,7 @@ LISTS: dict[str, tuple[str | bytes, str]] = {
     "missing": ("0.png,a\nb.png,a\n", r"1 of 2 files missing \(line 2: b.png\)"),
     "another header": ("photo,breed\n0.png,a\n", "line 1 is a header without the columns path and label"),
     "twice": ("0.png,a\n./0.png,b\n", "line 2 names the image of line 1 again"),
-    "no label": ("0.png,a\n1.png,\n", "line 2 has no label"),
+    "no label": ("0.png,\n1.png,\n", "no line has a label"),
     "no path": ("0.png,a\n,b\n", "line 2 has no path"),
     "an open quote": ('0.png,"a\n1.png,b\n', r"not every line has two columns, PATH,LABEL \(unexpected end of data\)"),
     "another encoding": ("path,label\n0.png,Açaí\n".encode("latin-1"), "is not UTF-8 text"),

@@ -526,7 +526,7 @@ def test_images_are_left_out_in_closed_form(per_class):
     own, scores, common = torch.tensor(labels), [], []
     for v, space in enumerate(chain.spaces()):
         means = torch.cat([chain.tensors[f"task.{t}.means.{v}"] for t in range(v, 3)])
-        rows, metric, place = space(torch.tensor(raws[v]).float()), LeftOut(chain._known(v)), own - 9 + len(means)
+        rows, metric, place = space(torch.tensor(raws[v]).float()), LeftOut(chain.known(v)), own - 9 + len(means)
         counts = torch.full((len(means),), per_class)
         inside, away = metric.distances(rows, place, means, counts, counted=True)
         scores.append(-0.5 * inside)

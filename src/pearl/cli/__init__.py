@@ -10,6 +10,7 @@ import typer
 
 from pearl.cli import (
     cache,
+    discover,
     doctor,
     evaluate,
     export,
@@ -79,6 +80,7 @@ for verb in (
     learn,
     predict,
     evaluate,
+    discover,
     serve,
     undo,
     rename,

@@ -98,7 +98,7 @@ def given(
         found = Given(str(data), source.name, source.classes, split.images, split.labels, decoding=decoding)
         return _sorted(found)
     if root.is_file() and root.suffix.lower() in SUFFIXES:
-        return _of_files(root, read_list(root), [], decoding)
+        return _of_files(root, *read_list(root), decoding)
     folder = root / part if (root / part).is_dir() else root
     return _of_files(root, tree(folder, nested=nested), left_out(folder, nested=nested), decoding)
 

@@ -17,8 +17,11 @@ _LABELS = ("label", "class", "category")
 _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # by the byte order mark at the start of a file; else UTF-8
 
 
-def read_list(place: Path) -> Files:
-    """Read the images that a CSV file lists, by class in alphabetical order; paths are relative to the file.
+def read_list(place: Path) -> tuple[Files, list[str]]:
+    """Return the images that a CSV file lists, by class in alphabetical order, and notes on those left out.
+
+    Paths are relative to the file. An image with an empty label is left out, so that a list made by `pearl discover`
+    can dismiss it.
 
     An optional header names the columns: path (or file_name, filename, file, image) and label (or class, category).
     Without a header they are the first two. Columns are separated by commas, semicolons or tabs; texts may be quoted.
@@ -34,8 +37,10 @@ def read_list(place: Path) -> Files:
     seen: dict[Path, int] = {}
     missing: list[str] = []
     for number, path, label in lines:
-        if not path or not label:
-            raise DataError(f"{place}: line {number} has no {'label' if path else 'path'}; write PATH,LABEL")
+        if not path:
+            raise DataError(f"{place}: line {number} has no path; write PATH,LABEL")
+        if not label:
+            continue
         file = place.parent / as_path(path, what=f"{place}, line {number}", error=DataError)
         if "\\" in path and not _is_file(file):
             file = place.parent / path.replace("\\", "/")
@@ -51,7 +56,11 @@ def read_list(place: Path) -> Files:
             f"{place}: {len(missing)} of {counted(len(lines), 'file')} missing ({some(missing, 5)}); paths are "
             f"relative to the folder of the list"
         )
-    return {label: sorted(files[label]) for label in sorted(files)}
+    unlabelled = sum(not label for _, _, label in lines)
+    if not files:
+        raise DataError(f"{place}: no line has a label; write PATH,LABEL")
+    notes = [f"{place}: {counted(unlabelled, 'line')} without a label; left out"] if unlabelled else []
+    return {label: sorted(files[label]) for label in sorted(files)}, notes
 
 
 def _is_file(place: Path) -> bool:

@@ -34,6 +34,7 @@ from pearl.storage.sheets import rows_as_html
 from pearl.storage.stored_task import StoredTask
 
 T = TypeVar("T")
+Describing = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # see `Method.describing`
 
 _LOADING = RLock()  # shared by all models: a model with its own lock could not be pickled
 
@@ -271,15 +272,33 @@ class Model:
         both = self._asked(pixels, lambda x: torch.cat([part.view(len(x), -1) for part in judged(x)], 1), width)
         return both[:, :-1], both[:, -1]
 
+    def describe(self, pixels: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `judge` returns, and whitened features (N, p) float32 in which unknown images can be grouped; see
+        `Method.describing`.
+
+        Raises:
+            ConfigError: the model has no class statistics.
+        """
+        self._check_can_judge()
+        describe = cast(Describing, self._once("describing", self.method.describing))
+
+        def described(x: Tensor) -> Tensor:
+            logits, scores, features = describe(x)
+            return torch.cat([logits, scores[:, None], features.to(logits)], 1)
+
+        classes = len(self.classes)
+        found = self._asked(pixels, described)
+        return found[:, :classes], found[:, classes], found[:, classes + 1 :]
+
     def _check_can_judge(self) -> None:
         if not self.can_judge:
             raise ConfigError(
-                f"{self.path}: its classifier cannot detect unknown images; a model with class statistics can "
-                f"(method.classifier=chain, which new models have)"
+                f"{self.path}: its classifier cannot detect unknown images; a model with class statistics can, which "
+                f"new models have; give it some with: pearl refit {self.path} --data IMAGES --to NEW"
             )
 
     @torch.no_grad()
-    def _asked(self, pixels: np.ndarray, ask: Callable[[Tensor], Tensor], width: int) -> Tensor:
+    def _asked(self, pixels: np.ndarray, ask: Callable[[Tensor], Tensor], width: int | None = None) -> Tensor:
         parts = []
         try:
             with METHODS.blamed(self.config.method["name"]):
@@ -292,14 +311,15 @@ class Model:
             reason = str(error).partition("\n")[0]
             raise RunError(f"{self.path}: its tensors do not fit together ({reason}); restore a copy") from error
         logits = torch.cat(parts)
-        if logits.shape[1] != width:
+        if width is not None and logits.shape[1] != width:
             raise RunError(
                 f"{self.path}: its manifests list {counted(width, 'class')}, its weights give "
                 f"{logits.shape[1]} logits; restore them from a copy"
             )
         if logits.isnan().any():
             raise RunError(
-                f"{self.path}: its tensors give no finite logits for {counted(width, 'class')}; restore a copy"
+                f"{self.path}: its tensors give no finite logits for {counted(len(self.classes), 'class')}; restore a "
+                f"copy"
             )
         return logits
 

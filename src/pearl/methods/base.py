@@ -209,6 +209,14 @@ class Method(nn.Module):
         """
         return None
 
+    def describing(self) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None:
+        """Return a function from images to what `judging` returns, and features (B, p) in which unknown images can be
+        grouped; None without such scores.
+
+        Features are whitened by the covariance within classes, and of length 1.
+        """
+        return None
+
     def threshold(self, rate: float) -> float:
         """Return the in-distribution score below which images are unknown, at a false-rejection rate `rate`."""
         raise NotImplementedError

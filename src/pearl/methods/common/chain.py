@@ -179,7 +179,7 @@ class ChainStatistics(nn.Module):
         self.tensors.add(f"task.{t}.counts", counts)
         self.tensors.add(f"task.{t}.classes", classes)
         precise = torch.float64 if len(self.class_of) <= MANY else torch.float32
-        metrics = [LeftOut(self._known(v), precise) for v in range(len(features))]
+        metrics = [LeftOut(self.known(v), precise) for v in range(len(features))]
         levels = [
             metric.levels(rows, scatter, len(classes), counted=self._updates(v, t))
             for v, (metric, rows, scatter) in enumerate(zip(metrics, features, scatters, strict=True))
@@ -357,14 +357,14 @@ class ChainStatistics(nn.Module):
 
     def _background(self, v: int) -> Background:
         """Space v's, in float64."""
-        space = self._known(v)
+        space = self.known(v)
         pooled, share = self.covariance(v)
         return Background(inverse(shrunk(pooled, share)), space.centre, inverse(shrunk(space.of_all(), share)))
 
     def _means(self, v: int) -> list[Tensor]:
         return [self.tensors[f"task.{t}.means.{v}"] for t in range(self.births[v], len(self))]
 
-    def _known(self, v: int) -> Known:
+    def known(self, v: int) -> Known:
         """Return the moments of all images in space v, float64."""
         scatter, moment, total, images, freedom = (
             self.tensors[f"space.{v}.{name}"] for name in ("scatter", "moment", "sum", "images", "freedom")

@@ -13,6 +13,7 @@ from pearl.methods.base import Answers, Expert, Method, Phase
 from pearl.methods.common.chain import ChainStatistics
 from pearl.methods.common.classifiers import Chain, Classifier, Heads
 from pearl.methods.common.retained import retained
+from pearl.methods.common.whitening import Whitening
 from pearl.nn.fast.fusing import Part, fuse, fusible
 from pearl.nn.growing import CosineHeads
 from pearl.nn.inner import WithInner, inner_layers
@@ -187,6 +188,18 @@ class SubNetworks(Method):
             return None
         spaces = self.spaces(chain.births)
         return lambda x: chain.judge(spaces(x))
+
+    def describing(self) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None:
+        """See `Method.describing`: features of all feature spaces, side by side."""
+        if (chain := self.chain) is None:
+            return None
+        spaces, white = self.spaces(chain.births), Whitening(chain)
+
+        def describe(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            raw = spaces(x)
+            return *chain.judge(raw), white(raw)
+
+        return describe
 
     def threshold(self, rate: float) -> float:
         """See `Method.threshold`: by images of the newest tasks, each left out of the statistics."""

@@ -1,0 +1,43 @@
+"""Whitened features: directions in which images of one class differ count little, in unknown classes too."""
+
+import torch
+import torch.nn.functional as F
+
+from pearl.methods.common.chain import ChainStatistics
+from pearl.methods.common.classifiers import Chain
+from pearl.methods.common.whitening import Whitening
+
+LOUD = torch.randn(12, generator=torch.Generator().manual_seed(5)) * 10  # the direction in which a class differs most
+
+
+def images(centres: torch.Tensor, each: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    rows = centres.repeat_interleave(each, 0)
+    along = torch.randn(len(rows), 1, generator=generator) * LOUD
+    return rows + torch.randn(rows.shape, generator=generator) + along
+
+
+def contrast(rows: torch.Tensor) -> float:
+    """The mean cosine within two classes of 40 images, less that between them."""
+    cosines = F.normalize(rows) @ F.normalize(rows).T
+    own = (torch.arange(80) < 40).double()
+    same = own[:, None] == own
+    return float(cosines[same].mean() - cosines[~same].mean())
+
+
+def test_quiet_directions_tell_unseen_classes_apart() -> None:
+    centres = torch.randn(14, 12, generator=torch.Generator().manual_seed(0)) * 2
+    chain = ChainStatistics(Chain(spaces=2, projection=None))
+    for t in range(2):
+        raw = images(centres[6 * t : 6 * t + 6], 30, seed=t)
+        chain.add_space(t, raw)
+        rows = [space(raw) for space in chain.spaces()]
+        chain.observe(rows, torch.arange(6 * t, 6 * t + 6).repeat_interleave(30))
+    unseen = images(centres[12:], 40, seed=9)
+    white = Whitening(chain)([unseen, unseen])
+    assert white.shape == (80, 24) and white.dtype == unseen.dtype
+    assert torch.allclose(white.norm(dim=1), torch.ones(80), atol=1e-5)
+    halves = white.split(12, dim=1)
+    assert all(torch.allclose(half.square().sum(1), torch.full((80,), 0.5), atol=1e-5) for half in halves)
+    raw = [(space(unseen).double() - chain.known(v).centre).float() for v, space in enumerate(chain.spaces())]
+    assert contrast(white) > 2 * max(contrast(rows) for rows in raw)
