@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import struct
 import sys
 import threading
@@ -172,6 +173,28 @@ def test_requests_that_arrive_together_are_one_batch(client, monkeypatch):
         assert [answer.result().json()[0]["label"] for answer in [first, *others]] == ["zero", *["zero", "one"] * 4]
         assert [len(answer.result().json()) for answer in [first, *others]] == [2, *[1] * 8]
     assert sizes == [1, 8]
+
+
+def test_a_model_is_exchanged_whole(shop, tmp_path):
+    """While threads predict, the model is exchanged to and fro: each answer is all of one of the two."""
+    copy = shutil.copytree(shop / "model", tmp_path / "model")
+    pearl.learn(copy, write_photos(tmp_path / "second", {"seven": 7}, 8), fast=True, quiet=True)
+    models = [pearl.load(shop / "model"), pearl.load(copy)]
+    pixels = np.stack([np.stack([digit(label)[20]] * 3, -1) for label in (0, 1, 7)])
+    expected = [model.predict_pixels(pixels, top=9) for model in models]
+    served_by = predictor.Predictor(models[0])
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(lambda: served_by.predict(pixels, 9).result(30)) for _ in range(200)]
+        for number in range(40):
+            served_by.exchange(models[number % 2])
+        found = [answer.result() for answer in asked]
+    served_by.close()
+    known = {tuple(one.classes for one in answer): answer for answer in expected}
+    for answer in found:
+        alone = known[tuple(one.classes for one in answer)]
+        for one, same in zip(answer, alone, strict=True):
+            assert one.probabilities == pytest.approx(same.probabilities, abs=1e-4) and one.known == same.known
+    assert {len(answer[0].classes) for answer in found} == {2, 3}
 
 
 def test_an_error_of_the_model_reaches_whoever_waits_and_no_one_else(client, monkeypatch):
