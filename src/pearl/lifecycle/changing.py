@@ -30,8 +30,8 @@ def changed(path: Path, verb: str, planned: Planned, *, dry_run: bool = False) -
         Busy: another process works on it.
     """
     directory = RunDirectory(path)
-    if not directory.config_file.is_file():
-        _ = directory.config  # raises
+    if dry_run or not directory.change_file.is_file():
+        read_config(path)  # before locking, which would write into a directory of another kind
     with nullcontext() if dry_run else locked(path):
         if not dry_run:
             check_inside(path)
