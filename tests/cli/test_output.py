@@ -42,6 +42,8 @@ def arguments(verb, stage, here):
     photos, model = stage / "photos", stage / "model"
     if verb in ("learn", "export", "report"):
         model = shutil.copytree(model, here / "model")
+    if verb == "discover":  # which needs class statistics
+        model = pearl.load(model).refit(photos, here / "statistics").path
     return {
         "run": ["run", "digits", *TINY, "-q"],
         "resume": ["resume", stage / "run"],
