@@ -50,7 +50,7 @@ GROUPED = {  # all held-back images
 }
 FOUND = {  # images called unknown
     "found": "held-back images found (%)",
-    "refused": "known images among them (%)",
+    "refused": "known images called unknown (%)",
     "groups_found": "groups found",
     "ari_found": "ARI",
     "plain_found": "ARI of k-means, plain",

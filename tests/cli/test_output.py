@@ -44,6 +44,8 @@ def arguments(verb, stage, here):
         model = shutil.copytree(model, here / "model")
     if verb == "undo":
         pearl.learn(model, write_photos(here / "second", {"five": 5}, 2), quiet=True)
+    if verb == "discover":  # which needs class statistics
+        model = pearl.load(model).refit(photos, here / "statistics").path
     return {
         "run": ["run", "digits", *TINY, "-q"],
         "resume": ["resume", stage / "run"],

@@ -3,9 +3,11 @@
 import torch
 import torch.nn.functional as F
 
+from pearl.evaluation.grouping import group
 from pearl.methods.common.chain import ChainStatistics
 from pearl.methods.common.classifiers import Chain
 from pearl.methods.common.whitening import Whitening
+from photos import digit
 
 LOUD = torch.randn(12, generator=torch.Generator().manual_seed(5)) * 10  # the direction in which a class differs most
 
@@ -41,3 +43,17 @@ def test_quiet_directions_tell_unseen_classes_apart() -> None:
     assert all(torch.allclose(half.square().sum(1), torch.full((80,), 0.5), atol=1e-5) for half in halves)
     raw = [(space(unseen).double() - chain.known(v).centre).float() for v, space in enumerate(chain.spaces())]
     assert contrast(white) > 2 * max(contrast(rows) for rows in raw)
+
+
+def test_groups_of_two_unseen_digits_are_not_mixed() -> None:
+    """Statistics of the pixels of eight digits; fours and sixes are unknown."""
+    rows = {label: torch.from_numpy(digit(label)[:40]).flatten(1) / 255 for label in range(10)}
+    known = [label for label in rows if label not in (4, 6)]
+    chain = ChainStatistics(Chain(spaces=1))
+    raw = torch.cat([rows[label] for label in known])
+    chain.add_space(0, raw)
+    chain.observe([chain.spaces()[0](raw)], torch.arange(8).repeat_interleave(40))
+    labels = group(Whitening(chain)([torch.cat([rows[4], rows[6]])]).numpy()).reshape(2, 40)
+    fours, sixes = ({*own} - {-1} for own in labels)
+    assert fours and sixes and not fours & sixes
+    assert (labels >= 0).mean() > 0.9

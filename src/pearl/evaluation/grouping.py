@@ -10,8 +10,8 @@ def group(features: np.ndarray) -> np.ndarray:
     """Return the group (N,) of each image from 0, -1 for none, by features (N, p) of length 1.
 
     Ward's method (1963) merges the two groups that add least to the sum of squared distances between images and the
-    mean of their group, until that is more than `LIMIT`. An image whose features have nothing in common with the
-    others of its group adds 1 itself, so the limit has the same meaning in every feature space. Memory is 4 N^2 bytes.
+    mean of their group, until that is more than `LIMIT`. Features of a few dozen dimensions, or hundreds of images of
+    a class, are rather split into several groups than mixed. Memory is 4 N^2 bytes.
     """
     from scipy.cluster.hierarchy import fcluster, linkage  # slow to import
 

@@ -155,8 +155,8 @@ def discover(
     for own, pixels in _batches([*images], model.config, unreadable):
         names += own
         hashes += copies.hashes(pixels)
-        logits, scores, features = model.describe(pixels)
-        parts.append((logits.argmax(1), scores, features, thumbnails(pixels)))
+        logits, *more = model.describe(pixels)
+        parts.append((logits.argmax(1), *more, thumbnails(pixels)))
     if not parts:
         raise DataError("\n".join(["no image was given that can be read; give a folder of photos", *unreadable]))
     best, judged, together, thumbs = (torch.cat(of).numpy() for of in zip(*parts, strict=True))
