@@ -123,6 +123,6 @@ def test_a_model_that_has_its_name_is_called_stored(tmp_path, monkeypatch):
     assert (tmp_path / "model" / "config.yaml").exists()
     left = tmp_path / f".model.{'0' * 32}.new"
     left.mkdir()
-    with pytest.raises(RunError, match="is there already"):
+    with pytest.raises(RunError, match="exists; choose another name"):
         copying.check_place(tmp_path / "model", tmp_path / "base")
     assert not left.exists()

@@ -41,11 +41,16 @@ def test_triton_finds_what_its_file_says(model, tmp_path):
     model.export("onnx", tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     for kind, ports in (("input", session.get_inputs()), ("output", session.get_outputs())):
-        found = re.search(rf'{kind} \[ {{ name: "(\w+)" data_type: (\w+) dims: \[ ([\d, ]+) \] }} \]', text)
-        (port,) = ports
-        assert (found.group(1), found.group(2), port.type) == (port.name, "TYPE_FP32", "tensor(float)")
-        batch, *dims = port.shape  # with a max_batch_size Triton adds the first one, which has to be free
-        assert isinstance(batch, str) and dims == [int(number) for number in found.group(3).split(",")]
+        (section,) = re.findall(rf"^{kind} \[ (.*?) \]$", text, re.DOTALL | re.MULTILINE)
+        found = re.findall(
+            r'name: "(\w+)" data_type: (\w+) dims: \[ ([\d, ]+) \](?: reshape: { shape: \[ ([\d, ]*)\] })?', section
+        )
+        assert len(found) == len(ports)
+        for (name, data, dims, reshaped), port in zip(found, ports, strict=True):
+            assert (name, data, port.type) == (port.name, "TYPE_FP32", "tensor(float)")
+            batch, *expected = port.shape  # with a max_batch_size Triton adds the first one, which has to be free
+            shape = reshaped if dims == "1 " or (dims == "1" and not expected) else dims
+            assert isinstance(batch, str) and expected == [int(number) for number in shape.split(",") if number.strip()]
     assert int(re.search(r"max_batch_size: (\d+)", text).group(1)) > 0
 
 

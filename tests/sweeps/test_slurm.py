@@ -215,10 +215,11 @@ def test_a_job_that_slurm_requeues_all_the_same_is_waited_for(fake):
         ask("scontrol", "update", f"job={job}", "starttime=now")
 
     made = fake.jobs("wait once")
-    before = len(ends())
+    before = ends().count("COMPLETED")
     assert states(run_jobs(made, executor="slurm", show=Once(fake, requeue))) == ["done"]
     assert len(fake.lines("start")) == 2
-    assert len(ends()) == before + 1
+    # the requeued job may end as busy, while its first process is still ending; then it is submitted again
+    assert ends().count("COMPLETED") == before + 1
 
 
 def test_a_sweep_that_is_stopped_cancels_its_jobs_and_goes_on(fake):

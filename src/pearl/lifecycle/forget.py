@@ -30,7 +30,7 @@ from pearl.storage.stored_task import MANIFEST, StoredTask, read_manifest
 Tensors = dict[str, Tensor]
 
 _OWN = re.compile(r"((?:heads\.blocks|tensors|statistics|networks)\.)(\d+)([./].+)")  # tensors of one task
-_PROTOTYPES = re.compile(r"(chain\.tensors\.task/\d+/)(classes|counts|location|means/\d+)")  # a row per class
+_PROTOTYPES = re.compile(r"(chain\.tensors\.task/\d+/)(classes|counts|means/\d+)")  # a row per class
 
 
 def forget(path: Path, name: str | None = None, *, task: str | None = None, dry_run: bool = False) -> str:

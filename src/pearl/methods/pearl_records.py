@@ -14,8 +14,8 @@ def adapted_share(method: LowRankNetworks) -> str:
     layers = [m for m in method.backbone.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     adapted = sum(math.prod(target.shape) for target in method.targets)
     share = 100 * adapted / sum(layer.weight.numel() for layer in layers)
-    own = f", and has {len(method.norms)} parameters of norm layers of its own" if method.norms else ""
-    return f"a task adapts {len(method.targets)} of {len(layers)} layers, which hold {share:.0f} % of weights{own}"
+    own = f", and has its own {len(method.norms)} parameters of norm layers" if method.norms else ""
+    return f"a task adapts {len(method.targets)} of {len(layers)} layers, which hold {share:.0f} % of the weights{own}"
 
 
 def layer_facts(method: LowRankNetworks, task: int) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class LowRankNetworks(SubNetworks):
         named = dict(self.backbone.named_parameters())
         bare = [target for target in self.targets if len(target.shape) == 2 and _bias_of(target) not in named]
         if bare:
-            raise ConfigError(f"method.lora_bias: {bare[0].label} has no bias to add to; leave lora_bias=false")
+            raise ConfigError(f"method.lora_bias: {bare[0].label} has no bias to add to; set lora_bias=false")
 
     def _matrix(self, target: Target, weights: dict[str, nn.Parameter]) -> Tensor:
         return lowrank.to_matrix(target.read(weights).detach(), self.fold)

@@ -173,13 +173,11 @@ class RunDirectory:
             classes, also = tuple(manifest["classes"]), tuple(manifest.get("also", ()))
             task = StoredTask(manifest["name"], classes, first, folder, also, manifest)
             if known and (known[0], _composed(known[1])) != (task.name, _composed(classes)):
-                raise RunError(
-                    f"{task.file}: not the name or other classes than in classes.json; restore it from a copy"
-                )
+                raise RunError(f"{task.file}: differs from classes.json in name or classes; restore it from a copy")
             rows = task_rows(len(found), manifest["tensors"])
             if rows - {len(classes)}:
                 raise RunError(
-                    f"{task.file}: names {counted(len(classes), 'class')}, the task's tensors have {max(rows)}; "
+                    f"{task.file}: lists {counted(len(classes), 'class')}, the task's tensors have {max(rows)}; "
                     f"restore it from a copy"
                 )
             found.append(task)

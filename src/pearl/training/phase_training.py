@@ -75,7 +75,7 @@ def mean_loss(progress: Progress, task: Task, phase: Phase, epoch: int, lr: floa
             step = progress.done - len(values) + index
             raise TrainingError(
                 f"loss became {value} in task {task.id + 1} ({task.name}), phase {phase.name}, epoch {epoch + 1}, "
-                f"step {step + 1}, lr {lr:g}; tasks before it are kept; lower "
+                f"step {step + 1}, lr {lr:g}; earlier tasks are stored; lower "
                 f"train.phases.{phase.name}.lr or set train.phases.{phase.name}.clip=1"
             )
     return sum(values) / len(values)

@@ -128,7 +128,8 @@ class TruncatedSvd(nn.Module):
         count = min(rank, int((values > DROPPED * values.amax()).sum()))
         vectors = torch.cat([kept, new], dim=1) @ turn[:, :count].to(rows)
         vectors, signs = torch.linalg.qr(vectors)  # orthonormal again, up to signs
-        self.tensors.add("vectors", vectors * signs.diagonal().sign())
+        # contiguous, as they are when loaded: products with another layout round differently
+        self.tensors.add("vectors", (vectors * signs.diagonal().sign()).contiguous())
         self.tensors.add("values", values[:count])
 
     def least_squares(self, cross: Tensor, ridge: float = 0.0) -> Tensor:
