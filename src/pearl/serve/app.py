@@ -262,7 +262,7 @@ def _add_learning(app: FastAPI, server: Server) -> None:
             raise HTTPException(404, "no such job; it may have been one of a server that has ended")
         return server.teacher.jobs[job_id]
 
-    @app.get("/v1/jobs/{job_id}", summary="How far a job is", responses=_problems(404))
+    @app.get("/v1/jobs/{job_id}", summary="State of a job", responses=_problems(404))
     async def job(job_id: str) -> dict[str, Any]:
         """Its state, its progress, and how good the model is once it is done."""
         return job_of(job_id).facts()
