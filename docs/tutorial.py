@@ -123,7 +123,8 @@ import torch
 
 program = torch.export.load("shop.pt2").module()
 picture = torch.from_numpy(np.array(Image.open(photos[0]).convert("RGB"))).permute(2, 0, 1)[None] / 255
-model.classes[program(picture).argmax()]
+logits, in_distribution = program(picture)  # the second is a score from 0 to 1; below 0.05 the photo is unknown
+model.classes[logits.argmax()]
 
 # %% [markdown]
 # What lies where: `shop/tasks/` has a folder per task, what that task added and nothing of older ones;
