@@ -111,8 +111,9 @@ Image.open(photos[0]).resize((96, 96))
 # %% [markdown]
 # ## Export
 #
-# A program of torch's own, which needs no pearl: images (batch, 3, size, size) from 0 to 1 go in, logits of all
-# classes come out. It is compared with the model before the call returns. `onnx` and `peft` are the other formats.
+# A program of torch's own, which does not need pearl: images (batch, 3, size, size) from 0 to 1 go in, logits of all
+# classes and in-distribution scores come out. It is compared with the model before the call returns. `onnx` and `peft` are
+# the other formats.
 
 # %%
 print(model.export("torch", "shop.pt2"))
