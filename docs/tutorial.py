@@ -112,8 +112,8 @@ Image.open(photos[0]).resize((96, 96))
 # ## Export
 #
 # A program of torch's own, which does not need pearl: images (batch, 3, size, size) from 0 to 1 go in, logits of all
-# classes and in-distribution scores come out. It is compared with the model before the call returns. `onnx` and `peft` are
-# the other formats.
+# classes and in-distribution scores come out. It is compared with the model before the call returns. The other formats
+# are `onnx` and `peft`.
 
 # %%
 print(model.export("torch", "shop.pt2"))
