@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from pearl.cli.options import Device, OwnMethod, Tasks, UnknownRate
+
 
 def command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of a model or run.")],
@@ -19,17 +21,10 @@ def command(
             "--csv", metavar="FILE.csv", help="Write a list of paths and labels, for `pearl learn` once it has names."
         ),
     ] = None,
-    unknown_rate: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE", help="Call images unknown at a threshold that rejects this share of known images."
-        ),
-    ] = 0.05,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Use only this many tasks, from the first.")] = None,
-    method: Annotated[
-        str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    unknown_rate: UnknownRate = 0.05,
+    tasks: Tasks = None,
+    method: OwnMethod = None,
+    device: Device = "auto",
 ) -> None:
     """Group the photos that a model finds unknown, as candidates for new classes. Needs class statistics.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import Alias, Nested, aliases_of
+from pearl.cli.options import Alias, Device, Nested, OwnMethod, Tasks, UnknownRate, aliases_of
 
 
 def command(
@@ -18,23 +18,16 @@ def command(
             "torchvision/NAME or hf/NAME.",
         ),
     ],
-    unknown_rate: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE", help="Call images unknown at a threshold that rejects this share of known images."
-        ),
-    ] = 0.05,
+    unknown_rate: UnknownRate = 0.05,
     alias: Alias = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also write a page of figures, with the worst mistakes.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Counts and the whole confusion matrix as JSON.")] = False,
     nested: Nested = False,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Use only this many tasks, from the first.")] = None,
-    method: Annotated[
-        str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    tasks: Tasks = None,
+    method: OwnMethod = None,
+    device: Device = "auto",
 ) -> None:
     """Evaluate a model: accuracy per class and task, confusions, calibration, detection of unknown classes.
 

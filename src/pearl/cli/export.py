@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from pearl.cli.options import OwnMethod
+
 
 def command(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Directory of a model or run, or a run's name.")],
@@ -19,9 +21,7 @@ def command(
         list[Path] | None, typer.Option(help="Images, or folders of them, to check the result with.")
     ] = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="Export only this many tasks, from the first.")] = None,
-    method: Annotated[
-        str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
-    ] = None,
+    method: OwnMethod = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export at OUT.")] = False,
 ) -> None:
     """Export a model for use without pearl, after checking that the written file gives the same logits.

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from pearl.cli.options import Alias, Log, Nested, StoreEvery, aliases_of, begun
+from pearl.cli.options import Alias, Device, Log, Nested, StoreEvery, aliases_of, begun
 
 
 def command(
@@ -56,7 +56,7 @@ def command(
         bool, typer.Option("--discard", help="Discard a task whose training was cut off, and start it again.")
     ] = False,
     start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to continue from.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     store_every: StoreEvery = 10.0,
     log: Log = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,

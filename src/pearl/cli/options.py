@@ -42,6 +42,15 @@ def begun(what: str, quiet: bool) -> None:
 
 StoreEvery = Annotated[float, typer.Option(callback=_minutes, help="Minutes between two checkpoints of training.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would change; change nothing.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Tasks = Annotated[int | None, typer.Option(min=1, help="Use only this many tasks, from the first.")]
+OwnMethod = Annotated[
+    str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
+]
+UnknownRate = Annotated[
+    float,
+    typer.Option(metavar="SHARE", help="Call images unknown at a threshold that rejects this share of known images."),
+]
 Alias = Annotated[
     list[str] | None, typer.Option(metavar="FOLDER=CLASS", help="A folder of images of a class with another name.")
 ]

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from pearl.cli.options import Device, OwnMethod, Tasks
 from pearl.cli.started import STARTED
 
 
@@ -28,11 +29,9 @@ def command(
     no_unknown: Annotated[
         bool, typer.Option("--no-unknown", help="Always predict a known class; call no image unknown.")
     ] = False,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Use only this many tasks, from the first.")] = None,
-    method: Annotated[
-        str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    tasks: Tasks = None,
+    method: OwnMethod = None,
+    device: Device = "auto",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print the seconds of each part.")] = False,
 ) -> None:
     """Predict the classes of photos. Unreadable images are reported, the others predicted; the exit code is then 1.

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import Alias, aliases_of, begun
+from pearl.cli.options import Alias, Device, aliases_of, begun
 
 
 def command(
@@ -21,7 +21,7 @@ def command(
     method: Annotated[
         str | None, typer.Option(metavar="FILE.py:CLASS", help="For a model: the file of its method, if it has one.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Fit another classifier to the same sub-networks, without training them again.

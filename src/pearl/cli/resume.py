@@ -6,17 +6,15 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import Log, StoreEvery, begun
+from pearl.cli.options import Device, Log, OwnMethod, StoreEvery, begun
 from pearl.errors import ConfigError
 from pearl.training.launch import place, start
 
 
 def command(
     directory: Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, or of a model.")],
-    method: Annotated[
-        str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    method: OwnMethod = None,
+    device: Device = "auto",
     devices: Annotated[int, typer.Option(help="Train a run on this many devices at once, one process each.")] = 1,
     store_every: StoreEvery = 10.0,
     log: Log = None,

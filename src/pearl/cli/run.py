@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pearl.cli.options import Log, StoreEvery, begun, recipes
+from pearl.cli.options import Device, Log, StoreEvery, begun, recipes
 from pearl.training.launch import place, start
 
 
@@ -37,7 +37,7 @@ def command(
     timing: Annotated[
         bool, typer.Option("--timing/--no-timing", help="With --dry-run: time a pass, for an estimate of the time.")
     ] = True,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     devices: Annotated[int, typer.Option(help="Train on this many devices at once, one process each.")] = 1,
     store_every: StoreEvery = 10.0,
     log: Log = None,

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from pearl.cli.options import Device, OwnMethod
+
 
 def command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of a model.")],
@@ -24,10 +26,8 @@ def command(
     unknown_rate: Annotated[
         float | None, typer.Option(metavar="SHARE", help="How strictly photos are called unknown, see `pearl predict`.")
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(metavar="FILE.py:CLASS", help="The file of a method of your own, if it has one.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    method: OwnMethod = None,
+    device: Device = "auto",
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Do not open the page.")] = False,
 ) -> None:
     """Open a page on which photos are named, corrected and taught; programs use the same server over HTTP.

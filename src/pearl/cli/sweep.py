@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from pearl.cli.ending import failures_listed
+from pearl.cli.options import Device
 
 
 class Where(StrEnum):
@@ -44,7 +45,7 @@ def command(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Also write the table, to a .csv, .md or .json file.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Run every combination of settings with every seed, several in parallel, and print means over the seeds.

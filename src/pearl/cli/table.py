@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from pearl.cli.ending import failures_listed
+from pearl.cli.options import Device
 
 
 def command(
@@ -27,7 +28,7 @@ def command(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Parallel runs. [default: one per GPU, or per 4 cores]")] = None,
     per_gpu: Annotated[int, typer.Option(help="Runs that share a GPU.")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Compare a table or figure of the paper with the stored runs. Nothing is trained without --run-missing.
