@@ -51,7 +51,7 @@ class Model(Learnt):
         """Give a class another name, and return the model with it. This object is outdated then.
 
         Raises:
-            ConfigError: there is no class `old`, or there is a class `new`.
+            ConfigError: class `old` is unknown, or class `new` exists.
         """
         rename(self.path, old, new)
         return Model.open(self.path, device=self.device.type)
@@ -64,7 +64,7 @@ class Model(Learnt):
         possible for models with heads. See `lifecycle.forget`.
 
         Raises:
-            PearlError: there is no such class or task, or it cannot be removed.
+            PearlError: the class or task is unknown, or cannot be removed.
         """
         forget(self.path, name, task=task)
         return Model.open(self.path, device=self.device.type)

@@ -195,7 +195,7 @@ def test_learning_that_is_killed_at_its_end_is_done_or_not(first, tmp_path, monk
             learn(path, data, **how)
         resumed = Path(shutil.copytree(path, tmp_path / f"resumed{n}"))
         there = len(RunDirectory(path).finished) == len(RunDirectory(tmp_path / "whole").finished)
-        assert bool(RunDirectory(path).half_learnt) != there
+        assert bool(RunDirectory(path).interrupted_task) != there
         states.append((there, (path / "resume").exists()))
         if there:
             assert not read(path).pending

@@ -46,7 +46,7 @@ def test_states_of_a_run(tmp_path):
     checkpoint = run.resume_folder / "001-00-00000001"
     checkpoint.mkdir(parents=True)
     (checkpoint / "manifest.json").write_text("{}")
-    assert run.state == State.HALF_LEARNT and run.checkpoints == [checkpoint]
+    assert run.state == State.INTERRUPTED and run.checkpoints == [checkpoint]
     with locked(tmp_path):
         assert run.state == State.LEARNING
     add_task(run, 1, "t1")
@@ -62,13 +62,13 @@ def test_states_of_a_model(tmp_path):
     model.resume_folder.mkdir()
     note = {"index": 1, "data": "", "name": "next", "config": {}}
     model.write(model.pending_file, note)
-    assert model.state == State.HALF_LEARNT and model.half_learnt["name"] == "next"
+    assert model.state == State.INTERRUPTED and model.interrupted_task["name"] == "next"
     model.write(model.pending_file, {**note, "index": 0})  # its process died after the manifest was written
-    assert model.state == State.FINISHED and not model.half_learnt
+    assert model.state == State.FINISHED and not model.interrupted_task
     model.pending_file.write_text("{}")
-    assert model.state == State.HALF_LEARNT  # whoever goes on with it is told what is wrong
+    assert model.state == State.INTERRUPTED  # whoever goes on with it is told what is wrong
     with pytest.raises(RunError, match="damaged"):
-        _ = model.half_learnt
+        _ = model.interrupted_task
 
 
 def test_tasks_count_their_classes(tmp_path):

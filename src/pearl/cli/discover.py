@@ -52,7 +52,7 @@ def command(
     files = named(paths, sys.stdin, say=say)
     found = discover(Model.open(model, tasks=tasks, device=device, method=method), files, unknown_rate=unknown_rate)
     if as_csv is not None:
-        write_file(as_csv, found.as_csv().encode(), mend="choose another path with --csv")
+        write_file(as_csv, found.as_csv().encode(), fix="choose another path with --csv")
     if output is not None:
         title = f"{model.resolve().name}: unknown images of {', '.join(paths)}"
         write(found, output, title, model=str(model), groups=str(as_csv or "groups.csv"))

@@ -20,8 +20,8 @@ def command(
 ) -> None:
     """Remove a class or a task from a model.
 
-    Of a class, the row of its head or its statistics are removed; weights that were trained with its images stay. The
-    removal of a task is exact: the model is then, bit by bit, one that learnt only the other tasks.
+    Removing a class deletes the row of its head or its statistics; weights that were trained with its images stay.
+    Removing a task is exact: the model then equals, bit by bit, one that learnt only the other tasks.
 
     \b
     pearl forget shop --class apple

@@ -12,7 +12,7 @@ def command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Directory of the model.")],
     dry_run: DryRun = False,
 ) -> None:
-    """Take back the last task: the model is then what it was before the last `pearl learn`, byte for byte.
+    """Take back the last task: the model then equals the one before the last `pearl learn`, byte for byte.
 
     \b
     pearl undo shop

@@ -21,7 +21,7 @@ from pearl.settings.config import ModelConfig, RunConfig
 from pearl.settings.parts import SOURCES
 from pearl.settings.registry import nearest
 from pearl.storage.aside import beside
-from pearl.storage.files import check_writable
+from pearl.storage.files import OTHER_OUTPUT, check_writable
 from pearl.storage.inside import sync_folder, sync_tree
 from pearl.storage.paths import runs_root
 
@@ -120,7 +120,7 @@ def _aside(out: Path, *, force: bool, folder: bool) -> Iterator[Path]:
     """Yield a temporary path beside `out`, which is renamed to `out` if the block ends without an error."""
     if not out.parent.is_dir():
         raise ExportError(f"{out}: cannot be written (no such folder); choose another path with -o")
-    check_writable(out.parent, mend="choose another path with -o")
+    check_writable(out.parent, fix=OTHER_OUTPUT)
     named = False
     try:
         with beside(out, rescue=partial(_put_back, out)) as made:

@@ -1,4 +1,4 @@
-"""Changes of a model as a whole, for the verbs that take something back: all files are exchanged, or none."""
+"""Atomic changes of a model for the verbs `undo`, `rename` and `forget`: all files are exchanged, or none."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +45,7 @@ def changed(path: Path, verb: str, planned: Planned, *, dry_run: bool = False) -
                 f"pearl learn NEW --from {path} --data FOLDER"
             )
         directory.check_no_gap()
-        if directory.is_half_learnt:
+        if directory.is_interrupted:
             raise RunError(
                 f"{path}: a task was interrupted; complete it with: pearl resume {path}; or discard it with the next "
                 f"`pearl learn --discard`"

@@ -42,7 +42,7 @@ class LearnOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Return options by name; whatever is none of them is a setting."""
+        """Return options by name; all other names are settings."""
         names = {each.name for each in fields(cls)} - {"overrides"}
         settings = {key: value for key, value in given.items() if key not in names}
         return cls(**{key: value for key, value in given.items() if key in names}, overrides=settings)

@@ -4,6 +4,7 @@ Isolated sub-networks do not depend on each other, so that a model with heads wi
 as one that never learnt it. Training draws its random numbers by the task's name, not its number, for this reason.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from pearl.storage.change import Change
 from pearl.storage.checkpoint import FILES, rewritten
 from pearl.storage.files import json_bytes, read_regular
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.stored_task import MANIFEST, StoredTask, read_manifest
+from pearl.storage.stored_task import MANIFEST, StoredTask
 
 Tensors = dict[str, Tensor]
 
@@ -48,10 +49,10 @@ def forget(path: Path, name: str | None = None, *, task: str | None = None, dry_
 
 
 def forget_class(path: Path, name: str, *, dry_run: bool = False) -> str:
-    """Remove a class from a model: its head's row, or its statistics. Return a line, which says what stays.
+    """Remove a class from a model: its head's row, or its statistics. Return a line, also about what stays.
 
     Raises:
-        ConfigError: there is no such class, or it is the only one of its task, whose heads are removed as a task.
+        ConfigError: the class is unknown, or it is the only one of its task, whose heads are removed as a task.
         RunError: not a model, the method does not support it, or a file is damaged or cannot be written.
         Busy: another process works on it.
     """
@@ -93,7 +94,7 @@ def forget_task(path: Path, name: str, *, dry_run: bool = False) -> str:
     The rest has the bits of a model that learnt only the other tasks.
 
     Raises:
-        ConfigError: there is no such task.
+        ConfigError: the task is unknown.
         RunError: not a model, it is the only task, others depend on it, or a file is damaged or cannot be written.
         Busy: another process works on it.
     """
@@ -153,12 +154,12 @@ def _remove_class(change: Change, tasks: list[StoredTask], owner: int, name: str
     index = tasks[owner].first_class + tasks[owner].classes.index(name)
     removed = {"parameters": 0, "isolation_parameters": 0, "statistics": 0}
     for t, task in enumerate(tasks[owner:], owner):
-        manifest = read_manifest(task.folder)
+        manifest = dict(task.manifest)
         row = task.classes.index(name) if t == owner else None
         before = dict(manifest["tensors"])
         files, manifest = rewritten(task.folder, manifest, partial(_without_class, index=index, task=t, row=row))
         for tensor, shape in manifest["tensors"].items():
-            if lost := _numel(before[tensor]) - _numel(shape):
+            if lost := math.prod(before[tensor]) - math.prod(shape):
                 removed["statistics" if tensor.startswith("chain.") else "parameters"] += lost
         if row is not None:
             removed["isolation_parameters"] = before[f"heads.blocks.{t}.weight"][1] + 1
@@ -206,13 +207,6 @@ def _drop(value: Tensor, rows: list[int]) -> Tensor:
     return value[[row for row in range(len(value)) if row not in rows]].contiguous()
 
 
-def _numel(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
 def _estimate_without(entry: Mapping[str, Any], index: int) -> dict[str, Any]:
     """Return a manifest's estimate without the counts of a class; its reliability is that of all images."""
     rows = [row for row, label in enumerate(entry["classes"]) if label != index]
@@ -241,8 +235,7 @@ def _remove_task(change: Change, tasks: list[StoredTask], at: int) -> None:
             if file.is_symlink() or not file.is_dir():
                 change.remove(file)
     for t, task in enumerate(tasks[at + 1 :], at):
-        manifest = read_manifest(task.folder)
-        files, manifest = rewritten(task.folder, manifest, partial(_renumbered, task=t))
+        files, manifest = rewritten(task.folder, task.manifest, partial(_renumbered, task=t))
         manifest["task"] = t
         manifest.pop("estimate", None)  # measured among the removed classes, too
         for key in ("parameters", "isolation_parameters"):

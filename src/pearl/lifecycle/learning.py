@@ -86,7 +86,7 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
     Raises:
         RunError: there is none, or its images have changed.
     """
-    known, directory = _half_learnt(path), RunDirectory(path)
+    known, directory = _interrupted_task(path), RunDirectory(path)
     if not known and directory.pending_file.is_file():  # its process died when the task was finished
         with session(path, read_config(path), again="", device=device):
             return
@@ -119,7 +119,7 @@ def _learn(
 ) -> None:
     show, aliases, holdout = show or Observer(), dict(options.aliases or {}), options.holdout
     size, before, directory = config.images.stored, RunDirectory(source or path), RunDirectory(path)
-    known, settings = {} if options.discard else _half_learnt(path), config.model_dump(mode="json")
+    known, settings = {} if options.discard else _interrupted_task(path), config.model_dump(mode="json")
     try:
         read: dict[str, Any] = {"decoding": Decoding.of(config.images), "on_progress": _progress(show)}
         found = given(data, size, part="train", nested=options.nested, **read)
@@ -146,7 +146,7 @@ def _learn(
         facts: dict[str, Any] = {"index": done, "name": name, "classes": list(names), "config": settings}
         facts |= {"fast": options.fast, "aliases": aliases, "holdout": holdout}
         if not resumed and not facts.items() <= known.items():  # before decoding images
-            _check_nothing_half_learnt(path, known, config)
+            _check_nothing_interrupted(path, known, config)
         pixels = decode(found, size, show)
         images = facts_of(pixels, found.labels)
         facts |= images
@@ -157,7 +157,7 @@ def _learn(
                 f"or start it again with `pearl learn --discard`"
             )
         if not same:
-            _check_nothing_half_learnt(path, known, config)
+            _check_nothing_interrupted(path, known, config)
         infos = before.tasks
         every = [label for info in infos for label in info.classes]
         index_of = {label: index for index, label in enumerate([*every, *new])}
@@ -253,9 +253,9 @@ def facts_of(pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
     }
 
 
-def _half_learnt(path: Path) -> dict[str, Any]:
+def _interrupted_task(path: Path) -> dict[str, Any]:
     """Return the record of the interrupted task; empty if there is none."""
-    known = RunDirectory(path).half_learnt
+    known = RunDirectory(path).interrupted_task
     if known:
         known = {"fast": False, "aliases": {}, "nested": False, "holdout": 0.0, **known}
         with suppress(ConfigError):  # a damaged one equals no other, so that the task starts again
@@ -263,7 +263,7 @@ def _half_learnt(path: Path) -> dict[str, Any]:
     return known
 
 
-def _check_nothing_half_learnt(path: Path, known: Mapping[str, Any], config: ModelConfig) -> None:
+def _check_nothing_interrupted(path: Path, known: Mapping[str, Any], config: ModelConfig) -> None:
     """Refuse to discard another interrupted task.
 
     Raises:

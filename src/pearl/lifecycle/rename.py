@@ -10,14 +10,13 @@ from pearl.settings.registry import nearest
 from pearl.storage.change import Change
 from pearl.storage.files import json_bytes
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.stored_task import read_manifest
 
 
 def rename(path: Path, old: str, new: str, *, dry_run: bool = False) -> str:
     """Give a class of a model another name, and return a line about it. Tensors are unchanged.
 
     Raises:
-        ConfigError: there is no such class, or the new name exists or is empty.
+        ConfigError: the class is unknown, or the new name exists or is empty.
         RunError: not a model, or a file is damaged or cannot be written.
         Busy: another process works on it.
     """
@@ -38,7 +37,7 @@ def rename(path: Path, old: str, new: str, *, dry_run: bool = False) -> str:
             raise ConfigError(f"{path}: class {printable(new)!r} exists; give another name")
         if change:
             for task in tasks:
-                manifest = read_manifest(task.folder)
+                manifest = dict(task.manifest)
                 for key in ("classes", "also"):
                     if key in manifest:
                         manifest[key] = [renamed(name) for name in manifest[key]]

@@ -186,7 +186,7 @@ class Session:
             return
         remove_tree(self.directory.change_folder, self.path)
         with suppress(RunError):  # a damaged note: `learn` removes it with `discard`
-            if self.directory.pending_file.is_file() and not self.directory.half_learnt:
+            if self.directory.pending_file.is_file() and not self.directory.interrupted_task:
                 remove_tree(self.directory.resume_folder, self.path)
         if len(self.directory.listed) < len(self.directory.finished):
             self.directory.list_classes()

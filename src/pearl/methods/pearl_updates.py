@@ -1,4 +1,4 @@
-"""PEARL's sub-networks: reference weights with low-rank updates, and norm layers of their own."""
+"""PEARL's sub-networks: reference weights with low-rank updates, and their own norm layers."""
 
 from collections.abc import Collection, Generator, Mapping
 from typing import Literal
@@ -22,7 +22,7 @@ from pearl.nn.rank_rules import Choice
 
 
 class LowRankNetworks(SubNetworks):
-    """A sub-network per task: W = W_reference + scale * B A for each target, own norm layers, own head.
+    """A sub-network per task: W = W_reference + scale * B A for each target, with its own norm layers and head.
 
     Parameters are those of `Pearl`.
     """
@@ -79,7 +79,7 @@ class LowRankNetworks(SubNetworks):
                 add(f"{t}.a.{label}", torch.zeros(k, device=start.device))
                 add(f"{t}.b.{label}", torch.zeros(target.shape[0], device=start.device))
         for name in self.norms:
-            # weight 1, bias 0: what a norm layer starts with
+            # weight 1, bias 0: the initial values of a norm layer
             value = tuned[name] if not afresh else torch.full_like(reference[name], float(name.endswith("weight")))
             add(f"{t}.norm.{name}", value)
         buffers, tuned_buffers = dict(self.backbone.named_buffers()), dict(probe.named_buffers())
@@ -93,7 +93,7 @@ class LowRankNetworks(SubNetworks):
     def allocate_ranks(
         self, task: Task, head: nn.Linear, rule: DynamicRule, probe: nn.Module
     ) -> Generator[Phase, None, dict[str, Choice]]:
-        """Let the rule find ranks by training updates, and store what is left of them."""
+        """Let the rule find ranks by training updates, and store the remaining components."""
         layers, t = self.matrices(probe), task.id
         none = {name: Choice(0, min(weight.shape), 1.0) for name, (weight, _) in layers.items()}
         params = [*self.start_updates(t, self.backbone, none), *head.parameters()]
@@ -151,13 +151,13 @@ class LowRankNetworks(SubNetworks):
         return changed
 
     def task_features(self, x: Tensor, t: int) -> Tensor:
-        """Features (B, dim) of task t's sub-network."""
+        """Return features (B, dim) of task t's sub-network."""
         if not self.is_adapted(t):
             return self.backbone(x)
         return functional_call(self.backbone, self.weights(t), (x,))
 
     def sub_network(self, t: int) -> tuple[nn.Module, dict[str, Tensor]]:
-        """See `SubNetworks.sub_network`. A task that was not trained has the reference."""
+        """See `SubNetworks.sub_network`. A task without training has the reference."""
         return self.backbone, self.weights(t) if self.is_adapted(t) else {}
 
     def is_adapted(self, t: int) -> bool:
@@ -174,7 +174,7 @@ class LowRankNetworks(SubNetworks):
         return lowrank.to_matrix(target.read(weights).detach(), self.fold)
 
     def scale(self, rank: int) -> float:
-        """By which B A of so many ranks is multiplied."""
+        """Return the factor of B A for this rank."""
         return 2.0 if self.alpha == "2r" else self.alpha / max(rank, 1)
 
 

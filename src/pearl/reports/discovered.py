@@ -9,7 +9,7 @@ import numpy as np
 
 from pearl.errors import counted, printable
 from pearl.reports.parts import Chapter, Part, Picture, Table, render
-from pearl.storage.files import HTML, check_output, write_file
+from pearl.storage.files import HTML, check_output, write_output
 
 if TYPE_CHECKING:
     from pearl.lifecycle.discovery import Discovery, Group
@@ -29,8 +29,7 @@ def write(
         DataError: an image of the page has become unreadable.
     """
     check_output(output, HTML, "page")
-    content = page(discovery, title, model=model, groups=groups)
-    write_file(output, content.encode("utf-8", "replace"), mend="choose another path with -o")
+    write_output(output, page(discovery, title, model=model, groups=groups))
     return output
 
 

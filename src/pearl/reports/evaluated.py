@@ -18,7 +18,7 @@ from pearl.reports.parts import (
     line_figure,
     render,
 )
-from pearl.storage.files import HTML, check_output, write_file
+from pearl.storage.files import HTML, check_output, write_output
 
 if TYPE_CHECKING:
     from pearl.lifecycle.evaluation import Evaluation
@@ -36,7 +36,7 @@ def write(evaluation: "Evaluation", output: Path, title: str) -> Path:
         DataError: an image of the page cannot be read any more.
     """
     check_output(output, HTML, "page")
-    write_file(output, page(evaluation, title).encode("utf-8", "replace"), mend="choose another place with -o")
+    write_output(output, page(evaluation, title))
     return output
 
 

@@ -16,7 +16,7 @@ from pearl.reports.compared import MODEL_NOTE, SHARE_NOTE, compare
 from pearl.reports.parts import Cell, Chapter, Figure, Part, Table, bar_figure, curve_figure, heat_map, plain, render
 from pearl.reports.records import SCENARIOS, Record, flat, metric_title, percent, read_all
 from pearl.reports.text import HEADLINES
-from pearl.storage.files import HTML, check_output, write_file
+from pearl.storage.files import HTML, check_output, write_output
 
 
 def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
@@ -33,7 +33,7 @@ def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
     records = read_all(runs)
     if output is None:
         output = records[0].path / "report.html" if len(records) == 1 else Path("report.html")
-    write_file(output, page(records).encode("utf-8", "replace"), mend="choose another path with -o")
+    write_output(output, page(records))
     return output
 
 

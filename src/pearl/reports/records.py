@@ -194,7 +194,7 @@ def _model(directory: RunDirectory) -> dict[str, Any]:
         "isolation": None if None in isolation else isolation,
         "learnt": learnt,
         "complete": True,
-        "pending": directory.is_half_learnt,
+        "pending": directory.is_interrupted,
     }
 
 

@@ -238,7 +238,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
             {"folder": folder.name, **{key: manifest.get(key) for key in keys}}
             for folder, manifest in zip(directory.finished, manifests, strict=True)
         ],
-        "half_learnt": _half_learnt(directory, damaged),
+        "half_learnt": _interrupted_task(directory, damaged),
         "damaged": damaged,
     }
     lines = [
@@ -277,10 +277,10 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
     return facts, "\n".join(lines)
 
 
-def _half_learnt(directory: RunDirectory, damaged: list[str]) -> dict[str, Any] | None:
+def _interrupted_task(directory: RunDirectory, damaged: list[str]) -> dict[str, Any] | None:
     """Return a model's interrupted task and the fix; a damaged record of it is one more line of `damaged`."""
     try:
-        known = directory.half_learnt
+        known = directory.interrupted_task
     except RunError as error:
         damaged.append(f"{error}, or start the task again with --discard")
         return None

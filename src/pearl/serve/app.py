@@ -36,7 +36,7 @@ IMAGES = {"image/*": {"schema": {"type": "string", "format": "binary"}}}
 
 
 class Ranked(BaseModel):
-    """A class of a photo, with what is known of the photo beside it."""
+    """A class of a photo, with facts about the photo."""
 
     label: str
     score: float = Field(description="probability among all classes")
@@ -60,7 +60,7 @@ class Problem(BaseModel):
 
 
 class Server:
-    """A model with what predicts, what learns, and what is counted."""
+    """A model with its predictor, its teacher and its counters."""
 
     def __init__(self, path: Path, *, device: str, method: str | None, unknown_rate: float | Literal["auto"]) -> None:
         self.open = lambda: Model.open(path, device=device, method=method)
@@ -72,26 +72,26 @@ class Server:
         self.about = describe(model)
 
     def learnt(self) -> dict[str, Any] | None:
-        """Exchange the model for the one that is stored now; how good that is."""
+        """Exchange the model for the one that is stored now; return its estimated accuracy."""
         grown = self.open()
         self.predictor.exchange(grown)
         self.about = describe(grown)
         return outcome_facts(grown.outcome)
 
     def task_name(self, labels: Collection[str]) -> str:
-        """A name after the classes that no task has yet: the same one for the same photos, until they are learnt."""
+        """Return an unused task name from the classes: the same for the same photos until they are learnt."""
         name, taken = some(in_order({*labels}), 3), {task["name"] for task in self.about["tasks"]}
         names = (name if number == 1 else f"{name} ({number})" for number in range(1, len(taken) + 2))
         return next(one for one in names if class_name(one) not in taken)
 
     def close(self) -> None:
-        """End what is at work."""
+        """Stop the job, the predictor and the decoder."""
         self.teacher.close()
         self.predictor.close()
         self.decoder.close()
 
     def counters(self) -> dict[str, float]:
-        """Numbers that only grow."""
+        """Return the numbers that only grow."""
         ended = {f'pearl_jobs_total{{state="{state}"}}': float(n) for state, n in self.teacher.ended.items()}
         predictor = self.predictor
         return {
@@ -102,7 +102,7 @@ class Server:
         }
 
     def gauges(self) -> dict[str, float]:
-        """Numbers of now."""
+        """Return the current numbers."""
         sizes = {f"pearl_{what}": float(len(self.about[what])) for what in ("classes", "tasks")}
         return {"pearl_images_waiting": self.predictor.waiting, "pearl_learning": bool(self.teacher.current), **sizes}
 
@@ -116,18 +116,18 @@ def create_app(
     token: str | None = None,
     names: Collection[str] = (),
 ) -> FastAPI:
-    """The application for a model, to be run by any ASGI server in one process.
+    """Return the application for a model, to be run by any ASGI server in one process.
 
     Args:
         path: directory of the model.
         device: auto, cpu or cuda.
         method: the file of a method of the user's own, see `Model.open`.
         unknown_rate: as of `Model.predict`.
-        token: what every request must carry; None if none is needed.
-        names: host names by which it may be called, beside localhost and addresses in numbers.
+        token: required in every request; None for no token.
+        names: allowed host names, besides localhost and numeric addresses.
 
     Raises:
-        PearlError: no such model, or it cannot be read.
+        PearlError: the model is missing or cannot be read.
     """
     server = Server(Path(path), device=device, method=method, unknown_rate=unknown_rate)
 
@@ -147,7 +147,7 @@ def create_app(
 
 
 async def _problem(_: Request, error: Exception) -> Response:
-    """An error as one line of JSON; of a model that cannot predict any more it is the server's."""
+    """Return an error as one line of JSON; errors of the model have status 500."""
     if isinstance(error, AnyHTTPException):
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
     return JSONResponse({"error": str(error).partition("\n")[0]}, 500)
@@ -264,7 +264,7 @@ def _add_learning(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/jobs/{job_id}", summary="State of a job", responses=_problems(404))
     async def job(job_id: str) -> dict[str, Any]:
-        """Its state, its progress, and how good the model is once it is done."""
+        """Its state, its progress, and the estimated accuracy of the model once it is done."""
         return job_of(job_id).facts()
 
     @app.get("/v1/jobs/{job_id}/events", summary="Progress of a job", responses=_problems(404))
@@ -281,11 +281,11 @@ def _add_learning(app: FastAPI, server: Server) -> None:
 
 
 async def _events(jobs: Mapping[str, Job], job_id: str) -> AsyncIterator[str]:
-    seen, told = -1, time.monotonic()
+    seen, sent = -1, time.monotonic()
     while (job := jobs.get(job_id)) is not None:
-        if job.version != seen or time.monotonic() - told > BEAT:
+        if job.version != seen or time.monotonic() - sent > BEAT:
             yield f"id: {job.version}\ndata: {json.dumps(job.facts())}\n\n" if job.version != seen else ": learning\n\n"
-            seen, told = job.version, time.monotonic()
+            seen, sent = job.version, time.monotonic()
         if job.ended:
             return
         await asyncio.sleep(LOOK)
@@ -304,7 +304,7 @@ def _json_body(shape: type[BaseModel]) -> dict[str, Any]:
     parts = schema.pop("$defs", {})
 
     def inlined(value: Any) -> Any:
-        """A schema that stands alone: references would be looked up in the whole description."""
+        """Return a schema without references, which would be resolved in the whole description."""
         if isinstance(value, dict) and "$ref" in value:
             return inlined(parts[value["$ref"].rpartition("/")[2]])
         if isinstance(value, dict):

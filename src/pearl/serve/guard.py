@@ -40,8 +40,8 @@ class Guard:
 
     Args:
         app: the application.
-        names: host names by which the server may be called, beside localhost and addresses in numbers.
-        token: what requests must carry; None if none is needed.
+        names: allowed host names of the server, besides localhost and numeric addresses.
+        token: required in every request; None for no token.
         metrics: counts the answers.
     """
 
@@ -82,7 +82,7 @@ class Guard:
             self.held -= taken
 
     def refusal(self, scope: Scope) -> Response | None:
-        """The answer to a request that may not pass; None for one that may."""
+        """Return the answer to a refused request; None for an allowed one."""
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_own(host):
@@ -106,7 +106,7 @@ class Guard:
     def _is_own(self, host: str) -> bool:
         try:
             parts = urlsplit(f"//{host}")
-            name, _ = parts.hostname or "", parts.port  # either may be no such thing
+            name, _ = parts.hostname or "", parts.port  # either may be invalid
             return name in self.names or bool(ip_address(name))
         except ValueError:
             return False
@@ -116,12 +116,12 @@ class Guard:
 
 
 def cookie_name(host: str) -> str:
-    """The name of the cookie with the token: cookies are for all ports of a machine, on which several may serve."""
+    """Return the name of the token's cookie: cookies apply to all ports of a machine, so each server needs its own."""
     return f"pearl_token_{urlsplit(f'//{host}').port or 0}"
 
 
 def cookie_of(headers: Headers) -> str:
-    """The token in the cookie of a request; empty if there is none."""
+    """Return the token in the cookie of a request; empty if there is none."""
     try:
         found = SimpleCookie(headers.get("cookie", "")).get(cookie_name(headers.get("host", "")))
     except CookieError:
@@ -130,10 +130,10 @@ def cookie_of(headers: Headers) -> str:
 
 
 def refused(status: int, why: str) -> Response:
-    """An answer of one line."""
+    """Return an answer of one line."""
     return JSONResponse({"error": why}, status)
 
 
 def too_long() -> str:
-    """Words for a body that is too long."""
+    """Return the error for a body that is too long."""
     return f"the request is longer than {LONGEST_BODY // 2**20} MiB; send fewer photos at a time"

@@ -1,4 +1,4 @@
-"""Learning beside predictions: one process at a time, and what is known of it while it is at work and after."""
+"""Learning during predictions: one child process at a time, and the state of its job."""
 
 import json
 import os
@@ -49,12 +49,12 @@ class Job:
         return self.state in ENDED
 
     def facts(self) -> dict[str, Any]:
-        """All of it, as JSON has it."""
+        """Return the state as JSON values."""
         return asdict(self)
 
 
 class Unavailable(Exception):
-    """Another job is at work, or the server is about to end."""
+    """Another job runs, or the server is about to end."""
 
 
 class Teacher:
@@ -64,7 +64,7 @@ class Teacher:
         path: the model.
         device: auto, cpu or cuda.
         method: the file of a method of the user's own, see `Model.open`.
-        learnt: called when a task is stored; loads the model, and returns how good it is.
+        learnt: called when a task is stored; loads the model, and returns its estimated accuracy.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Teacher:
 
     @property
     def current(self) -> Job | None:
-        """The job that is at work."""
+        """Return the running job."""
         return next((job for job in self.jobs.values() if not job.ended), None)
 
     def start(self, images: np.ndarray, labels: Sequence[str], *, task: str, fast: bool, allow_new_style: bool) -> Job:
@@ -111,7 +111,7 @@ class Teacher:
                     self._process.terminate()
 
     def close(self) -> None:
-        """End the process; what it has learnt is stored, and the same photos go on from there."""
+        """End the process; its progress is stored, and the same photos resume there."""
         with self._lock:
             self._closed = True
         if job := self.current:

@@ -26,9 +26,9 @@ class Predictor:
         unknown_rate: as of `Model.predict`.
 
     Attributes:
-        images: how many images were predicted so far.
-        batches: in how many forward batches.
-        seconds: how long these took.
+        images: number of predicted images.
+        batches: number of forward batches.
+        seconds: total time of these batches.
     """
 
     def __init__(self, model: Model, unknown_rate: float | Literal["auto"] = "auto") -> None:
@@ -46,7 +46,7 @@ class Predictor:
         return self._waiting
 
     def predict(self, pixels: np.ndarray, top: int) -> "Future[list[Prediction]]":
-        """Let raw pixels (N, S, S, 3) uint8 be predicted; each result has the best `top` classes.
+        """Queue raw pixels (N, S, S, 3) uint8 for prediction; each result has the best `top` classes.
 
         Raises:
             Overloaded: too many images wait.
@@ -65,7 +65,7 @@ class Predictor:
         self.model = warm(model, self.unknown_rate)
 
     def close(self) -> None:
-        """End the thread after the batch it is at."""
+        """End the thread after its current batch."""
         with self._changed:
             self._open = False
             self._changed.notify()
@@ -97,7 +97,7 @@ class Predictor:
             start += len(pixels)
 
     def _next(self) -> list[Request]:
-        """All requests that wait, up to a batch's size but at least one; nothing once it is closed."""
+        """Return all waiting requests, up to a batch's size but at least one; nothing after closing."""
         with self._changed:
             self._changed.wait_for(lambda: self._requests or not self._open)
             batch: list[Request] = []
@@ -109,7 +109,7 @@ class Predictor:
 
 
 def warm(model: Model, unknown_rate: float | Literal["auto"]) -> Model:
-    """A model with its weights read and everything made that its first prediction makes."""
+    """Return a model after its first prediction, which reads its weights."""
     size = model.config.images.stored
     model.predict_pixels(np.zeros((1, size, size, 3), np.uint8), unknown_rate=unknown_rate)
     return model

@@ -30,22 +30,22 @@ def serve(
     open_page: bool = True,
     say: Callable[[str], object] = print,
 ) -> None:
-    """Serve a model until the process is told to stop; see `create_app`.
+    """Serve a model until the process is stopped; see `create_app`.
 
     Args:
         path: directory of the model.
         address: of this machine; others than loopback's can be reached from elsewhere, and need a token.
         port: 0 takes any that is free.
-        token: what requests must carry.
+        token: required in every request.
         names: host names by which the server may be called.
         device: auto, cpu or cuda.
         method: the file of a method of the user's own.
         unknown_rate: as of `Model.predict`.
         open_page: open the page in the user's browser.
-        say: is told where the page is.
+        say: prints the address of the page.
 
     Raises:
-        PearlError: no such model, or no such address.
+        PearlError: the model cannot be read, or the address cannot be used.
     """
     check(address, token)
     with closing(listening(address, port)) as listener:
@@ -71,10 +71,10 @@ def serve(
 
 
 def check(address: str, token: str | None) -> None:
-    """See that who may reach the server is who is meant to.
+    """Check that the address and the token suit each other.
 
     Raises:
-        ConfigError: an address that needs a token, or a token that can be guessed.
+        ConfigError: the address needs a token, or the token can be guessed.
     """
     try:
         loopback = address == "localhost" or ip_address(address).is_loopback
@@ -88,7 +88,7 @@ def check(address: str, token: str | None) -> None:
 
 
 def listening(address: str, port: int) -> socket.socket:
-    """A socket that is bound.
+    """Return a bound socket.
 
     Raises:
         ConfigError: the port or the address cannot be used.

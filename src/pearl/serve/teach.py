@@ -72,7 +72,7 @@ def _learn(path: Path, device: str, images: np.ndarray, job: dict[str, Any], rep
     found = given((images, job["labels"]), images.shape[1], part="train")
     same = {"name": job["task"], "classes": [*found.classes], "fast": job["fast"]}
     same |= facts_of(found.pixels(0, len(found), images.shape[1])[0], found.labels)
-    note = RunDirectory(path).half_learnt
+    note = RunDirectory(path).interrupted_task
     options = LearnOptions(
         task=job["task"],
         fast=job["fast"],

@@ -1,8 +1,8 @@
-"""A change of several files of a directory that happens whole or not at all, also if its process is killed. No torch.
+"""An atomic change of several files of a directory, also if its process is killed. No torch.
 
-The new files are first written into a folder of the directory, then a list of them. With the list the change counts:
-`complete` exchanges the files, may be interrupted, and is then repeated. Until it has ended, nothing reads the
-directory (`RunDirectory.check_no_change`).
+The new files are first written into a folder of the directory, then a list of them, which makes the change valid:
+`complete` exchanges the files, and is repeated if it was interrupted. Until it has ended, the directory cannot be read
+(`RunDirectory.check_no_change`).
 """
 
 from pathlib import Path, PurePosixPath
@@ -15,7 +15,7 @@ from pearl.storage.shapes import Exchange
 
 
 class Change:
-    """New and removed files of a directory, which the process has locked; `commit` makes them count."""
+    """New and removed files of a locked directory; `commit` makes the change."""
 
     def __init__(self, path: Path) -> None:
         self.directory = RunDirectory(path)

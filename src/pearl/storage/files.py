@@ -14,15 +14,16 @@ from pearl.storage.inside import replace_file
 from pearl.storage.shapes import Record, problem
 
 HTML = (".html", ".htm")  # endings of a page
+OTHER_OUTPUT = "choose another path with -o"
 FORMAT = 1  # of a run directory; a higher number than this cannot be read
 
 
 def write_file(
-    path: Path, data: bytes, *, within: Path | None = None, mend: str = "set PEARL_RUNS to another folder"
+    path: Path, data: bytes, *, within: Path | None = None, fix: str = "set PEARL_RUNS to another folder"
 ) -> None:
     """Write a file atomically (see `inside.replace_file`).
 
-    The file must be below `within`, also after following links. `mend` is the fix if that folder is not writable.
+    The file must be below `within`, also after following links. `fix` is the fix if that folder is not writable.
 
     Raises:
         RunError: no space or no permission, or the file would lie outside of `within`.
@@ -31,11 +32,11 @@ def write_file(
         replace_file(path, data, within)
     except OSError as error:
         raise RunError(
-            f"{path}: cannot be written ({reason(error)}); {remedy(error, mend)}, then run the same command again"
+            f"{path}: cannot be written ({reason(error)}); {remedy(error, fix)}, then run the same command again"
         ) from None
 
 
-def check_writable(folder: Path, *, mend: str = "choose another path (PEARL_RUNS, for runs)") -> None:
+def check_writable(folder: Path, *, fix: str = "choose another path (PEARL_RUNS, for runs)") -> None:
     """Check that files can be written into a folder, which need not exist yet; nothing is left behind.
 
     Raises:
@@ -48,7 +49,7 @@ def check_writable(folder: Path, *, mend: str = "choose another path (PEARL_RUNS
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise RunError(f"{folder}: cannot be written ({reason(error)}); {remedy(error, mend)}") from None
+        raise RunError(f"{folder}: cannot be written ({reason(error)}); {remedy(error, fix)}") from None
 
 
 def check_output(output: Path, endings: Sequence[str], what: str) -> None:
@@ -62,7 +63,16 @@ def check_output(output: Path, endings: Sequence[str], what: str) -> None:
         raise ReportError(f"{output}: is a folder; give the {what} a name in it")
     if output.suffix.lower() not in endings:
         raise ReportError(f"{output}: give the {what} a name that ends in {', '.join(endings)}")
-    check_writable(output.parent, mend="choose another place with -o")
+    check_writable(output.parent, fix=OTHER_OUTPUT)
+
+
+def write_output(output: Path, text: str) -> None:
+    """Write a page or table atomically. Names may contain what UTF-8 cannot hold, which is replaced.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    write_file(output, text.encode("utf-8", "replace"), fix=OTHER_OUTPUT)
 
 
 def open_regular(path: str | Path) -> BinaryIO:

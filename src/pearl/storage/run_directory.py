@@ -38,7 +38,7 @@ class State(StrEnum):
 
     MISSING = "missing"  # no task is finished or interrupted
     LEARNING = "learning"  # a process works on it
-    HALF_LEARNT = "interrupted"  # a task was interrupted
+    INTERRUPTED = "interrupted"  # a task was interrupted
     UNFINISHED = "unfinished"  # a run has unfinished tasks
     FINISHED = "finished"  # also a model without an interrupted task, since it has no end
     DAMAGED = "damaged"
@@ -246,7 +246,7 @@ class RunDirectory:
         self.write(self.classes_file, classes_of((task.name, task.classes) for task in self.tasks))
 
     def check_no_change(self) -> None:
-        """Refuse a directory some of whose files a killed process, or one at work, has not exchanged yet.
+        """Refuse a directory in which an exchange of files is in progress or was interrupted.
 
         Raises:
             RunError: names the command that completes the change.
@@ -290,8 +290,8 @@ class RunDirectory:
         try:
             if self.is_done:
                 return State.FINISHED
-            if self.is_half_learnt or self.checkpoints:
-                return State.HALF_LEARNT
+            if self.is_interrupted or self.checkpoints:
+                return State.INTERRUPTED
             if not self.finished:
                 return State.MISSING
             return State.UNFINISHED if "recipe" in self.config else State.FINISHED
@@ -309,7 +309,7 @@ class RunDirectory:
         return bool(results.get("complete")) and len(self.finished) == len(results["tasks"])
 
     @property
-    def half_learnt(self) -> dict[str, Any]:
+    def interrupted_task(self) -> dict[str, Any]:
         """Return the record of a model's current task; empty if there is none.
 
         A task with a manifest is learnt, even if its process died before it removed the record.
@@ -321,10 +321,10 @@ class RunDirectory:
         return {} if note.get("index") in range(len(self.finished)) else note
 
     @property
-    def is_half_learnt(self) -> bool:
+    def is_interrupted(self) -> bool:
         """Return True if a model has an interrupted task, also with a damaged record, which is reported on resuming."""
         try:
-            return bool(self.half_learnt)
+            return bool(self.interrupted_task)
         except RunError:
             return True
 
@@ -355,7 +355,7 @@ class RunDirectory:
 
 
 def classes_of(tasks: Iterable[tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """Return what classes.json holds, from the name and the new classes of each task."""
+    """Return the content of classes.json, from the name and the new classes of each task."""
     return {"tasks": [{"name": name, "classes": list(classes)} for name, classes in tasks]}
 
 

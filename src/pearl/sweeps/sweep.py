@@ -22,7 +22,7 @@ import yaml
 from pearl.errors import ConfigError, counted, printable
 from pearl.reports.text import duration
 from pearl.settings.config import parse_overrides
-from pearl.storage.files import FORMAT, check_output, write_file
+from pearl.storage.files import FORMAT, check_output, write_output
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory, State
 from pearl.storage.sheets import aligned, mean_and_std, rows_as_markdown
@@ -209,7 +209,7 @@ def _expected(sweep: Sweep, took: Mapping[Path, float]) -> dict[Path, float]:
 def _state(run: Path) -> str:
     directory = RunDirectory(run)
     state, tasks = directory.state, len(directory.finished)
-    if state in (State.UNFINISHED, State.HALF_LEARNT) and tasks:
+    if state in (State.UNFINISHED, State.INTERRUPTED) and tasks:
         return counted(tasks, "task")
     return "done" if state == State.FINISHED else str(state)
 
@@ -279,7 +279,7 @@ def write(sweep: Sweep, table: Sequence[Row], output: Path) -> Path:
     """
     check_output(output, FORMATS, "table")
     text = {".csv": _csv, ".md": _markdown, ".json": _json}[output.suffix.lower()](sweep, table)
-    write_file(output, text.encode(), mend="choose another path with -o")
+    write_output(output, text)
     return output
 
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from pearl.reports import plots
 from pearl.reports.parts import Chapter, Figure, Link, Part, Table, bar_figure, curve_figure, render
-from pearl.storage.files import check_output, write_file
+from pearl.storage.files import check_output, write_output
 from pearl.storage.sheets import aligned, rows_as_csv, rows_as_markdown
 from pearl.tables import spec, words
 from pearl.tables.values import Cell, Filled
@@ -25,7 +25,7 @@ def write(filled: Filled, output: Path) -> Path:
     """
     check_output(output, [*FORMATS], "table")
     text = FORMATS[output.suffix.lower()](filled, output.parent)
-    write_file(output, text.encode("utf-8", "replace"), mend="choose another path with -o")
+    write_output(output, text)
     return output
 
 

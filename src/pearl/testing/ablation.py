@@ -1,4 +1,4 @@
-"""Checks that a method needs what it has: with other weights of loss terms or without a phase it learns otherwise."""
+"""Checks that options and phases matter: with another weight of a loss term, or without a phase, results differ."""
 
 from collections.abc import Iterator, Set
 from contextlib import suppress
@@ -69,7 +69,7 @@ class Without(Engine):
 
 
 def _weights(method: Method) -> Iterator[tuple[str, Any]]:
-    """Names and values of options that may be 0 and are not: numbers, or `auto`."""
+    """Yield names and values of options that may be 0 but are not: numbers, or `auto`."""
     hints = get_type_hints(type(method).__init__, include_extras=True)
     for name, value in method.options.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -89,7 +89,7 @@ def _with(make: Make, options: dict[str, Any]) -> Method:
 
 
 def _learning(method: Method, first: int, engine: Engine | None = None) -> Iterator[Method]:
-    """The method after each task from `first` on, which it learns when it is asked for."""
+    """Yield the method after each task from `first` on; a task is learnt when its value is requested."""
     for t in range(first, TASKS):
         learn(method, range(t, t + 1), engine)
         yield method

@@ -120,7 +120,7 @@ class Engine:
         return seconds
 
     def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
-        """Train one phase. Randomness depends on seed, task, position of the phase, and epoch alone."""
+        """Train one phase. Randomness depends only on seed, task, position of the phase, and epoch."""
         handed, self._handed = self._handed, []
         training = self._prepared(method, task, phase, position, handed)
         step: Callable[[Batch], Tensor] = partial(self.train_step, training)

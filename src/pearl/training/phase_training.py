@@ -1,4 +1,4 @@
-"""A phase while it is trained: what a step needs, and the loss of an epoch."""
+"""The state of a phase during training, and the mean loss of an epoch."""
 
 import math
 from collections.abc import Callable
@@ -19,9 +19,10 @@ from pearl.training.world import World
 
 
 class PhaseModule(nn.Module):
-    """A phase as the module Fabric sets up: its parameters are the phase's, its forward is the phase's loss.
+    """A phase as the module that Fabric wraps: its parameters are the phase's, its forward is the phase's loss.
 
-    With other ranks it is the loss on this one's share of the batch, weighted so that their mean is the batch's loss.
+    With several ranks it is the loss on this rank's share of the batch, weighted so that the mean over ranks is the
+    batch's loss.
     """
 
     def __init__(self, phase: Phase, world: World) -> None:
@@ -42,7 +43,7 @@ class PhaseModule(nn.Module):
 
 @dataclass
 class Training:
-    """A phase while it is trained: where it is in the run, what it learns from, and what a step needs."""
+    """The state of a phase during training: its place in the run, its data, and the parts of a step."""
 
     method: Method
     task: Task
@@ -55,16 +56,16 @@ class Training:
     module: nn.Module  # the phase's loss, as Fabric sets it up
     wrapped: list[Any]  # the optimizers, as Fabric sets them up
     kernels: Callable[[], AbstractContextManager[object]]
-    began: float = 0.0  # on the clock of `time.perf_counter`, as if all its steps were made without a break
+    began: float = 0.0  # in the time of `time.perf_counter`, as if training had not been interrupted
 
     @property
     def at(self) -> tuple[int, int]:
-        """Task, and position of the phase in it."""
+        """Return the task, and the position of the phase in it."""
         return self.task.id, self.position
 
 
 def mean_loss(progress: Progress, task: Task, phase: Phase, epoch: int, lr: float) -> float:
-    """The mean of an epoch's losses, for which the host waits for the device, once an epoch.
+    """Return the mean of an epoch's losses; the host waits for the device, once per epoch.
 
     Raises:
         TrainingError: one of them is not finite.

@@ -73,9 +73,9 @@ def columns(
         fitting = [name for name, own in kinds.items() if own == kind and given in (None, name)]
         if len(fitting) != 1:
             there = ", ".join(f"{name} ({own})" for name, own in kinds.items()) or "none that it names"
-            mend = f"name one by data.{key}" if len(fitting) > 1 else f"make one a {kind} with `cast_column`"
+            fix = f"name one by data.{key}" if len(fitting) > 1 else f"make one a {kind} with `cast_column`"
             raise DataError(
-                f"{what}: needs one column of type {kind}, {len(fitting)} fit (columns: {there}); {mend}, or keep "
+                f"{what}: needs one column of type {kind}, {len(fitting)} fit (columns: {there}); {fix}, or keep "
                 f"one with `select_columns`"
             )
         chosen += fitting
