@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,8 +14,18 @@ import numpy as np
 import uvicorn
 from PIL import Image
 
+import pearl
 from pearl.serve.app import create_app
 from pearl.serve.run import listening
+from photos import SETTINGS, folders, write_photos
+
+
+def taught(root: Path, name: str = "one") -> Path:
+    """Create a model of two digits in `root`, whose next tasks take a second; return `root`."""
+    write_photos(root / "first", {"zero": 0, "one": 1}, 12)
+    with folders(root):
+        pearl.learn(root / name, root / "first", quiet=True, **SETTINGS)
+    return root
 
 
 @contextmanager

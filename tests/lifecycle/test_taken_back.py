@@ -126,10 +126,15 @@ def test_rename_is_a_model_that_learnt_the_new_name(kind, shop, tmp_path, cli):
     ],
 )
 def test_names_that_are_refused(old, new, words, shop, cli):
-    before = contents(shop / "heads" / "2")
-    _, err = cli("rename", shop / "heads" / "2", old, new, code=2)
+    refused(cli, words, "rename", shop / "heads" / "2", old, new)
+
+
+def refused(cli, words, verb, path, *more):
+    """One line says why, and nothing has changed."""
+    before = contents(path)
+    _, err = cli(verb, path, *more, code=2)
     assert err.count("\n") == 1 and words in err
-    assert contents(shop / "heads" / "2") == before
+    assert contents(path) == before
 
 
 # ---------------------------------------------------------------------------------------------------------- forget
@@ -181,10 +186,7 @@ def manifests(path):
     ],
 )
 def test_tasks_that_cannot_be_forgotten(kind, task, words, shop, cli):
-    before = contents(shop / kind / "2")
-    _, err = cli("forget", shop / kind / "2", "--task", task, code=2)
-    assert err.count("\n") == 1 and words in err
-    assert contents(shop / kind / "2") == before
+    refused(cli, words, "forget", shop / kind / "2", "--task", task)
 
 
 @pytest.mark.parametrize("kind", ["heads", "chain"])

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import pearl
-from photos import SETTINGS, digit, folders, write_photos
-from served import png, served
+from photos import digit
+from served import png, served, taught
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; apt-get install chromium")
@@ -32,11 +31,7 @@ DROP = """async (photos) => {
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
-    root = tmp_path_factory.mktemp("shop")
-    write_photos(root / "fruit", {"zero": 0, "one": 1}, 12)
-    with folders(root):
-        pearl.learn(root / "one", root / "fruit", quiet=True, **SETTINGS)
-    return root
+    return taught(tmp_path_factory.mktemp("shop"))
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from PIL import Image
 
 import pearl
 from pearl.serve import guard, photos, predictor
-from photos import SETTINGS, digit, folders, write_photos
-from served import png, served
+from photos import digit, write_photos
+from served import png, served, taught
 
 FILES = [png(digit(label)[20]) for label in (0, 1, 7)]
 JSON = {"Content-Type": "application/json"}
@@ -31,11 +31,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
-    root = tmp_path_factory.mktemp("shop")
-    write_photos(root / "first", {"zero": 0, "one": 1}, 12)
-    with folders(root):
-        pearl.learn(root / "model", root / "first", quiet=True, **SETTINGS)
-    return root
+    return taught(tmp_path_factory.mktemp("shop"), "model")
 
 
 @pytest.fixture(scope="module")
@@ -337,9 +333,11 @@ def test_a_token(shop):
         assert client.get("/v1/model", headers=named).status_code == 200
 
 
-def test_metrics_can_be_read(client):
-    client.get("/nowhere")
-    lines = client.get("/metrics").text.splitlines()
+def test_metrics_can_be_read(shop):
+    with served(shop / "model") as client:
+        client.get("/nowhere")
+        assert client.post("/v1/predict", content=FILES[0]).status_code == 200
+        lines = client.get("/metrics").text.splitlines()
     kinds = dict(line.split()[2:] for line in lines if line.startswith("# TYPE"))
     values = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
     assert {re.sub("(_bucket|_sum|_count)?({.*)?$", "", name) for name in values} == kinds.keys()

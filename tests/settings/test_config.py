@@ -68,6 +68,13 @@ def test_all_recipe_files_are_listed() -> None:
     assert {"digits", CIFAR} <= set(recipe_names())
 
 
+def test_a_recipe_to_be_extended_is_none_to_run(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown recipe '_cifar100-resnet18'"):
+        load(recipe="_cifar100-resnet18")
+    file = write(tmp_path / "mine.yml", "extends: _cifar100-resnet18\nabout: Mine.\n")
+    assert load(recipe=file).train == load(recipe="schedule-resnet18").train
+
+
 def test_recipe_from_a_file(tmp_path: Path) -> None:
     text = yaml.safe_dump({**read_recipe("digits"), "seed": 4})
     config = load("seed=5", "train.lr=0.1", recipe=write(tmp_path / "mine.yml", text))
