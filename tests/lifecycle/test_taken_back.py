@@ -1,5 +1,6 @@
 """Verbs that take something back: each changes a model whole or not at all, and exactly as it says."""
 
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -310,12 +311,14 @@ def test_killed_anywhere_it_has_happened_whole_or_not_at_all(verb, shop, tmp_pat
     assert kills > 5
 
 
-def test_a_change_stays_in_the_directory(shop, tmp_path):
+@pytest.mark.parametrize("kind", ["above", "absolute"])
+def test_a_change_stays_in_the_directory(kind, shop, tmp_path):
     path = copied(shop / "heads" / "2", tmp_path)
-    change = RunDirectory(path)
-    change.write(change.change_file, {"verb": "pearl undo", "files": [], "removed": ["../outside"]})
     (tmp_path / "outside").write_text("of others")
-    with pytest.raises(RunError, match=r"'\.\./outside' is outside of the directory"):
+    name = "../outside" if kind == "above" else str(tmp_path / "outside")
+    change = RunDirectory(path)
+    change.write(change.change_file, {"verb": "pearl undo", "files": [], "removed": [name]})
+    with pytest.raises(RunError, match=re.escape(f"{name!r} is outside of the directory")):
         undo(path)
     assert (tmp_path / "outside").exists()
 
