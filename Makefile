@@ -7,7 +7,7 @@ COMMA := ,
 .PHONY: demo test check lint wheel docs bench clean
 
 demo: $(VENV)/installed  ## install, then learn scikit-learn's digits as 5 tasks of 2 classes, with both classifiers
-	$(BIN)/pearl sweep digits method.classifier.name=[heads,chain] --seeds 1
+	$(BIN)/pearl sweep digits method.classifier.name=[heads,statistics] --seeds 1
 
 test: $(VENV)/installed-test  ## install what tests need, then run them
 	$(BIN)/python -m pytest
@@ -32,7 +32,7 @@ docs: $(VENV)/installed-docs  ## the site, under site/
 
 bench: $(VENV)/installed-test  ## speed against peers on this machine; JSON under docs/results/speed, tables from it
 	mkdir -p docs/results/speed
-	for part in ranks allocator inference chain training reuse footprint scale; do \
+	for part in ranks allocator inference class_statistics training reuse footprint scale; do \
 	  OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/$$part.py --out docs/results/speed/$$part.json || exit 1; done
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/training.py --nets resnet18 --precision fp32 \
 	  --out docs/results/speed/training_float32.json

@@ -28,10 +28,10 @@ from pages import RESULTS, cell, table, write_page
 from pearl.data.augment import View
 from pearl.evaluation.grouping import group
 from pearl.lifecycle.saved import build_backbone
-from pearl.methods.common.chain import ChainStatistics
-from pearl.methods.common.classifiers import Chain
+from pearl.methods.common.class_statistics import ClassStatistics
+from pearl.methods.common.classifiers import Statistics
 from pearl.methods.common.whitening import Whitening
-from pearl.nn.inner import WithInner, inner_layers
+from pearl.nn.intermediate_features import WithInner, inner_layers
 from pearl.settings.config import load_config
 from pearl.settings.parts import SOURCES
 from unknown import RECIPES, of_classes
@@ -99,20 +99,22 @@ def row(made: Sequence[Tensor], held_back: int, *, seed: int) -> dict[str, float
     """Learn the classes that are not held back; group images of those that are, given as such or found unknown."""
     order = np.random.default_rng(seed).permutation(len(made))
     new, known = order[:held_back], order[held_back:]
-    chain = ChainStatistics(Chain(spaces=1))
+    class_statistics = ClassStatistics(Statistics(spaces=1))
     for start in range(0, len(known), PER_TASK):
         own = known[start : start + PER_TASK]
         raw = torch.cat([made[c][:LEARNT] for c in own])
-        if not len(chain):
-            chain.add_space(0, raw)
-        chain.observe([chain.spaces()[0](raw)], torch.arange(start, start + len(own)).repeat_interleave(LEARNT))
-    white = Whitening(chain)
+        if not len(class_statistics):
+            class_statistics.add_space(0, raw)
+        class_statistics.observe(
+            [class_statistics.spaces()[0](raw)], torch.arange(start, start + len(own)).repeat_interleave(LEARNT)
+        )
+    white = Whitening(class_statistics)
     strange, true = joined(made, new, 0)
     mixed, _ = joined(made, known, LEARNT)
     whitened, plain = white([strange]).numpy(), F.normalize(strange[:, -WIDTH:]).numpy()
     labels = group(whitened)
-    least = chain.scores().threshold(0.05)
-    seen, refused = (chain.judge([x])[1].numpy() < least for x in (strange, mixed))
+    least = class_statistics.scores().threshold(0.05)
+    seen, refused = (class_statistics.logits_and_scores([x])[1].numpy() < least for x in (strange, mixed))
     together = group(white([torch.cat([strange[seen], mixed[refused]])]).numpy())
     return {
         "groups": len({*labels} - {-1}),

@@ -38,7 +38,7 @@ from speed.timing import peak_above, ratios
 RECIPES = ["cpu-cifar20-resnet18", "cpu-cifar100-deit_tiny", "cpu-grocery-deit_tiny"]
 METHODS = {
     "pearl": [],
-    "pearl, chain": ["method.classifier=chain"],
+    "pearl, statistics": ["method.classifier=statistics"],
     "fixed rank 8": ["method.rank.name=fixed", "method.rank.r=8"],
     "joint, 6 epochs": ["method=joint", "train.phases.joint.epochs=6"],
     **{name: [f"method={name}"] for name in parts.METHODS.own if name != "pearl"},

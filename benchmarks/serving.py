@@ -28,7 +28,7 @@ from sklearn.datasets import load_digits
 
 import pearl
 
-Answers = list[dict[str, float]]  # of each photo, the score of each class
+Predictions = list[dict[str, float]]  # of each photo, the score of each class
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def png(image: np.ndarray, side: int) -> bytes:
     return file.getvalue()
 
 
-def in_python(path: Path, files: list[bytes]) -> tuple[Answers, float]:
+def in_python(path: Path, files: list[bytes]) -> tuple[Predictions, float]:
     """Return predictions for each photo, and the number of photos per second."""
     model = pearl.load(path, device="cpu")
     many = files * 5

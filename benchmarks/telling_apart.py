@@ -30,7 +30,7 @@ from pearl.lifecycle.refit import refit
 from pearl.lifecycle.runs import Run, execute, prepare
 from pearl.lifecycle.saved import load_method
 from pearl.methods.common import subnetworks
-from pearl.nn.inner import WithInner
+from pearl.nn.intermediate_features import WithInner
 from pearl.reports.progress import display
 from pearl.settings.config import load_config
 from real_images import METHODS
@@ -50,18 +50,18 @@ STREAMS = {
 LARGE = "all of CIFAR-100, ResNet-18, 5 tasks of 20"
 CLASSIFIERS: dict[str, dict[str, Any] | None] = {
     "heads": None,
-    "K = 1, final features": {"name": "chain", "spaces": 1, "layers": "final"},
-    "K = 1": {"name": "chain", "spaces": 1},
-    "K = 2": {"name": "chain", "spaces": 2},
-    "K = 3": {"name": "chain", "spaces": 3},
-    "K = 3, frozen covariance": {"name": "chain", "spaces": 3, "covariance": "frozen"},
-    "K = all": {"name": "chain", "spaces": "all"},
+    "K = 1, final features": {"name": "statistics", "spaces": 1, "layers": "final"},
+    "K = 1": {"name": "statistics", "spaces": 1},
+    "K = 2": {"name": "statistics", "spaces": 2},
+    "K = 3": {"name": "statistics", "spaces": 3},
+    "K = 3, frozen covariance": {"name": "statistics", "spaces": 3, "covariance": "frozen"},
+    "K = all": {"name": "statistics", "spaces": "all"},
 }
 # PEARL with other training, so each is a separate run; chosen on the two development streams.
 COSINES = "K = 3, cosines, all linear layers"
 TRAINED = {
     COSINES: [
-        "method.classifier={name: chain, spaces: 3, head: cosine}",
+        "method.classifier={name: statistics, spaces: 3, head: cosine}",
         *("method.targets=linear", "train.phases.adapt.lr=0.003"),
     ]
 }
@@ -162,16 +162,16 @@ def row(run: Run) -> dict[str, Any]:
         "average": summary["class_il.average"],
         "task_il": summary["task_il.final"],
         "calibration": calibration_error(diagram),
-        "passes": method.asked() if hasattr(method, "sub_network") else None,
+        "passes": method.forward_passes() if hasattr(method, "sub_network") else None,
         "kilobytes": None if method.oracle else kept(method) / 1e3,
         "auroc": None,
         "run": run.path.name,
     }
     found["refused"] = None
-    if (familiar := familiarity(run, data, method)) is not None:
-        found["refused"] = 100 * float((np.concatenate(familiar) < method.threshold(0.05)).mean())
+    if (in_distribution_scores := in_distribution(run, data, method)) is not None:
+        found["refused"] = 100 * float((np.concatenate(in_distribution_scores) < method.threshold(0.05)).mean())
     half = len(tasks) // 2  # tasks that the model has learnt; classes of the others are unknown
-    scores = familiarity(run, data, load_method(run.path, run.config, half))
+    scores = in_distribution(run, data, load_method(run.path, run.config, half))
     if scores is not None:
         known = np.repeat([t < half for t in range(len(tasks))], [len(part) for part in scores])
         found["auroc"] = 100 * float(roc_auc_score(known, np.concatenate(scores)))
@@ -180,21 +180,21 @@ def row(run: Run) -> dict[str, Any]:
 
 def kept(method: Any) -> int:
     """Return the bytes that a method stores of its tasks besides networks: statistics, or rehearsal images."""
-    chain = getattr(method, "chain", None)
-    if chain is None and hasattr(method, "sub_network"):
+    class_statistics = getattr(method, "statistics", None)
+    if class_statistics is None and hasattr(method, "sub_network"):
         return 0
-    named = (method if chain is None else chain).named_buffers()
+    named = (method if class_statistics is None else class_statistics).named_buffers()
     return sum(buffer.nbytes for name, buffer in named if not name.startswith(("backbone.", "network.")))
 
 
-def familiarity(run: Run, data: Any, method: Any) -> list[np.ndarray] | None:
+def in_distribution(run: Run, data: Any, method: Any) -> list[np.ndarray] | None:
     """Return in-distribution scores of the test images of each task, if the method has them."""
-    judge = Ensemble(method).judge
-    if judge is None:
+    scorer = Ensemble(method).scorer
+    if scorer is None:
         return None
     view = View(run.config.images, channels_last=run.config.engine.channels_last)
     of_task = [torch.from_numpy(data.test[task.test]).split(256) for task in data.stream.tasks]
-    return [np.concatenate([judge(view.test(part))[1].numpy() for part in parts]) for parts in of_task]
+    return [np.concatenate([scorer(view.test(part))[1].numpy() for part in parts]) for parts in of_task]
 
 
 def asked(run: Run, data: Any, method: Any, tasks: Sequence[int]) -> tuple[torch.Tensor, np.ndarray]:

@@ -23,13 +23,13 @@ from torch import Tensor
 from pages import RESULTS, cell, table, write_page
 from pearl.data.augment import View
 from pearl.data.domains import seen_as
-from pearl.data.pictures import read_all
+from pearl.data.images import read_all
 from pearl.data.sources import Source
 from pearl.evaluation.sureness import auroc
 from pearl.lifecycle.saved import build_backbone
-from pearl.methods.common.chain import ChainStatistics
-from pearl.methods.common.classifiers import Chain
-from pearl.nn.inner import WithInner, inner_layers
+from pearl.methods.common.class_statistics import ClassStatistics
+from pearl.methods.common.classifiers import Statistics
+from pearl.nn.intermediate_features import WithInner, inner_layers
 from pearl.settings.config import load_config
 from pearl.settings.parts import SOURCES
 from pearl.settings.sections import Domain
@@ -108,20 +108,22 @@ def row(found: Features, styles: int, photos: int, tasks: int, classes: int, *, 
     known = order[: classes * (tasks if styles == 1 else 1)]
     groups = [(t, known) if styles > 1 else (0, known[t * classes : (t + 1) * classes]) for t in range(tasks)]
     label = {c: i for i, c in enumerate(known.tolist())}
-    chain = ChainStatistics(Chain(spaces=1))
+    class_statistics = ClassStatistics(Statistics(spaces=1))
     for style, own in groups:
         raw = torch.cat([found[style, c][0][:photos] for c in own])
-        if not len(chain):
-            chain.add_space(0, raw)
-        chain.observe([chain.spaces()[0](raw)], torch.tensor([label[c] for c in own]).repeat_interleave(photos))
+        if not len(class_statistics):
+            class_statistics.add_space(0, raw)
+        class_statistics.observe(
+            [class_statistics.spaces()[0](raw)], torch.tensor([label[c] for c in own]).repeat_interleave(photos)
+        )
     tests = [torch.cat([found[style, c][1] for c in own]) for style, own in groups]
     strange = torch.cat([found[style, c][1] for style in range(styles) for c in order if c not in label])
     bank = torch.cat([found[style, c][0][:photos] for style, own in groups for c in own])
-    scores = [chain.judge([x])[1].numpy() for x in (*tests, strange)]
-    least = chain.scores().threshold(0.05)
+    scores = [class_statistics.logits_and_scores([x])[1].numpy() for x in (*tests, strange)]
+    least = class_statistics.scores().threshold(0.05)
     refused = [100 * float((part < least).mean()) for part in scores[:-1]]
-    fits = [chain.fits([x]).max(1).values.numpy() for x in (*tests, strange)]
-    (space,) = chain.spaces()
+    fits = [class_statistics.fits([x]).max(1).values.numpy() for x in (*tests, strange)]
+    (space,) = class_statistics.spaces()
 
     def neighbours(k: int) -> float:
         near = [

@@ -88,9 +88,9 @@ found
 # %%
 print(f"right: {found.accuracy:.1f} %")
 print(f"most frequent mistakes: {found.mistakes(3)}")
-print(f"known classes told from {', '.join(found.strangers)}: AUROC {found.auroc:.1f} % (by chance 50)")
+print(f"known classes told from {', '.join(found.unknown_classes)}: AUROC {found.auroc:.1f} % (by chance 50)")
 refused = found.refused[~found.is_known]
-print(f"of class {', '.join(found.strangers)}: {refused.sum()} of {len(refused)} images found unknown")
+print(f"of class {', '.join(found.unknown_classes)}: {refused.sum()} of {len(refused)} images found unknown")
 
 # %% [markdown]
 # In a terminal, `pearl evaluate shop --data test/early -o page.html` writes a page of it, with the worst

@@ -80,11 +80,11 @@ class HandsOn(Finetune):
     """Two phases and one optimizer."""
 
     phases = ("first", "second")
-    hands_on = True
+    keep_optimizer = True
 
     def learn(self, task):
         self.heads.grow(len(task.classes))
-        yield Phase("first", self.parameters(), self.loss, hands_on=self.hands_on)
+        yield Phase("first", self.parameters(), self.loss, keep_optimizer=self.keep_optimizer)
         yield Phase("second", self.parameters(), self.loss)
 
 

@@ -20,8 +20,11 @@ def queue(tmp_path, monkeypatch):
 
 
 def test_what_the_limit_cuts_off_goes_on_and_statistics_train_nothing(queue):
-    heads, chain = " ".join(TINY), " ".join([*TINY, "method.classifier.name=chain", "method.classifier.train=all"])
-    asked = ["--recipes", "digits", "--seeds", "0", "--variants", heads, chain]
+    heads, class_statistics = (
+        " ".join(TINY),
+        " ".join([*TINY, "method.classifier.name=statistics", "method.classifier.train=all"]),
+    )
+    asked = ["--recipes", "digits", "--seeds", "0", "--variants", heads, class_statistics]
     (cut,) = queue(*asked, "--minutes", "0")
     assert cut["unfinished"] == "out of time"
     first, second = queue(*asked)

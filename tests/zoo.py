@@ -28,7 +28,7 @@ from pearl.methods.base import Method
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.bounds.joint import Joint
-from pearl.methods.common.classifiers import Chain
+from pearl.methods.common.classifiers import Statistics
 from pearl.methods.pearl import Pearl
 from pearl.methods.prompts.coda_prompt import CodaPrompt
 from pearl.methods.prompts.convprompt import ConvPrompt
@@ -145,14 +145,16 @@ ZOO = {
     "pearl, probe of the targets": lambda: Pearl(small_vit(), probe="targets"),
     "pearl, a probe's one step": lambda: Pearl(small_vit(), probe="adam"),
     "pearl, from the SVD": lambda: Pearl(small_resnet(), init="svd"),
-    "pearl, chain": lambda: Pearl(small_resnet(), classifier=Chain(spaces=2)),
-    "pearl on a ViT, chain": lambda: Pearl(
-        small_vit(), classifier=Chain(spaces="all", projection=16, covariance="frozen", train="all")
+    "pearl, statistics": lambda: Pearl(small_resnet(), classifier=Statistics(spaces=2)),
+    "pearl on a ViT, statistics": lambda: Pearl(
+        small_vit(), classifier=Statistics(spaces="all", projection=16, covariance="frozen", train="all")
     ),
-    "pearl, chain, cosines": lambda: Pearl(small_vit(), targets="linear", classifier=Chain(spaces=2, head="cosine")),
-    "isolation, chain": lambda: Isolation(small_resnet(), classifier=Chain(layers="final")),
-    "pnn, chain": lambda: Progressive(small_resnet(), classifier=Chain(spaces=2, projection=None)),
-    "packnet, chain": lambda: PackNet(small_resnet(), classifier=Chain(spaces=2, projection=8)),
+    "pearl, statistics, cosines": lambda: Pearl(
+        small_vit(), targets="linear", classifier=Statistics(spaces=2, head="cosine")
+    ),
+    "isolation, statistics": lambda: Isolation(small_resnet(), classifier=Statistics(layers="final")),
+    "pnn, statistics": lambda: Progressive(small_resnet(), classifier=Statistics(spaces=2, projection=None)),
+    "packnet, statistics": lambda: PackNet(small_resnet(), classifier=Statistics(spaces=2, projection=8)),
     "seqlora": lambda: SeqLora(small_vit()),
     "seqlora on a ResNet": lambda: SeqLora(small_resnet()),
     "seqlora on BSC, given weights": lambda: SeqLora(separable(), rank=2, reference="given"),
@@ -242,7 +244,7 @@ ZOO = {
 
 def shared_out(method: Method) -> bool:
     """Whether several processes learn what one does."""
-    return not (method.rehearsal or method.oracle or method.couples)
+    return not (method.rehearsal or method.oracle or method.batch_coupled)
 
 
 def taught(method: Pearl, tasks: int = 3) -> Pearl:

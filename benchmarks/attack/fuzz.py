@@ -134,7 +134,7 @@ def case(stage: Stage, kind: str, number: int, seed: int, folder: Path) -> dict[
     code, out, err, seconds = call(asked_for, folder)
     if code == -signal.SIGALRM:  # on a shared machine, wall-clock time alone is unreliable
         code, out, err, seconds = call(asked_for, folder, 3 * LIMIT)
-    end, why = judge(asked_for, code, out, err)
+    end, why = verdict(asked_for, code, out, err)
     after = digests(asked_for.model, asked_for.learns)
     if end not in BAD and (before.items() - after.items() or (asked_for.sealed and before != after)):
         end = "touched"
@@ -154,7 +154,7 @@ def digests(model: Path | None, learns: bool) -> dict[str, str]:
     }
 
 
-def judge(asked_for: Case, code: int, out: str, err: str) -> tuple[str, str]:
+def verdict(asked_for: Case, code: int, out: str, err: str) -> tuple[str, str]:
     """Return a verdict on a case in one word, and the reason."""
     if code == -signal.SIGALRM:
         return "hang", ""

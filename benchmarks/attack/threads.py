@@ -55,7 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "OCD-Net, ResNet": {"backbone": {"name": "resnet18", "width": 4}, "method": "ocdnet"},
     "progressive, ResNet": {"backbone": {"name": "resnet18", "width": 4}, "method": "pnn"},
 }
-Beside = Callable[[threading.Event], str | None]  # runs until the event is set; collects errors
+ParallelLora = Callable[[threading.Event], str | None]  # runs until the event is set; collects errors
 
 
 class Stage:
@@ -90,14 +90,14 @@ def pixels(size: int) -> np.ndarray:
 
 def questions(model: Model) -> list[tuple[int, str]]:
     """Return the requests of eight threads: numbers of images, and kinds."""
-    kinds = ["logits", "judge" if model.can_judge else "task"]
+    kinds = ["logits", "judge" if model.has_ood_scores else "task"]
     return [(count, kind) for count in (1, 2, 5, 8) for kind in kinds]
 
 
 def ask(model: Model, images: np.ndarray, kind: str) -> Tensor:
     """Return the model's prediction."""
     if kind == "judge":
-        return torch.cat([part.view(len(images), -1) for part in model.judge(images)], 1)
+        return torch.cat([part.view(len(images), -1) for part in model.logits_and_scores(images)], 1)
     return model.logits(images, 1 if kind == "task" else None)
 
 
@@ -140,7 +140,7 @@ def load(stage: Stage, done: threading.Event) -> str | None:
 
 
 @contextmanager
-def beside(work: Beside | None) -> Iterator[list[str]]:
+def beside(work: ParallelLora | None) -> Iterator[list[str]]:
     """Run a function in another thread within the context; collect its errors."""
     wrong: list[str] = []
     if work is None:
@@ -159,7 +159,7 @@ def beside(work: Beside | None) -> Iterator[list[str]]:
             wrong.append(f"beside: {type(error).__name__}: {error}")
 
 
-def attack(stage: Stage, name: str, work: Beside | None) -> list[str]:
+def attack(stage: Stage, name: str, work: ParallelLora | None) -> list[str]:
     """Run one round; return its errors."""
     model, waiting = pearl.load(stage.place(name)), list(stage.answers[name])
 
@@ -191,7 +191,7 @@ def main() -> None:
     rows, failures = [], 0
     with tempfile.TemporaryDirectory() as folder, folders(Path(folder)):
         stage = Stage(Path(folder))
-        kinds: dict[str, Beside | None] = {
+        kinds: dict[str, ParallelLora | None] = {
             "requests": None,
             "foreign": foreign,
             "learn": lambda done: learn(stage, done),

@@ -27,7 +27,7 @@ from paper_recipe import CANDIDATES, RANKS_ONLY  # noqa: E402 - a program beside
 MEAN_RANK = 14.0  # what the paper's total of 12.56 M parameters implies
 FULL = ["multistep, view", "multistep, spatial", "cosine, view", "cosine, spatial"]
 OTHERWISE = "constant, 15 epochs, spatial; adapt multistep"  # its ranks are known to fit
-CLASS_STATISTICS = "method.classifier.name=chain method.classifier.train=all"
+CLASS_STATISTICS = "method.classifier.name=statistics method.classifier.train=all"
 SCANS = [
     ["cosine, spatial", "cosine, view", "cosine, cosine probe, spatial", "cosine, cosine probe, view",
      OTHERWISE, "constant, L2 1e-4, spatial", "multistep, L2 5e-4, spatial"],

@@ -81,13 +81,13 @@ class Keep(Engine):
         return torch.stack(kept)
 
 
-def learn(method: Method, tasks: range, count: int, *, replay: Any = None, **changes: Any) -> torch.Tensor:
+def learn(method: Method, tasks: range, count: int, *, resume: Any = None, **changes: Any) -> torch.Tensor:
     """Learn tasks of `count` random images each with the existing ranks; return the losses of all steps."""
     raw = {"recipe": "ddp", "data": "digits", "stream": {"tasks": 2}, "images": {"size": 32, "augment": "crop"}}
     raw |= {"backbone": "resnet18", "method": "finetune", **changes}
     devices = int(os.environ.get("WORLD_SIZE", 1))
     engine = Keep(check_config(raw), device="cpu", world=World.join("cpu", devices), observer=Observer())
-    how = {"replay": replay(engine.world)} if replay else {}
+    how = {"replay": resume(engine.world)} if resume else {}
     return engine.learn_all(engine.place(method), tasks, count, **how)
 
 

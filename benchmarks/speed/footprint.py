@@ -21,13 +21,13 @@ from statistics import median
 from timing import Row, peak_above, show
 
 from pearl.methods.pearl import Pearl
-from pearl.nn.fast.beside import fits_beside
+from pearl.nn.fast.parallel_lora import fits_beside
 from pearl.nn.rank_rules import FixedRule
 from pearl.reports.plan import activation_bytes
 from pearl.settings.parts import BACKBONES
 from pearl.storage.checkpoint import changed, snapshot, write_part
 from pearl.training.engine import Engine
-from pearl.training.replay import Replay
+from pearl.training.resume import Resume
 from training import BATCH, NETWORKS, RANK, config, make_task
 
 FIRST_STEP = """
@@ -94,7 +94,7 @@ def memory(backbone: str) -> list[Row]:
     for task in (make_task(settings, 0), make_task(settings, 1)):
         before = snapshot(method.state_dict())
         for phase in method.learn(task):
-            work = partial(engine.train, method, task, phase, 0, Replay())
+            work = partial(engine.train, method, task, phase, 0, Resume())
             work()  # libraries allocate their permanent memory in the first steps
             peak = peak_above(work)
             counted = 12 * sum(p.numel() for p in phase.trained) + kept + (8 * merged if phase.name == "adapt" else 0)

@@ -26,8 +26,8 @@ from timing import Row, show
 import pearl
 from pearl.lifecycle.saved import build_method
 from pearl.lifecycle.session import session
-from pearl.methods.common.chain import UNCALIBRATED
-from pearl.methods.common.spaces import TRIED
+from pearl.methods.common.class_statistics import UNCALIBRATED
+from pearl.methods.common.feature_spaces import TRIED
 from pearl.methods.pearl import Pearl
 from pearl.reports.text import inspection
 from pearl.settings.config import ModelConfig, check_config
@@ -41,7 +41,7 @@ SPACES, DIMENSIONS = 3, 512
 @torch.no_grad()
 def write(path: Path, tasks: int, classes: int) -> None:
     """Write a model of this many tasks and classes."""
-    classifier = {"name": "chain", "spaces": SPACES, "projection": DIMENSIONS}
+    classifier = {"name": "statistics", "spaces": SPACES, "projection": DIMENSIONS}
     config = check_config(
         {
             "backbone": {"name": "resnet18", "width": 32},
@@ -51,8 +51,8 @@ def write(path: Path, tasks: int, classes: int) -> None:
         ModelConfig,
     )
     method = build_method(config)
-    assert isinstance(method, Pearl) and method.chain is not None
-    chain = method.chain
+    assert isinstance(method, Pearl) and method.class_statistics is not None
+    class_statistics = method.class_statistics
     # random features need no calibration
     facts = {
         "location": torch.zeros(classes, dtype=torch.float64),
@@ -64,10 +64,10 @@ def write(path: Path, tasks: int, classes: int) -> None:
 
     def made_up(*_: object) -> None:
         for name, value in facts.items():
-            chain.tensors.add(f"task.{len(chain) - 1}.{name}", value.clone())
-        chain.tensors.add("temperature", torch.tensor(UNCALIBRATED, dtype=torch.float64))
+            class_statistics.tensors.add(f"task.{len(class_statistics) - 1}.{name}", value.clone())
+        class_statistics.tensors.add("temperature", torch.tensor(UNCALIBRATED, dtype=torch.float64))
 
-    with session(path, config, again="") as work, mock.patch.object(chain, "_calibrate", made_up):
+    with session(path, config, again="") as work, mock.patch.object(class_statistics, "_calibrate", made_up):
         work.begin(method)
         known = dict(method.state_dict())
         for t in range(tasks):
@@ -75,11 +75,15 @@ def write(path: Path, tasks: int, classes: int) -> None:
             if 0 < t < SPACES:
                 method.start_updates(t, method.backbone, method.choose_ranks(method.backbone))
             if t < SPACES:
-                chain.add_space(t, torch.randn(400, method.spaces([t])(torch.zeros(1, 3, 32, 32))[0].shape[1]))
+                class_statistics.add_space(
+                    t, torch.randn(400, method.spaces([t])(torch.zeros(1, 3, 32, 32))[0].shape[1])
+                )
             own = torch.arange(classes).repeat(2)
             rows = (len(own), DIMENSIONS)
-            features = [torch.randn(classes, DIMENSIONS).repeat(2, 1) + torch.randn(rows) for _ in chain.births]
-            chain.observe(features, own + t * classes)
+            features = [
+                torch.randn(classes, DIMENSIONS).repeat(2, 1) + torch.randn(rows) for _ in class_statistics.created_at
+            ]
+            class_statistics.observe(features, own + t * classes)
             state = dict(method.state_dict())
             # only the changed part: comparing all bits would take longer with every task
             new = {k: v for k, v in state.items() if k not in known or v.data_ptr() != known[k].data_ptr()}
@@ -113,7 +117,7 @@ def answers(path: Path) -> Row:
         "64 photos (ms)": round(1e3 * timed(lambda: model.predict_pixels(pixels))),
     }
     found["peak memory of answering (MB)"] = peak()
-    found["the first question of what is unknown (s)"] = timed(lambda: model.judge(pixels[:1]))
+    found["the first question of what is unknown (s)"] = timed(lambda: model.logits_and_scores(pixels[:1]))
     return found
 
 

@@ -95,9 +95,9 @@ def allocator() -> Iterator[tuple[str, str, str]]:
         )
 
 
-def chain() -> Iterator[tuple[str, str, str]]:
+def class_statistics() -> Iterator[tuple[str, str, str]]:
     """Class statistics against one plain pass."""
-    for row in rows("chain"):
+    for row in rows("statistics"):
         what = f"{row['batch']} image{'s' * (row['batch'] > 1)}"
         yield (
             f"{row['tasks']} tasks by statistics in {row['spaces']} sub-networks, {row['net'].removeprefix('timm/')}, "
@@ -154,7 +154,7 @@ def size() -> Iterator[tuple[str, str, str]]:
         yield f"{model}: {what}", f"{value:,}", "1" if "manifests (s)" in what else ""
 
 
-PARTS = (training, training_float32, ranks, allocator, inference, chain, reuse, footprint, scale, size)
+PARTS = (training, training_float32, ranks, allocator, inference, class_statistics, reuse, footprint, scale, size)
 
 
 def page() -> str:

@@ -31,7 +31,7 @@ from pearl.settings.config import check_config
 from pearl.settings.parts import BACKBONES
 from pearl.training.engine import Engine
 from pearl.training.optimizers import make_optimizers
-from pearl.training.replay import Replay
+from pearl.training.resume import Resume
 
 NETWORKS = {"resnet18": 32, "bsc": 32, "timm/deit_tiny_patch16_224": 112}
 BATCH, RANK = 32, 8
@@ -108,7 +108,7 @@ def goal(facts: Row) -> float:
 
 
 def ours(engine: Engine, method: Pearl, task: Task, phase: Phase) -> Callable[[], None]:
-    return lambda: engine.train(method, task, phase, 0, Replay())
+    return lambda: engine.train(method, task, phase, 0, Resume())
 
 
 def bare(engine: Engine, task: Task, phase: Phase) -> Callable[[], None]:

@@ -180,7 +180,7 @@ def table(
 
     from pearl.reports.records import flat
     from pearl.storage.files import check_output
-    from pearl.sweeps.board import board
+    from pearl.sweeps.live_status import board
     from pearl.tables.missing import run_missing as run_all
     from pearl.tables.show import FORMATS, write
     from pearl.tables.spec import as_size, read

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pearl.data.pictures import Picture
+from pearl.data.images import Picture
 from pearl.errors import typed
 from pearl.lifecycle import discovery, learning
 from pearl.lifecycle.choices import LearnOptions

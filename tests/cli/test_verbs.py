@@ -313,10 +313,14 @@ def test_inspect(shop, cli):
             assert layer["rank"] == method.tensors[f"{t}.A.{layer['layer']}"].shape[0]
     assert len(facts["tasks"][1]["layers"]) == 20
     assert facts["tasks"][1]["classes"] == list(pearl.load(path).tasks[1].classes)
-    chain = pearl.load(path).method.chain
-    assert [task["spaces"] for task in facts["tasks"]] == [[0], [0, 1]] == [chain.births[:1], chain.births]
-    assert facts["tasks"][1]["temperature"] == chain.temperature
-    assert f"statistics in the sub-networks of tasks 1, 2, at temperature {chain.temperature:.3f}\n" in text
+    class_statistics = pearl.load(path).method.class_statistics
+    assert (
+        [task["spaces"] for task in facts["tasks"]]
+        == [[0], [0, 1]]
+        == [class_statistics.created_at[:1], class_statistics.created_at]
+    )
+    assert facts["tasks"][1]["temperature"] == class_statistics.temperature
+    assert f"statistics in the sub-networks of tasks 1, 2, at temperature {class_statistics.temperature:.3f}\n" in text
 
 
 def flip(file):

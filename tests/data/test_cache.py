@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import layouts
-from pearl.data import cache, pictures
+from pearl.data import cache, images
 from pearl.data import decoding as decoding_of
 from pearl.data.cache import decode, decode_rows, read_image
 from pearl.data.decoding import Decoding, upright_square
-from pearl.data.pictures import to_pixels
+from pearl.data.images import to_pixels
 from pearl.data.sources import Split
 from pearl.errors import DataError
 
@@ -520,10 +520,10 @@ def test_long_lists_are_not_cut(tmp_path: Path, root: Path) -> None:
 
 def test_too_many_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path / "big.png", pixels(20, 11, 3))
-    monkeypatch.setattr(pictures, "MAX_PIXELS", 219)
+    monkeypatch.setattr(images, "MAX_PIXELS", 219)
     with pytest.raises(DataError, match=r"big\.png: 11 x 20 pixels are more than 219"):
         read_image(path, 8)
-    monkeypatch.setattr(pictures, "MAX_PIXELS", 220)
+    monkeypatch.setattr(images, "MAX_PIXELS", 220)
     read_image(path, 8)
 
 

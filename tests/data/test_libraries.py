@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from pearl.data.cache import decode_rows
-from pearl.data.given import given
+from pearl.data.inputs import given
 from pearl.data.sources import Source, hugging_face, vision
 from pearl.errors import DataError
 from pearl.settings.parts import SOURCES

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import layouts
 from pearl.data.sources import Source, Split, cifar100, digits, folder, imagenet_r, imagenets, npz, tinyimagenet
-from pearl.data.sources.trees import draw
+from pearl.data.sources.folder_scan import draw
 from pearl.errors import DataError
 
 

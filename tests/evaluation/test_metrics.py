@@ -528,10 +528,10 @@ def test_auroc_of_nothing():
 @given(st.integers(1, 50), st.integers(0, 9999))
 def test_coverage_accuracy_by_hand(images, seed):
     rng = np.random.default_rng(seed)
-    familiar, right = rng.permutation(images).astype(float), rng.random(images) < 0.6
-    found = sureness.coverage_accuracy(familiar, right, [100, 50, 1])
+    in_distribution_scores, right = rng.permutation(images).astype(float), rng.random(images) < 0.6
+    found = sureness.coverage_accuracy(in_distribution_scores, right, [100, 50, 1])
     for value, count in zip(found, (images, -(-images // 2), 1), strict=True):
-        answered = [bool(r) for f, r in zip(familiar, right, strict=True) if f >= images - count]
+        answered = [bool(r) for f, r in zip(in_distribution_scores, right, strict=True) if f >= images - count]
         assert value == pytest.approx(100 * sum(answered) / count)
 
 

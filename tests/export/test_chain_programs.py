@@ -12,7 +12,7 @@ from pearl.export.trained import Trained
 from pearl.export.verbs import export
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.common.calibration import Scores
-from pearl.methods.common.classifiers import Chain
+from pearl.methods.common.classifiers import Statistics
 from pearl.methods.pearl import Pearl
 from pearl.methods.sparse.packnet import PackNet
 from pearl.methods.sparse.pnn import Progressive
@@ -20,11 +20,11 @@ from pearl.testing.tiny import SIZE, config, learn, make_task, small_resnet, sma
 from pearl.training.engine import Engine
 
 MODELS = {
-    "resnet": lambda: Pearl(small_resnet(), classifier=Chain(spaces=2)),
-    "vit": lambda: Pearl(small_vit(), classifier=Chain(spaces=2, projection=16)),
-    "isolation": lambda: Isolation(small_resnet(), classifier=Chain(spaces=2)),
-    "packnet": lambda: PackNet(small_resnet(), classifier=Chain(spaces=2)),
-    "pnn": lambda: Progressive(small_resnet(), classifier=Chain(spaces=2)),
+    "resnet": lambda: Pearl(small_resnet(), classifier=Statistics(spaces=2)),
+    "vit": lambda: Pearl(small_vit(), classifier=Statistics(spaces=2, projection=16)),
+    "isolation": lambda: Isolation(small_resnet(), classifier=Statistics(spaces=2)),
+    "packnet": lambda: PackNet(small_resnet(), classifier=Statistics(spaces=2)),
+    "pnn": lambda: Progressive(small_resnet(), classifier=Statistics(spaces=2)),
 }
 PICTURES = torch.randint(256, (5, SIZE, SIZE, 3), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
 IMAGES = (PICTURES / 255).permute(0, 3, 1, 2).contiguous()
@@ -44,7 +44,7 @@ def taught(kind: str) -> Trained:
 def outputs(model: Trained) -> tuple[torch.Tensor, torch.Tensor]:
     """Log P and in-distribution scores of the pictures, as `predict` has them; some are unknown at the usual rate."""
     with torch.no_grad():
-        logits, scores = model.method.judging()(View(model.images, channels_last=False).test(PICTURES))
+        logits, scores = model.method.ood_scorer()(View(model.images, channels_last=False).test(PICTURES))
     assert len(scores.unique()) == len(scores)
     return logits, model.method.shares(scores)
 
@@ -97,7 +97,7 @@ def test_adapters_hold_heads_alone(tmp_path):
 
 def test_only_spaces_are_written():
     """A sub-network that nobody asks is not in the program."""
-    method = Pearl(small_resnet(), classifier=Chain(spaces=1, train="all"))
+    method = Pearl(small_resnet(), classifier=Statistics(spaces=1, train="all"))
     learn(method, range(3))
     made = network(method.eval(), config().images)
     own = sum(p.numel() for p in made.parameters())

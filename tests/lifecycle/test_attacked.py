@@ -58,7 +58,7 @@ def forge(task: Path, change, name: str = "weights") -> None:
     (task / "manifest.json").write_text(json.dumps(manifest))
 
 
-HEAD, TASK = "chain.tensors.task/1/means/0", "tensors.1/"  # what answers for the second task
+HEAD, TASK = "class_statistics.tensors.task/1/means/0", "tensors.1/"  # what answers for the second task
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.bool, torch.complex64, torch.float16, torch.float64])
@@ -71,7 +71,7 @@ def test_tensors_of_another_kind(kind, two):
         pearl.load(two).predict(IMAGES)
 
 
-BIRTH = "chain.tensors.space/1/birth"
+BIRTH = "class_statistics.tensors.space/1/created_at"
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,13 @@ BIRTH = "chain.tensors.space/1/birth"
         ("statistics", lambda state: state.pop(HEAD)),
         ("statistics", lambda state: state.update({BIRTH: torch.zeros(7, 3)})),
         ("statistics", lambda state: state.update({BIRTH: torch.tensor(-9)})),
-        ("running", lambda state: state.pop("chain.tensors.space/1/scatter")),
-        ("running", lambda state: state.update({"chain.tensors.space/1/scatter": torch.zeros(3, dtype=torch.float64)})),
+        ("running", lambda state: state.pop("class_statistics.tensors.space/1/scatter")),
+        (
+            "running",
+            lambda state: state.update(
+                {"class_statistics.tensors.space/1/scatter": torch.zeros(3, dtype=torch.float64)}
+            ),
+        ),
         (
             "weights",
             lambda state: state.update({key: value[..., :0].clone() for key, value in state.items() if TASK in key}),

@@ -11,7 +11,7 @@ from PIL import Image
 
 from pearl.data.augment import View
 from pearl.data.batches import Task
-from pearl.data.sources import left_out, tree, trees
+from pearl.data.sources import folder_scan, left_out, tree
 from pearl.errors import DataError
 from pearl.lifecycle.notes import notes
 from pearl.lifecycle.predict import named
@@ -75,8 +75,8 @@ def test_one_class_is_a_note_where_there_is_nothing_to_learn_from(method):
     made, losses = ZOO[method](), Losses()
     learn(made, range(2), Engine(config(), device="cpu", observer=losses), classes=1, per_class=6)
     said = any("a task of one class" in line for line in notes(made, task([6])))
-    assert said == made.own_classes
-    if not made.own_classes:
+    assert said == made.task_local_loss
+    if not made.task_local_loss:
         assert not losses.seen or max(losses.seen) > 0
     elif not any(isinstance(part, WITH_OTHER_TERMS) for part in (made, getattr(made, "rank", None))):
         assert max(losses.seen) == 0
@@ -158,7 +158,7 @@ def test_what_operating_systems_leave_is_no_class_and_no_image(photos):
     ],
 )
 def test_a_class_without_images_says_what_is_there_and_what_reads_it(photos, suffix, words, monkeypatch):
-    monkeypatch.setattr(trees, "suffixes", lambda: frozenset({".png"}))
+    monkeypatch.setattr(folder_scan, "suffixes", lambda: frozenset({".png"}))
     for file in (photos / "a").iterdir():
         file.rename(file.with_suffix(suffix))
     with pytest.raises(DataError, match=f"^no image in {photos}/a \\({words}"):

@@ -25,7 +25,7 @@ def shop(tmp_path_factory):
     write_photos(root / "first", {"zero": 0, "one": 1}, count=40)
     write_photos(root / "second", {"two": 2, "three": 3}, count=40)
     with folders(root):
-        for name, classifier in (("heads", {"name": "heads"}), ("whole", {"name": "chain", "train": "all"})):
+        for name, classifier in (("heads", {"name": "heads"}), ("whole", {"name": "statistics", "train": "all"})):
             pearl.learn(root / name, root / "first", quiet=True, **SETTINGS, method={"classifier": classifier})
             pearl.learn(root / name, root / "second", quiet=True)
     return root
@@ -61,8 +61,8 @@ def test_sub_networks_after_the_last_space_are_no_part_of_an_answer():
     """Not even of PackNet, whose tasks share weights."""
     shape = ["stream.tasks=[4,3,3]", "train.epochs=1", "backbone.width=4"]
     shape += ["stream.per_class=12", "stream.test_per_class=2"]
-    chain = "method.classifier={name: chain, spaces: 1, train: all, layers: final}"
-    run = execute(load_config("digits", ["method=packnet", *shape, chain]))
+    class_statistics = "method.classifier={name: statistics, spaces: 1, train: all, layers: final}"
+    run = execute(load_config("digits", ["method=packnet", *shape, class_statistics]))
     whole = load_method(run.path, run.config)
     for folder in RunDirectory(run.path).finished[1:]:
         (folder / "weights.safetensors").unlink()
@@ -95,7 +95,7 @@ def test_models_that_cannot_be_refitted(shop, tmp_path):
     with pytest.raises(ConfigError, match="a model is refitted to class statistics"):
         model.refit(shop / "first", tmp_path / "new", "heads")
     with pytest.raises(ConfigError, match=r"was trained with linear heads; remove classifier\.head"):
-        model.refit(shop / "first", tmp_path / "new", {"name": "chain", "head": "cosine"})
+        model.refit(shop / "first", tmp_path / "new", {"name": "statistics", "head": "cosine"})
     with pytest.raises(RunError, match=r"exists; choose another name$"):
         model.refit([shop / "first", shop / "second"], shop / "whole")
     damaged = shutil.copytree(shop / "heads", tmp_path / "damaged", ignore=shutil.ignore_patterns(*LOCK))

@@ -310,7 +310,7 @@ DOMAINS = ["stream.tasks=1", "stream.domains=[plain, inverted]", "stream.per_cla
 DOMAINS += ["backbone={name: convnet, width: 4}"]
 
 
-@pytest.mark.parametrize("method", ["finetune", "er", "joint", "{name: pearl, classifier: chain}"])
+@pytest.mark.parametrize("method", ["finetune", "er", "joint", "{name: pearl, classifier: statistics}"])
 def test_domains_are_learnt_one_after_the_other(method, tmp_path):
     settings = small(*DOMAINS, f"method={method}", "train.epochs=8")
     run = execute(settings, stop_after=1)

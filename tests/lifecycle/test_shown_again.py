@@ -45,7 +45,7 @@ def right(model, folder, name):
 
 
 def test_new_models_have_it_and_may_leave_it(shop, tmp_path):
-    assert pearl.load(shop / "one").config.method["classifier"]["name"] == "chain"
+    assert pearl.load(shop / "one").config.method["classifier"]["name"] == "statistics"
     method = {"classifier": {"name": "heads"}}
     made = pearl.learn(tmp_path / "m", shop / "first", quiet=True, **SETTINGS, method=method)
     assert made.config.method["classifier"] == {"name": "heads"}
@@ -93,7 +93,7 @@ def test_folders_of_other_names(shop, two):
     write_class(root / "naught", 0, count=20, start=80)
     model = pearl.learn(two, root, aliases={"null": "zero", "naught": "zero"}, quiet=True)
     assert model.tasks[-1].names == ("zero", "seven")
-    assert model.method.chain.tensors["task.2.counts"].tolist() == [40, 20]
+    assert model.method.class_statistics.tensors["task.2.counts"].tolist() == [40, 20]
     with pytest.raises(DataError, match="no folder 'nul' that could be an alias; did you mean 'null'"):
         pearl.learn(two, root, task="other", aliases={"nul": "zero"}, quiet=True)
 
@@ -102,7 +102,7 @@ def test_without_training(shop, one_copy):
     new = write_photos(one_copy.parent / "x", {"four": 4, "five": 5}, 40)
     model = pearl.learn(one_copy, new, fast=True, quiet=True)
     assert not model.method.is_adapted(1)
-    assert model.method.chain.births == [0]
+    assert model.method.class_statistics.created_at == [0]
     assert right(model, write_photos(one_copy.parent / "t", {"four": 4}, 30, start=60), "four") > 0.6
 
 
@@ -150,12 +150,12 @@ def test_it_is_said(shop, one_copy, cli):
 def test_refitting_a_run_is_the_run_that_would_have_been(spaces, cli):
     overrides = ["stream.tasks=[4,3,3]", "train.epochs=1", "train.phases.probe.epochs=1", "backbone.width=4"]
     trained = execute(load_config("digits", overrides))
-    spec = f"{{name: chain, spaces: {spaces}, train: all}}"
+    spec = f"{{name: statistics, spaces: {spaces}, train: all}}"
     whole = execute(load_config("digits", [*overrides, f"method.classifier={spec}"]))
-    found = refit(trained.path, {"name": "chain", "spaces": spaces})
+    found = refit(trained.path, {"name": "statistics", "spaces": spaces})
     assert found.path == whole.path  # of the same configuration; so another path for it
     shutil.move(whole.path, whole.path.with_name("whole"))
-    found = refit(trained.path, {"name": "chain", "spaces": spaces})
+    found = refit(trained.path, {"name": "statistics", "spaces": spaces})
     both = whole.path.with_name("whole"), found.path
     expected, state = (load_method(path, found.config).state_dict() for path in both)
     assert expected.keys() == state.keys()
@@ -168,18 +168,18 @@ def test_refitting_a_run_is_the_run_that_would_have_been(spaces, cli):
 
 
 def test_another_classifier_takes_the_place_of_the_one_there_was():
-    run = load_config("digits", ["method.classifier={name: chain, spaces: 2, train: all}"])
+    run = load_config("digits", ["method.classifier={name: statistics, spaces: 2, train: all}"])
     assert refitted(run, "heads").method["classifier"] == {"name": "heads"}
-    run = load_config("digits", ["method.classifier={name: chain, spaces: 2}"])  # of train=spaces
-    assert refitted(run, {"name": "chain", "layers": "final"}).method["classifier"]["spaces"] == 2
+    run = load_config("digits", ["method.classifier={name: statistics, spaces: 2}"])  # of train=spaces
+    assert refitted(run, {"name": "statistics", "layers": "final"}).method["classifier"]["spaces"] == 2
     with pytest.raises(ConfigError, match="of all tasks would have been trained, this run has those of 2 tasks"):
         refitted(run, "heads")
     with pytest.raises(ConfigError, match="of 3 tasks would have been trained, this run has those of 2 tasks"):
-        refitted(run, {"name": "chain", "spaces": 3})
+        refitted(run, {"name": "statistics", "spaces": 3})
     with pytest.raises(ConfigError, match="with a cosine head, this run has a linear one"):
-        refitted(run, {"name": "chain", "head": "cosine"})
-    of_cosines = load_config("digits", ["method.classifier={name: chain, train: all, head: cosine}"])
-    assert refitted(of_cosines, {"name": "chain", "spaces": 1}).method["classifier"]["head"] == "cosine"
+        refitted(run, {"name": "statistics", "head": "cosine"})
+    of_cosines = load_config("digits", ["method.classifier={name: statistics, train: all, head: cosine}"])
+    assert refitted(of_cosines, {"name": "statistics", "spaces": 1}).method["classifier"]["head"] == "cosine"
     with pytest.raises(ConfigError, match="with a linear head, this run has a cosine one"):
         refitted(of_cosines, "heads")
 
@@ -234,9 +234,9 @@ def test_what_no_answer_needs_is_not_read(shop, two, tmp_path):
     """Weights of tasks after the last space's, and running statistics of older tasks."""
     pearl.learn(two, shop / "again", quiet=True)
     pearl.learn(two, write_photos(tmp_path / "next", {"four": 4, "five": 5}), quiet=True)
-    births = pearl.load(two).method.chain.births
+    created_at = pearl.load(two).method.class_statistics.created_at
     folders = sorted((two / "tasks").iterdir())
-    assert births == [0, 2, 3]  # the second task was one class
+    assert created_at == [0, 2, 3]  # the second task was one class
     expected = pearl.load(two).predict(digit(0)[0], top=6)
     pearl.learn(two, write_photos(tmp_path / "last", {"six": 7, "seven": 8}), fast=True, quiet=True)
     folders = sorted((two / "tasks").iterdir())

@@ -30,7 +30,7 @@ def shop(tmp_path_factory):
     root = tmp_path_factory.mktemp("shop")
     for task, label in TASKS.items():
         write_photos(root / task, {f"{task} {i}": label + i for i in (0, 1)}, 4)
-    for kind in ("heads", "chain"):
+    for kind in ("heads", "statistics"):
         grow(root / "now", root, TASKS, method={"classifier": kind}, copies=root / kind)
         shutil.rmtree(root / "now")
     return root
@@ -60,7 +60,7 @@ def answer(path):
 # ------------------------------------------------------------------------------------------------------------ undo
 
 
-@pytest.mark.parametrize("kind", ["heads", "chain"])
+@pytest.mark.parametrize("kind", ["heads", "statistics"])
 def test_undo_is_the_state_before_byte_for_byte(kind, shop, tmp_path):
     before = {file.name for file in (shop / kind / "1").iterdir()}
     path = copied(shop / kind / "2", tmp_path)
@@ -73,12 +73,12 @@ def test_undo_is_the_state_before_byte_for_byte(kind, shop, tmp_path):
 
 
 def test_with_statistics_one_task_can_be_taken_back(shop, tmp_path, cli):
-    path = copied(shop / "chain" / "3", tmp_path)
+    path = copied(shop / "statistics" / "3", tmp_path)
     out, _ = cli("undo", path, "--dry-run")
-    assert "dry run, nothing is changed" in out and contents(path) == contents(shop / "chain" / "3")
+    assert "dry run, nothing is changed" in out and contents(path) == contents(shop / "statistics" / "3")
     out, _ = cli("undo", path)
     assert out == f"{path}: task third is taken back; 2 tasks with 4 classes left\n"
-    there, expected = contents(path), contents(shop / "chain" / "2")
+    there, expected = contents(path), contents(shop / "statistics" / "2")
     assert {*expected} - {*there} == {f"tasks/000-first/{RUNNING}"}  # for another undo alone
     assert there.items() <= expected.items()
     _, err = cli("undo", path, code=2)
@@ -99,7 +99,7 @@ def test_with_heads_all_but_the_first_can(shop, tmp_path, cli):
 # ---------------------------------------------------------------------------------------------------------- rename
 
 
-@pytest.mark.parametrize("kind", ["heads", "chain"])
+@pytest.mark.parametrize("kind", ["heads", "statistics"])
 def test_rename_is_a_model_that_learnt_the_new_name(kind, shop, tmp_path, cli):
     path = copied(shop / kind / "2", tmp_path)
     cli("rename", path, "second 0", " zwei ", "--dry-run")
@@ -182,15 +182,15 @@ def manifests(path):
     [
         ("heads", "first", "task first trained weights that other tasks use (backbone."),
         ("heads", "fifth", "no task 'fifth'"),
-        ("chain", "first", "cannot be removed exactly, since all classes share a covariance; remove its classes"),
-        ("chain", "second", "take back the last task with `pearl undo"),
+        ("statistics", "first", "cannot be removed exactly, since all classes share a covariance; remove its classes"),
+        ("statistics", "second", "take back the last task with `pearl undo"),
     ],
 )
 def test_tasks_that_cannot_be_forgotten(kind, task, words, shop, cli):
     refused(cli, words, "forget", shop / kind / "2", "--task", task)
 
 
-@pytest.mark.parametrize("kind", ["heads", "chain"])
+@pytest.mark.parametrize("kind", ["heads", "statistics"])
 def test_a_forgotten_class_is_never_predicted_again(kind, shop, tmp_path, cli):
     path = copied(shop / kind / "3", tmp_path)
     cli("forget", path, "--class", "first 1", "--dry-run")
@@ -209,28 +209,28 @@ def test_a_forgotten_class_is_never_predicted_again(kind, shop, tmp_path, cli):
     manifest = RunDirectory(path).tasks[-1].manifest
     method = pearl.load(path).method
     assert manifest["parameters"] == method.size()
-    if kind == "chain":
+    if kind == "statistics":
         assert manifest["statistics"] == method.facts(2)["statistics"]
         prototypes, gone = (load_state(place, file_of=method.file_of) for place in (path, shop / kind / "3"))
-        name = "chain.tensors.task/{}/{}"
+        name = "class_statistics.tensors.task/{}/{}"
         assert torch.equal(prototypes[name.format(2, "classes")], torch.tensor([3, 4]))
         assert torch.equal(prototypes[name.format(0, "means/0")], gone[name.format(0, "means/0")][:1])
         assert pearl.load(path).outcome is not None
     assert "first 1" not in str([event for event in RunDirectory(path).events if event["event"] != "note"])
-    grown = pearl.learn(path, shop / "first", task="again", quiet=True) if kind == "chain" else None
+    grown = pearl.learn(path, shop / "first", task="again", quiet=True) if kind == "statistics" else None
     assert grown is None or grown.classes == (*left, "first 1")
 
 
 def test_a_class_of_two_tasks_is_forgotten_in_both(shop, tmp_path):
-    path = copied(shop / "chain" / "1", tmp_path)
+    path = copied(shop / "statistics" / "1", tmp_path)
     pearl.learn(path, shop / "first", task="again", allow_new_style=True, quiet=True)
     model = pearl.load(path).forget("first 0")
     assert [task.names for task in model.tasks] == [("first 1",), ("first 1",)]
-    assert model.method.chain.class_of.tolist() == [0, 0]
+    assert model.method.class_statistics.class_of.tolist() == [0, 0]
     assert model.predict(digit(0)[7], task="again")[0].classes == ("first 1",)
 
 
-@pytest.mark.parametrize("kind", ["heads", "chain"])
+@pytest.mark.parametrize("kind", ["heads", "statistics"])
 def test_the_only_class_of_a_task(kind, shop, tmp_path):
     path = copied(shop / kind / "3", tmp_path)
     forget(path, "second 0")

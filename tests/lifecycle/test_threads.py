@@ -14,7 +14,7 @@ from torch import nn
 import pearl
 from pearl.evaluation.evaluate import Ensemble
 from pearl.methods.base import Method
-from pearl.methods.common.classifiers import Chain
+from pearl.methods.common.classifiers import Statistics
 from pearl.methods.common.subnetworks import HEADS
 from pearl.methods.pearl import Pearl
 from pearl.nn.fast.folding import norms_after_convs
@@ -71,19 +71,22 @@ def all_answer(questions, *, rounds):
             assert beside.result()
 
 
-@pytest.mark.parametrize("classifier", [HEADS, Chain()], ids=["heads", "statistics"])
+@pytest.mark.parametrize("classifier", [HEADS, Statistics()], ids=["heads", "statistics"])
 def test_first_questions_to_sub_networks(classifier):
     """Which are read, folded, merged and fused when they are first asked. 50 times, 25 with either classifier."""
     method = Pearl(small_resnet(), classifier=classifier)
     learn(method, range(2))
     alone, x = Ensemble(copy.deepcopy(method)), images()
     expected = alone(x), alone(x, 0)
-    judged = alone.judge(x)[1] if alone.judge else None
+    judged = alone.scorer(x)[1] if alone.scorer else None
 
     def questions():
         fresh = Ensemble(copy.deepcopy(method))
         asked = [(lambda: fresh(x), expected[0]), (lambda: fresh(x, 0), expected[1])]
-        return [*asked[: 1 if fresh.judge else 2], *([(lambda: fresh.judge(x)[1], judged)] if fresh.judge else [])]
+        return [
+            *asked[: 1 if fresh.scorer else 2],
+            *([(lambda: fresh.scorer(x)[1], judged)] if fresh.scorer else []),
+        ]
 
     all_answer(questions, rounds=25)
 
@@ -91,11 +94,11 @@ def test_first_questions_to_sub_networks(classifier):
 def test_first_requests_to_a_model(shop):
     """As of a web server that has just started; half of the requests ask what is unknown."""
     alone = pearl.load(shop / "two")
-    expected = alone.logits(PIXELS), alone.judge(PIXELS)[1]
+    expected = alone.logits(PIXELS), alone.logits_and_scores(PIXELS)[1]
 
     def questions():
         model = pearl.load(shop / "two")
-        return [(lambda: model.logits(PIXELS), expected[0]), (lambda: model.judge(PIXELS)[1], expected[1])]
+        return [(lambda: model.logits(PIXELS), expected[0]), (lambda: model.logits_and_scores(PIXELS)[1], expected[1])]
 
     all_answer(questions, rounds=4)
 

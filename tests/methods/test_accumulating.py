@@ -163,7 +163,7 @@ def test_lae_puts_its_module_where_the_authors_have_it(pet):
 
 def test_lae_asks_the_module_and_its_average_with_one_head():
     method, x = run(make_lae(ema_decay=0.5), range(2)).double().eval(), images().double()
-    assert method.asked() == 2
+    assert method.forward_passes() == 2
     randomised(method.pet)
     with torch.no_grad():
         said = method(x)
@@ -180,7 +180,7 @@ def test_lae_asks_the_module_and_its_average_with_one_head():
 def test_the_average_of_lae_follows_from_the_second_task_on(decay):
     method = run(make_lae(ema_decay=decay), range(1))
     assert not len(method.average.tensors)
-    assert method.asked() == 1
+    assert method.forward_passes() == 1
     expected = {name: parameter.detach().clone() for name, parameter in method.pet.named_parameters()}
     start = dict(expected)
     for phase in (phase for t in (1, 2) for phase in method.learn(make_task(t))):
@@ -206,7 +206,7 @@ def test_lae_trains_a_new_head_alone_before_the_module_goes_on():
         assert ({id(p) for p in phase.trained} == head) == (phase.name == "lae_head")
         phase.loss(next(make_task(1).batches(6, 0))).backward()
         assert all((p.grad is None) == (phase.name == "lae_head") for p in method.pet.parameters())
-        assert phase.hands_on == (phase.name == "lae_head")
+        assert phase.keep_optimizer == (phase.name == "lae_head")
         assert all(torch.equal(value, before[name]) for name, value in method.pet.state_dict().items())
     assert names == ["lae_head", "lae"]
 

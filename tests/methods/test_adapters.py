@@ -73,11 +73,11 @@ def test_several_sets_of_adapters_share_what_lies_before_the_first():
     sets = [stirred(Adapters(blocks, lambda: Bottleneck(WIDTH, 4))).by_block() for blocks in ([1, 2], [2], [1])]
     for found, own in zip(vit.features_of_each(net, x, sets), sets, strict=True):
         close(found, vit.features(net, x, adapters=own), atol=1e-6)
-    asked = []
+    called = []
     for i, block in enumerate(net.blocks):
-        block.attn.register_forward_hook(lambda *_, i=i: asked.append(i))
+        block.attn.register_forward_hook(lambda *_, i=i: called.append(i))
     vit.features_of_each(net, x, sets)
-    assert asked == [0, 1, 2, 2, 2]
+    assert called == [0, 1, 2, 2, 2]
 
 
 # ----------------------------------------------------------------------------------------- classes that are drawn from
@@ -221,7 +221,7 @@ def test_later_tasks_leave_earlier_adapters_alone():
     before = {name: value.clone() for name, value in method.adapters.state_dict().items()}
     run(method, [1])
     assert all(torch.equal(method.adapters.state_dict()[name], value) for name, value in before.items())
-    assert method.asked() == 2
+    assert method.forward_passes() == 2
 
 
 @pytest.mark.parametrize("method", [Ease, Ssiat])

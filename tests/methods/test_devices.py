@@ -44,10 +44,10 @@ def waits(name: str, augment: str, steps: int) -> list[tuple[str, list[str]]]:
     found = []
 
     class Listen(Engine):
-        def train(self, method, task, phase, position, replay):
+        def train(self, method, task, phase, position, resume):
             before = len(CROSSED)
-            super().train(method, task, phase, position, replay)
-            if phase.steady:
+            super().train(method, task, phase, position, resume)
+            if phase.capturable:
                 found.append((phase.name, CROSSED[before:]))
 
     settings = config(train={"epochs": 1, "batch_size": 4}, engine={"max_steps": steps, "precision": "fp32"})

@@ -27,7 +27,7 @@ from pearl.methods.prototypes.closed_form import correlation, mahalanobis, shrin
 from pearl.methods.prototypes.efcpp import EfcPlusPlus, elastic_drift, feature_matrix
 from pearl.methods.prototypes.klda import Discriminant
 from pearl.methods.prototypes.seed import Seed, distributions, divergences, log_density
-from pearl.nn.growing import CosineHeads
+from pearl.nn.task_modules import CosineHeads
 from pearl.testing.tiny import make_task, small_vit
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_rivals.json").read_text())

@@ -16,8 +16,8 @@ from pearl.methods.rehearsal.agile import Agile
 from pearl.methods.rehearsal.gates import repulsion
 from pearl.methods.rehearsal.mean_teacher import MeanTeacher
 from pearl.methods.rehearsal.tamil import Tamil, of
-from pearl.nn.growing import Grown
 from pearl.nn.resnet import resnet18
+from pearl.nn.task_modules import Grown
 from pearl.settings.parts import METHODS
 from pearl.testing.tiny import CLASSES, SIZE, config, logits, make_task, reload
 from pearl.testing.tiny import learn as learn_whole
@@ -83,7 +83,7 @@ def test_an_average_answers_questions_to_parts():
     before = parts["b"](parts["a"](x)).detach()
     with torch.no_grad():
         parts["a"].weight.zero_()
-    assert torch.equal(average.asked(parts, lambda own: own["b"](own["a"](x))), before)
+    assert torch.equal(average.evaluated(parts, lambda own: own["b"](own["a"](x))), before)
 
 
 def test_a_mean_teacher_begins_with_a_plain_mean():
@@ -177,7 +177,7 @@ def test_tamils_loss_is_the_sum_of_its_parts(monkeypatch):
         gates = [gate(h) for gate in method.gates]
         expected = F.cross_entropy(method.heads(h * gates[1]), batch.y)
         expected += 0.2 * repulsion(gates[1], [gates[0]])
-        told = method.teacher.asked(  # with the gates of their tasks, which the teacher is told
+        told = method.teacher.evaluated(  # with the gates of their tasks, which the teacher is told
             method,
             lambda own: torch.cat(
                 [
@@ -283,7 +283,7 @@ def test_agiles_loss_is_the_sum_of_its_parts(task_of_memory, monkeypatch):
         gates = method.coded(method.backbone(batch.x))[1]
         expected = F.cross_entropy(method(batch.x), batch.y) + 0.2 * repulsion(gates[:, 1], [gates[:, 0]])
         expected += tasks_told(batch.x, torch.ones(6, dtype=torch.int64))
-        told = method.teacher.asked(method, lambda own: own(first.x))
+        told = method.teacher.evaluated(method, lambda own: own(first.x))
         expected += 0.3 * (method(first.x) - told).square().mean() + F.cross_entropy(method(second.x), second.y)
         if task_of_memory:
             expected += tasks_told(second.x, second.tasks)

@@ -451,7 +451,7 @@ def test_ada_asks_each_adapter_once_for_all_its_tasks(monkeypatch):
     passes = []
     monkeypatch.setattr(method, "read", lambda x, adapters: passes.append(1) or Ada.read(method, x, adapters))
     logits = method(x)
-    assert len(passes) == method.asked() == 2
+    assert len(passes) == method.forward_passes() == 2
     for t in range(3):
         adapters = method.pool.by_block(method.facts(t)["adapter"])
         close(logits[:, 2 * t : 2 * t + 2], method.heads[t](naive(method.backbone, x, {}, adapters)), atol=1e-10)

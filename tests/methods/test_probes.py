@@ -9,8 +9,8 @@ import torch
 from pearl.methods.common import probes
 from pearl.methods.common.probes import distance_to, step_down
 from pearl.methods.pearl import Pearl
-from pearl.nn.growing import Classifier
 from pearl.nn.rank_rules import PaperRule
+from pearl.nn.task_modules import Classifier
 from pearl.testing.conformance import Watch
 from pearl.testing.tiny import config, learn, make_task, small_resnet, small_vit
 from pearl.training.engine import Engine
@@ -66,9 +66,9 @@ class Noting(Watch):
         super().__init__()
         self.seen = []
 
-    def train(self, method, task, phase, position, replay):
+    def train(self, method, task, phase, position, resume):
         self.seen.append((phase.name, len(phase.data or task), sum(p.numel() for p in phase.trained)))
-        super().train(method, task, phase, position, replay)
+        super().train(method, task, phase, position, resume)
 
 
 @pytest.mark.parametrize(

@@ -136,13 +136,13 @@ def test_the_ridge_is_that_of_the_least_error_on_what_was_left_out():
 
 
 def test_ranpac_chooses_a_ridge_with_every_task():
-    method, asked = RanPac(small(), M=60, tuning="none"), []
+    method, called = RanPac(small(), M=60, tuning="none"), []
     chosen = method.chosen
-    method.chosen = lambda task, features: asked.append(chosen(task, features)) or asked[-1]
+    method.chosen = lambda task, features: called.append(chosen(task, features)) or called[-1]
     run(method, range(2))
-    assert len(asked) == 2 and {*asked} <= {*RIDGES}
+    assert len(called) == 2 and {*called} <= {*RIDGES}
     z, y = seen(method, range(2))
-    strength = max(asked[-1], torch.finfo(torch.float32).eps * float((z.T @ z).trace()))
+    strength = max(called[-1], torch.finfo(torch.float32).eps * float((z.T @ z).trace()))
     expected = torch.linalg.solve(z.T @ z + strength * torch.eye(60), z.T @ y)
     close((z @ method.kept["head"].double()), z @ expected, atol=1e-3)
 

@@ -25,8 +25,8 @@ from pearl.methods.regularization.penalty import Anchor
 from pearl.methods.rehearsal.derpp import DerPlusPlus, distance
 from pearl.methods.rehearsal.er import Er
 from pearl.methods.rehearsal.er_ace import ErAce, among
-from pearl.nn.growing import CosineHeads, TaskHeads
 from pearl.nn.resnet import resnet18
+from pearl.nn.task_modules import CosineHeads, TaskHeads
 from pearl.settings.parts import METHODS
 from pearl.settings.sections import ImagesConfig
 from pearl.testing.tiny import CLASSES, SIZE, config, learn, logits, make_task, reload

@@ -129,7 +129,7 @@ def test_experts_are_left_alone_until_one_is_chosen():
     assert not torch.equal(method.copies[0].conv1.weight, method.backbone.conv1.weight)
     names = {name for name, _ in method.gaussians.named_buffers()}
     assert {n for n in names if n.endswith("mean")} == {"0/0/mean", "1/0/mean", "1/1/mean"}
-    assert method.asked() == 2
+    assert method.forward_passes() == 2
     chosen = method.least_overlap(make_task(2))
     before = [method.network(j).conv1.weight.clone() for j in range(2)]
     norms = method.network(chosen).bn1.running_mean.clone()

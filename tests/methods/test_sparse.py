@@ -33,9 +33,9 @@ class Rounds(Engine):
         super().__init__(config(), device="cpu")
         self.look, self.seen = look, []
 
-    def train(self, method, task, phase, position, replay):
+    def train(self, method, task, phase, position, resume):
         before = self.look(method)
-        super().train(method, task, phase, position, replay)
+        super().train(method, task, phase, position, resume)
         self.seen.append((before, self.look(method), len(phase.data or task)))
 
 
@@ -108,15 +108,15 @@ def test_what_the_mask_of_gradients_cuts_does_not_move_and_adam_goes_on():
     engine = Engine(config(train={"epochs": 1, "optimizer": "adam", "weight_decay": 0.1}), device="cpu")
     moved, handed = [], []
 
-    def train(method, task, phase, position, replay):
+    def train(method, task, phase, position, resume):
         before = {name: weight.detach().clone() for name, weight in method.weights.items()}
-        Engine.train(engine, method, task, phase, position, replay)
+        Engine.train(engine, method, task, phase, position, resume)
         masks = phase.extra[0]
         for name, weight in method.weights.items():
             changed = weight != before[name]
             assert not (changed & ~masks[name]).any(), name
             moved.append(int(changed.sum()))
-        handed.append(phase.hands_on)
+        handed.append(phase.keep_optimizer)
 
     engine.train = train
     engine.learn(method, make_task(0))
@@ -318,19 +318,19 @@ def test_stable_units_keep_what_old_tasks_say_bit_by_bit(method, network):
 def test_clnp_keeps_the_fewest_units_that_cost_nothing(monkeypatch):
     method = Clnp(convolutional(), theta_step=0.1)
     activations = torch.linspace(0, 1, len(method.stable))
-    asked = []
+    called = []
 
     def accuracy(part, stable):
-        asked.append(int(stable.sum()))
+        called.append(int(stable.sum()))
         return 100.0 if (activations > 0.3)[stable].sum() == (activations > 0.3).sum() else 50.0
 
     monkeypatch.setattr(method, "accuracy", accuracy)
     chosen = method.important(activations, None, 90.0)
-    assert torch.equal(chosen, method.stable | (activations > 0.3)) and len(asked) == 5
+    assert torch.equal(chosen, method.stable | (activations > 0.3)) and len(called) == 5
     assert method.important(activations, None, 101.0).all(), "if nothing is good enough, all units"
     method.stable.fill_(True)
-    asked.clear()
-    assert method.important(activations, None, 0.0).all() and len(asked) == 1, "no unit is added"
+    called.clear()
+    assert method.important(activations, None, 0.0).all() and len(called) == 1, "no unit is added"
 
 
 def test_units_are_tried_as_a_settled_task_would_hear_them():
@@ -508,13 +508,13 @@ def test_a_task_whose_network_has_grown_begins_again_or_goes_on(make, on_growth)
     begun = []
 
     class Begun(Engine):
-        def train(self, method, task, phase, position, replay):
+        def train(self, method, task, phase, position, resume):
             if phase.name == method.names[1] and task.id:
                 weights = {name: weight.detach().clone() for name, weight in method.weights.items()}
                 owned = {name: method.owners[name] == task.id for name in weights}
                 others = [p.detach().clone() for p in (*method.own_of(task.id), *method.heads[-1].parameters())]
                 begun.append((weights, owned, others))
-            super().train(method, task, phase, position, replay)
+            super().train(method, task, phase, position, resume)
 
     engine = Begun(config(train={"epochs": 1, "batch_size": 8}), device="cpu")
     method = make(small_resnet(), on_growth=on_growth, max_multiplier=1.5, train_accuracy=0.0, tasks=3)

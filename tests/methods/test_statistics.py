@@ -457,8 +457,8 @@ def test_old_tasks_of_packnet_keep_their_bits(optimizer):
 class FirstPhase(Engine):
     """Keeps the logits after the first phase."""
 
-    def train(self, method, task, phase, position, replay):
-        super().train(method, task, phase, position, replay)
+    def train(self, method, task, phase, position, resume):
+        super().train(method, task, phase, position, resume)
         if not position:
             self.after_first = logits(method, task.id)
             method.train()

@@ -26,7 +26,7 @@ class Look(Engine):
         super().__init__(config(), device="cpu")
         self.seen, self.late = [], {}
 
-    def train(self, method, task, phase, position, replay):
+    def train(self, method, task, phase, position, resume):
         inner = phase.after_step
 
         def after_step(batch):
@@ -39,7 +39,7 @@ class Look(Engine):
 
         phase.after_step = after_step
         kept, before = method.masks(), now()
-        super().train(method, task, phase, position, replay)
+        super().train(method, task, phase, position, resume)
         self.seen.append((task.id, phase.name, kept, before, now()))
 
 
@@ -174,11 +174,11 @@ def test_weights_are_chosen_by_their_size_and_both_gradients(monkeypatch):
         (expected,) = torch.autograd.grad(loss, weight, retain_graph=True)
         torch.testing.assert_close(size, expected.abs(), rtol=1e-3, atol=1e-6, msg=name)
 
-    asked = []
+    called = []
     gradients = TriRe.gradients
-    monkeypatch.setattr(TriRe, "gradients", lambda self, *given: asked.append(given) or gradients(self, *given))
+    monkeypatch.setattr(TriRe, "gradients", lambda self, *given: called.append(given) or gradients(self, *given))
     method.choose(task)
-    (own, _, shown, places), (every, _, held, names) = asked
+    (own, _, shown, places), (every, _, held, names) = called
     x = task.view.test(shown)
     torch.testing.assert_close(own(x), method(x)[:, CLASSES:])  # new images among their own classes, as in Retain
     assert shown is task.images and places.max() < CLASSES
@@ -201,28 +201,28 @@ def test_gradients_of_new_and_of_remembered_images_count_alike(monkeypatch):
 
 
 def test_only_entries_that_are_new_learn_from_new_images_in_revise(monkeypatch):
-    method, asked, stage = copy.deepcopy(learnt()[1]), {}, TriRe.stage
+    method, called, stage = copy.deepcopy(learnt()[1]), {}, TriRe.stage
     own = {name: torch.arange(w.numel()).view(w.shape) % 2 == 0 for name, w in method.masked.items()}
     kept = method.masks()
 
     def noted(self, name, task, new, old, **hooks):
-        asked[name] = new, old
+        called[name] = new, old
         return stage(self, name, task, new, old, **hooks)
 
     monkeypatch.setattr(TriRe, "stage", noted)
     monkeypatch.setattr(TriRe, "choose", lambda self, task: own)
     assert [phase.name for phase in method.learn(make_task(2))] == ["trire_retain", "trire_revise", "trire_rewind"]
-    new, old = asked["trire_revise"]
+    new, old = called["trire_revise"]
     assert any((own[name] & kept[name]).any() for name in own)
     for name in own:
         assert torch.equal(new[name], own[name] & ~kept[name]) and torch.equal(old[name], kept[name])
-        assert torch.equal(asked["trire_rewind"][0][name], ~own[name] & ~kept[name])
+        assert torch.equal(called["trire_rewind"][0][name], ~own[name] & ~kept[name])
 
 
 def test_adam_goes_on_from_phase_to_phase_of_a_task():
     method, handed = TriRe(small_resnet(), tasks=2, buffer_size=20, minibatch_size=8), {}
     for t in range(2):
-        handed |= {(t, phase.name): phase.hands_on for phase in method.learn(make_task(t))}
+        handed |= {(t, phase.name): phase.keep_optimizer for phase in method.learn(make_task(t))}
     assert handed == {
         (0, "trire_retain"): True,
         (0, "trire_revise"): True,

@@ -17,9 +17,9 @@ from pearl.methods.prompts.coda_prompt import CodaPrompt, orthonormal
 from pearl.methods.prompts.l2p import L2P
 from pearl.methods.prompts.pool import PromptPool
 from pearl.nn import vit
-from pearl.nn.growing import TaskTensors
 from pearl.nn.rank_rules import FixedRule
 from pearl.nn.resnet import resnet18
+from pearl.nn.task_modules import TaskTensors
 from pearl.settings.parts import METHODS
 from pearl.testing.tiny import SIZE, images, make_task
 from vits import WIDTH, close, drawn, naive, run, small

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from pearl.evaluation.grouping import group
-from pearl.methods.common.chain import ChainStatistics
-from pearl.methods.common.classifiers import Chain
+from pearl.methods.common.class_statistics import ClassStatistics
+from pearl.methods.common.classifiers import Statistics
 from pearl.methods.common.whitening import Whitening
 from photos import digit
 
@@ -29,19 +29,22 @@ def contrast(rows: torch.Tensor) -> float:
 
 def test_quiet_directions_tell_unseen_classes_apart() -> None:
     centres = torch.randn(14, 12, generator=torch.Generator().manual_seed(0)) * 2
-    chain = ChainStatistics(Chain(spaces=2, projection=None))
+    class_statistics = ClassStatistics(Statistics(spaces=2, projection=None))
     for t in range(2):
         raw = images(centres[6 * t : 6 * t + 6], 30, seed=t)
-        chain.add_space(t, raw)
-        rows = [space(raw) for space in chain.spaces()]
-        chain.observe(rows, torch.arange(6 * t, 6 * t + 6).repeat_interleave(30))
+        class_statistics.add_space(t, raw)
+        rows = [space(raw) for space in class_statistics.spaces()]
+        class_statistics.observe(rows, torch.arange(6 * t, 6 * t + 6).repeat_interleave(30))
     unseen = images(centres[12:], 40, seed=9)
-    white = Whitening(chain)([unseen, unseen])
+    white = Whitening(class_statistics)([unseen, unseen])
     assert white.shape == (80, 24) and white.dtype == unseen.dtype
     assert torch.allclose(white.norm(dim=1), torch.ones(80), atol=1e-5)
     halves = white.split(12, dim=1)
     assert all(torch.allclose(half.square().sum(1), torch.full((80,), 0.5), atol=1e-5) for half in halves)
-    raw = [(space(unseen).double() - chain.known(v).centre).float() for v, space in enumerate(chain.spaces())]
+    raw = [
+        (space(unseen).double() - class_statistics.known(v).centre).float()
+        for v, space in enumerate(class_statistics.spaces())
+    ]
     assert contrast(white) > 2 * max(contrast(rows) for rows in raw)
 
 
@@ -49,11 +52,11 @@ def test_groups_of_two_unseen_digits_are_not_mixed() -> None:
     """Statistics of the pixels of eight digits; fours and sixes are unknown."""
     rows = {label: torch.from_numpy(digit(label)[:40]).flatten(1) / 255 for label in range(10)}
     known = [label for label in rows if label not in (4, 6)]
-    chain = ChainStatistics(Chain(spaces=1))
+    class_statistics = ClassStatistics(Statistics(spaces=1))
     raw = torch.cat([rows[label] for label in known])
-    chain.add_space(0, raw)
-    chain.observe([chain.spaces()[0](raw)], torch.arange(8).repeat_interleave(40))
-    labels = group(Whitening(chain)([torch.cat([rows[4], rows[6]])]).numpy()).reshape(2, 40)
+    class_statistics.add_space(0, raw)
+    class_statistics.observe([class_statistics.spaces()[0](raw)], torch.arange(8).repeat_interleave(40))
+    labels = group(Whitening(class_statistics)([torch.cat([rows[4], rows[6]])]).numpy()).reshape(2, 40)
     fours, sixes = ({*own} - {-1} for own in labels)
     assert fours and sixes and not fours & sixes
     assert (labels >= 0).mean() > 0.9

@@ -10,13 +10,13 @@ from test_folding import images, net
 from torch import Tensor, nn
 
 from pearl.methods.common import subnetworks
-from pearl.methods.common.classifiers import Chain
+from pearl.methods.common.classifiers import Statistics
 from pearl.methods.pearl import Pearl
 from pearl.nn.convnet import convnet
 from pearl.nn.fast import fusing
 from pearl.nn.fast.folding import folded, norms_after_convs, with_weights
 from pearl.nn.fast.fusing import FusedConv, fuse, fusible
-from pearl.nn.inner import WithInner, inner_layers
+from pearl.nn.intermediate_features import WithInner, inner_layers
 from zoo import needs_bf16, same, taught
 
 pytestmark = pytest.mark.skipif(
@@ -272,7 +272,7 @@ def test_other_processors_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_sub_networks_that_are_asked_are_fused_and_merged_ones_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[nn.Module] = []
     monkeypatch.setattr(subnetworks, "fuse", lambda network, parts: made.append(fuse(network, parts)) or made[-1])
-    x, method = pixels("resnet"), taught(last(Pearl(net("resnet"), classifier=Chain())))
+    x, method = pixels("resnet"), taught(last(Pearl(net("resnet"), classifier=Statistics())))
     asked = [lambda: method.spaces([0, 2])(x), lambda: [expert.forward(x) for expert in heads.experts()]]
     heads = taught(last(Pearl(net("resnet"))))
     for ask, count in zip(asked, (2, 3), strict=True):

@@ -83,7 +83,7 @@ def test_without_strangers_or_statistics_or_mistakes(evaluation):
     known = evaluation.is_known
     files = tuple(np.array(evaluation.files)[known])
     sure = evaluation.answers[known]
-    plain = replace(evaluation, strangers=(), files=files, answers=sure, familiarity=None)
+    plain = replace(evaluation, unknown_classes=(), files=files, answers=sure, in_distribution=None)
     text = Reader(page(plain, "x")).text
     assert "Unknown classes" not in text and "Calibration" in text
     right = replace(plain, answers=replace(sure, best=sure.true, best_own=sure.true))
@@ -97,7 +97,9 @@ def test_of_many_classes_those_with_most_mistakes_are_shown(evaluation):
     best = np.where(true >= 38, 77 - true, true)
     answers = replace(evaluation.answers, true=true, best=best, best_own=best, sure=np.full(80, 0.9))
     files = (evaluation.files[0],) * 80
-    many = replace(evaluation, tasks=(task,), strangers=(), files=files, answers=answers, familiarity=np.arange(80.0))
+    many = replace(
+        evaluation, tasks=(task,), unknown_classes=(), files=files, answers=answers, in_distribution=np.arange(80.0)
+    )
     reader = Reader(page(many, "x"))
     matrix = reader.files["predicted-class-of-the-images-of-each-class.csv"]
     assert len(matrix) == SHOWN + 1 and {"c38 39", "c39 40"} <= {row[0] for row in matrix}

@@ -22,7 +22,9 @@ def test_methods_are_listed_with_what_was_measured(cli: Cli) -> None:
     (line,) = (line for line in lines[_at(lines, "packnet") :][:5] if line.startswith("    cpu-cifar20-resnet18: "))
     assert f"class-IL (%) {row['class_il.final']:.1f}, " in line and f"training (s) {row['training_seconds']}, " in line
     assert f"passes per image {row['inference_cost']:.1f}" in line
-    assert any("deit_tiny, chain: class-IL" in line for line in lines[_at(lines, "pearl") :][:8])  # as `learn` makes it
+    assert any(
+        "deit_tiny, statistics: class-IL" in line for line in lines[_at(lines, "pearl") :][:8]
+    )  # as `learn` makes it
     assert "one seed" in lines[-1] and "cpu-cifar20" not in cli("list", "methods")[0]
 
 

@@ -112,7 +112,7 @@ def test_activations_are_those_kept_for_the_backward_pass():
         (["method.probe_images=0.5"], {"reference": 8, "probe": 6, "adapt": 12}),
         (["method.rank={name: adalora, start: 4, r: 2, then: restart}"], {"reference": 8, "allocate": 12, "adapt": 12}),
         (["method.rank={name: adalora, start: 4, r: 2, then: continue}"], {"reference": 8, "adapt": 12}),
-        (["method.classifier={name: chain, spaces: 2}"], {"reference": 8, "probe": 6, "adapt": 6}),
+        (["method.classifier={name: statistics, spaces: 2}"], {"reference": 8, "probe": 6, "adapt": 6}),
         (["train.phases.adapt.steps=5"], {"reference": 8, "probe": 12, "adapt": 10}),
         (["engine.max_steps=1"], {"reference": 1, "probe": 2, "adapt": 2}),
         (["method=joint"], {"joint": 8 + 14 + 20}),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from pearl.errors import ConfigError
-from pearl.settings.born import Born, as_written, without_born
+from pearl.settings.added_later import AddedLater, as_written, without_born
 from pearl.settings.config import (
     RunConfig,
     as_stored,
@@ -711,8 +711,8 @@ def test_a_rank_may_be_a_number(method: str) -> None:
 def test_a_run_keeps_its_name() -> None:
     """ids.json has the ends of the names that each recipe's runs have had from the start, by method and rank rule.
 
-    A new option must not change them: give it `Born`. New recipes, methods and rules are new entries there. Where a
-    default or a recipe has been mended since, `THEN` has what it was: whoever asks for that still gets the run.
+    A new option must not change them: give it `AddedLater`. New recipes, methods and rules are new entries there. Where
+    a default or a recipe has been mended since, `THEN` has what it was: whoever asks for that still gets the run.
     """
     kept = json.loads(Path(__file__).with_name("ids.json").read_text())
     now = {
@@ -785,7 +785,7 @@ def _of_then(raw: dict[str, Any]) -> dict[str, Any]:
 class Part:
     """A part whose second option came later, and has another default by now."""
 
-    def __init__(self, *, first: int = 1, second: Annotated[str, Born("old")] = "new") -> None: ...
+    def __init__(self, *, first: int = 1, second: Annotated[str, AddedLater("old")] = "new") -> None: ...
 
 
 def test_an_option_that_came_later_is_told_by_where_it_differs_from_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -806,7 +806,7 @@ def test_a_stored_configuration_has_the_name_of_its_run(override: str) -> None:
 
 
 class Inner(BaseModel):
-    size: Annotated[int, Born(0)] = 5
+    size: Annotated[int, AddedLater(0)] = 5
 
 
 class Outer(BaseModel):

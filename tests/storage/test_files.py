@@ -11,9 +11,9 @@ import pytest
 from pearl.errors import ConfigError, DataError, RunError
 from pearl.storage.files import open_regular, read_json
 from pearl.storage.paths import as_path, find, runs_root
-from pearl.storage.shapes import Classes, Environment, Results, Task
-from pearl.storage.sheets import cell, rows_as_csv
+from pearl.storage.schemas import Classes, Environment, Results, Task
 from pearl.storage.stored_task import MANIFEST
+from pearl.storage.tabular import cell, rows_as_csv
 
 TASK = {
     "format": 1,

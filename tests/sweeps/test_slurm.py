@@ -21,8 +21,8 @@ import pytest
 from fake_runs import Fake, states
 from pearl.errors import ConfigError, Interrupted
 from pearl.sweeps import slurm
-from pearl.sweeps.board import Board
 from pearl.sweeps.jobs import Job, run_jobs
+from pearl.sweeps.live_status import LiveStatus
 from pearl.training import launch
 
 pytest.importorskip("submitit")
@@ -126,7 +126,7 @@ def ask(*command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-class Once(Board):
+class Once(LiveStatus):
     """Does something with the first job's number once it is at work."""
 
     def __init__(self, fake, act):

@@ -23,8 +23,8 @@ from pearl.settings.config import load_config
 from pearl.storage.locks import Lock, locked
 from pearl.storage.run_directory import RunDirectory
 from pearl.sweeps import jobs, local, slurm
-from pearl.sweeps.board import Board, LineBoard, LiveBoard, Position, Status
 from pearl.sweeps.jobs import Job, run_jobs
+from pearl.sweeps.live_status import LineBoard, LiveBoard, LiveStatus, Position, Status
 from pearl.sweeps.local import Local
 from pearl.sweeps.sweep import parse, plan
 from pearl.training import launch
@@ -406,7 +406,7 @@ def test_a_dry_run_tells_what_is_done_and_how_long_the_rest_takes(grid, grid_her
 
 def test_a_dry_run_counts_no_training_for_what_another_run_trains(grid, grid_here, monkeypatch):
     monkeypatch.setattr(RunDirectory, "seconds", 60.0)
-    pearl = "{name: pearl, classifier: heads}, {name: pearl, classifier: {name: chain, train: all}}"
+    pearl = "{name: pearl, classifier: heads}, {name: pearl, classifier: {name: statistics, train: all}}"
     methods = f"method=[finetune, {pearl}]"
     text = plan(parse("digits", [*TINY, methods], "1"), workers=1)
     assert "3 runs: 1 done, 2 missing, of which 1 only fit" in text and "; about 60 s with 1 in parallel" in text
@@ -431,7 +431,7 @@ def test_a_run_that_fails_is_named_and_the_others_are_done(cli, forks, tmp_path)
 
 @pytest.mark.usefixtures("forks")
 def test_what_another_run_trains_is_waited_for_and_taken():
-    heads, statistics = Job("digits", TINY), Job("digits", (*TINY, "method.classifier={name: chain, train: all}"))
+    heads, statistics = Job("digits", TINY), Job("digits", (*TINY, "method.classifier={name: statistics, train: all}"))
     assert statistics.source == heads.run and heads.source is None
     assert [outcome.state for outcome in run_jobs([statistics, heads], workers=2)] == ["done", "done"]
     for job, takes in ((heads, False), (statistics, True)):
@@ -440,7 +440,7 @@ def test_what_another_run_trains_is_waited_for_and_taken():
     next(heads.run.glob("tasks/*/weights.safetensors")).unlink()  # what it said alone is left
     assert statistics.arguments[0] == "run"
     assert Job("digits", (*statistics.overrides, "engine.reuse=false")).source is None
-    assert Job("digits", (*TINY, "method.classifier={name: chain, spaces: 2, train: spaces}")).source is None
+    assert Job("digits", (*TINY, "method.classifier={name: statistics, spaces: 2, train: spaces}")).source is None
     assert Job("digits", (*TINY, "method=finetune")).source is None
 
 
@@ -448,7 +448,7 @@ def test_a_killed_run_is_reported_and_finished_by_the_next_call(forks):
     settings = ("backbone.width=4", "stream.classes=4", "stream.tasks=2", "stream.per_class=16", "train.epochs=40")
     job = Job("digits", (*settings, "method=finetune"))
 
-    class Killer(Board):
+    class Killer(LiveStatus):
         def update(self, status):
             for _, position, _ in status.running:
                 if "epoch" in str(position):

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from pearl.methods import Method, Phase
 from pearl.methods.common.average import Average
-from pearl.nn.growing import Classifier
+from pearl.nn.task_modules import Classifier
 from pearl.testing.conformance import Watch, checks
 from pearl.testing.tiny import learn, small_resnet
 
@@ -77,7 +77,7 @@ class Averaged(Method):
         self.heads.grow(len(task.classes))
         self.average.update(self.heads, 1.0)
         phase = Phase("averaged", self.heads.parameters(), lambda batch: F.cross_entropy(self(batch.x), batch.y))
-        phase.then(lambda _: self.average.update(self.heads, self.decay))
+        phase.add_after_step(lambda _: self.average.update(self.heads, self.decay))
         yield phase
 
 

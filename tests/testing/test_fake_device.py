@@ -14,7 +14,7 @@ from pearl.testing.fake_device import FAKE_DEVICE, fake_device
 from photos import SETTINGS, StopAt, digit, learn, weights_of, write_photos
 
 PRECISE = {**SETTINGS, "engine": {"precision": "fp32"}}
-CHAIN = {"name": "pearl", "classifier": {"name": "chain", "train": "all"}}
+CHAIN = {"name": "pearl", "classifier": {"name": "statistics", "train": "all"}}
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ def test_a_model(photos):
         model = pearl.load(path, device="cpu")
         model.device = FAKE_DEVICE
         assert model.outcome is not None and model.method.device == FAKE_DEVICE
-        said, seen, judged = model.predict(images), model.evaluate(data), model.judge(pixels)
+        said, seen, judged = model.predict(images), model.evaluate(data), model.logits_and_scores(pixels)
     here = pearl.load(path, device="cpu")
     assert [answer.name for answer in said] == [answer.name for answer in here.predict(images)]
     assert seen.rows() == here.evaluate(data).rows()
-    for ours, its in zip(judged, here.judge(pixels), strict=True):
+    for ours, its in zip(judged, here.logits_and_scores(pixels), strict=True):
         torch.testing.assert_close(ours, its, rtol=1e-3, atol=1e-3)
 
 

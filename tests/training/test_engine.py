@@ -24,7 +24,7 @@ from pearl.training import engine as engine_of
 from pearl.training.engine import Engine, Observer
 from pearl.training.machine import machine
 from pearl.training.optimizers import Course, learning_rate, make_optimizers
-from pearl.training.replay import Replay
+from pearl.training.resume import Resume
 
 
 def net():
@@ -209,7 +209,7 @@ def test_hooks_run_after_backward_and_after_each_step():
                 after_backward=lambda: head.weight.grad.zero_(),
                 after_step=lambda batch: calls.append(len(batch.y)),
             )
-            phase.then(lambda batch: later.append(len(calls)))
+            phase.add_after_step(lambda batch: later.append(len(calls)))
             yield phase
 
     method = Hooked(net())
@@ -335,7 +335,7 @@ def test_a_moment_that_does_not_fit_is_passed_over(harm, tmp_path):
     write_part(place, tensors, kept)
     again, told = make(), []
     engine.observer.event = lambda kind, **facts: told.append(facts.get("done"))
-    engine.learn(again, make_task(0), Replay(tmp_path))
+    engine.learn(again, make_task(0), Resume(tmp_path))
     assert told[0] == (3 if harm == "none" else 0)
     for name, value in whole.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name

@@ -29,11 +29,11 @@ class Rerun:
         type(self).recorded += 1
         result = torch.full((), float("nan"))
 
-        def replay():
+        def resume():
             type(self).replayed += 1
             result.copy_(work())
 
-        return replay, result
+        return resume, result
 
 
 class Losses(Observer):

@@ -219,9 +219,9 @@ class Again:
 class Same(Engine):
     """Trains on such tasks."""
 
-    def train(self, method, task, phase, position, replay):
+    def train(self, method, task, phase, position, resume):
         phase.data = Again(task)
-        super().train(method, task, phase, position, replay)
+        super().train(method, task, phase, position, resume)
 
 
 def test_an_optimizer_is_handed_on():
@@ -233,7 +233,7 @@ def test_an_optimizer_is_handed_on():
         return clones(method)
 
     one, two, apart = Finetune(small_resnet()), make("HandsOn"), make("HandsOn")
-    apart.hands_on = False
+    apart.keep_optimizer = False
     whole = weights(one, 2)
     assert all(torch.equal(a, b) for a, b in zip(weights(two, 1), whole, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(weights(apart, 1), whole, strict=True))

@@ -23,8 +23,8 @@ from pearl.nn.rank_rules import EnergyRule, PaperRule
 from pearl.nn.resnet import resnet18
 from pearl.testing import tiny
 from pearl.training.engine import Engine
-from pearl.training.kept import Kept
-from pearl.training.replay import Replay
+from pearl.training.phase_cache import PhaseCache
+from pearl.training.resume import Resume
 from pearl.training.world import World
 from zoo import ZOO, shared_out
 
@@ -61,14 +61,14 @@ def dropout(folder=None, every=0):
     while True:
         learner = Pearl(copy.deepcopy(net))
         try:
-            replay = (lambda world: Cut(folder, world, every)) if folder else None
-            learn(learner, range(1), 20, train=train, replay=replay, **FP32)
+            resume = (lambda world: Cut(folder, world, every)) if folder else None
+            learn(learner, range(1), 20, train=train, resume=resume, **FP32)
             return {"state": learner.state_dict(), "cuts": cuts}
         except Interrupted:
             cuts += 1
 
 
-class Cut(Replay):
+class Cut(Resume):
     """The last rank alone is asked to stop."""
 
     def __init__(self, folder, world, every):
@@ -87,7 +87,9 @@ def kept(folder, *rules):
     found = []
     for rule in rules:
         told = World.join("cpu", int(os.environ["WORLD_SIZE"]))
-        engine = Engine(tiny.config(), device="cpu", world=told, kept=Kept(Path(folder) if told.first else None))
+        engine = Engine(
+            tiny.config(), device="cpu", world=told, phase_cache=PhaseCache(Path(folder) if told.first else None)
+        )
         method, reused = engine.place(Pearl(tiny.small_resnet(), rank=rule)), []
         for t in range(2):
             engine.learn(method, tiny.make_task(t))

@@ -77,12 +77,12 @@ def command(
     begun(f"learn {model}", quiet)
     from pearl.errors import DataError, counted, printable
     from pearl.lifecycle import evaluation
+    from pearl.lifecycle.accuracy_estimate import measured
     from pearl.lifecycle.choices import LearnOptions
     from pearl.lifecycle.learning import learn
     from pearl.lifecycle.model import Model
-    from pearl.lifecycle.outcome import measured
+    from pearl.reports.learning_summary import ending
     from pearl.reports.logs import logged
-    from pearl.reports.outcome import ending
     from pearl.reports.progress import display
     from pearl.settings.config import merge, parse_overrides
 

@@ -65,8 +65,8 @@ def command(
     times["load"] = time.perf_counter()
     form: Literal["json", "csv", "table"] = "json" if as_json else "csv" if as_csv else "table"
     rate: float | Literal["auto"] | None = None if no_unknown else "auto" if unknown_rate is None else unknown_rate
-    judged = opened.can_judge and not no_unknown
-    write = writer(form, sys.stdout, judged=judged)
+    scored = opened.has_ood_scores and not no_unknown
+    write = writer(form, sys.stdout, scored=scored)
     unreadable = predict_files(opened, files, write, task=task, top=top, unknown_rate=rate, say=say)
     times["compute"] = time.perf_counter()
     for line in unreadable:

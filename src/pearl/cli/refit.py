@@ -11,8 +11,8 @@ from pearl.cli.options import Alias, Device, aliases_of, begun
 def command(
     directory: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A finished run, or a model with heads.")],
     classifier: Annotated[
-        str, typer.Argument(metavar="CLASSIFIER", help="heads, chain, or '{name: chain, spaces: 2}'.")
-    ] = "chain",
+        str, typer.Argument(metavar="CLASSIFIER", help="heads, statistics, or '{name: statistics, spaces: 2}'.")
+    ] = "statistics",
     data: Annotated[
         list[Path] | None, typer.Option(help="For a model: images of its classes, a folder per class; repeatable.")
     ] = None,
@@ -31,7 +31,7 @@ def command(
 
     \b
     pearl refit runs/NAME
-    pearl refit runs/NAME '{name: chain, spaces: all}'
+    pearl refit runs/NAME '{name: statistics, spaces: all}'
     pearl refit shop --data fruit --data vegetables --to shop2
     """
     begun(f"refit {directory}", quiet)

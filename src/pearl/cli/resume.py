@@ -35,8 +35,8 @@ def command(
     from pearl.lifecycle.model import Model
     from pearl.lifecycle.runs import execute
     from pearl.lifecycle.saved import check_method, read_config
+    from pearl.reports.learning_summary import ending
     from pearl.reports.logs import logged
-    from pearl.reports.outcome import ending
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
     from pearl.settings.config import RunConfig

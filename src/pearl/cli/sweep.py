@@ -60,8 +60,8 @@ def command(
     pearl sweep imagenet_r-10t-vit method=[pearl,l2p] --executor slurm --slurm partition=gpu --slurm gpus_per_node=1
     """
     from pearl.storage.files import check_output
-    from pearl.sweeps.board import board
     from pearl.sweeps.jobs import run_jobs
+    from pearl.sweeps.live_status import board
     from pearl.sweeps.slurm import parse_options
     from pearl.sweeps.sweep import FORMATS, page, parse, plan, rows, write
     from pearl.sweeps.workers import executor_for

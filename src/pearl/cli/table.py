@@ -61,7 +61,7 @@ def command(
     filled = fill(table, at, seeds, extra)
     outcomes = []
     if run_missing:
-        from pearl.sweeps.board import board
+        from pearl.sweeps.live_status import board
 
         outcomes = run_all(filled, workers=workers, device=device, per_gpu=per_gpu, show=board(quiet))
         filled = fill(table, at, seeds, extra)

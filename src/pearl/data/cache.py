@@ -24,7 +24,7 @@ from typing import BinaryIO
 import numpy as np
 
 from pearl.data.decoding import PLAIN, Decoding, ignore_oddities
-from pearl.data.pictures import pixels_of, read_image, unreadable
+from pearl.data.images import pixels_of, read_image, unreadable
 from pearl.data.resources import threads
 from pearl.data.sources import Split, reason
 from pearl.errors import DataError

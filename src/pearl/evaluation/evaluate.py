@@ -84,7 +84,7 @@ class Ensemble:
         self.method = method.eval()
         self._at_once = method.at_once() if method.fast else None
         self._kept = list(method.experts()) if merged_size(method) <= KEPT else None
-        self.judge = method.judging()
+        self.scorer = method.ood_scorer()
 
     @torch.no_grad()
     def __call__(self, x: Tensor, task: int | None = None) -> Tensor:
@@ -101,7 +101,7 @@ class Ensemble:
 
 def merged_size(method: Method) -> int:
     """Return the bytes of all sub-networks of a method, merged."""
-    return sum(tensor.nbytes for tensor in method.backbone.parameters()) * method.asked()
+    return sum(tensor.nbytes for tensor in method.backbone.parameters()) * method.forward_passes()
 
 
 def count(

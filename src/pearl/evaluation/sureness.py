@@ -42,11 +42,13 @@ def auroc(known: np.ndarray, strange: np.ndarray) -> float:
     return float(100 * pairs.mean() / (2 * len(strange))) if len(known) and len(strange) else math.nan
 
 
-def coverage_accuracy(familiar: np.ndarray, right: np.ndarray, coverages: Sequence[float] = COVERAGES) -> Floats:
+def coverage_accuracy(
+    in_distribution_scores: np.ndarray, right: np.ndarray, coverages: Sequence[float] = COVERAGES
+) -> Floats:
     """Return accuracy in percent on the shares, in percent, of images with the highest in-distribution scores.
 
     `familiar` (N,) are the scores; `right` (N,) is True for correct predictions. NaN if N = 0.
     """
-    ordered = np.asarray(right, dtype=float)[np.argsort(-familiar, kind="stable")]
+    ordered = np.asarray(right, dtype=float)[np.argsort(-in_distribution_scores, kind="stable")]
     counts = [math.ceil(share * len(ordered) / 100) for share in coverages]
     return np.array([100 * ordered[:count].mean() if count else math.nan for count in counts])

@@ -38,7 +38,7 @@ def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
         raise ExportError(
             f"--to peft: {type(method).__name__.lower()} has no low-rank updates; export it --to torch or --to onnx"
         )
-    if method.chain is not None:
+    if method.class_statistics is not None:
         raise ExportError(
             "--to peft: stores heads, but this model uses class statistics; export it --to torch or --to onnx"
         )

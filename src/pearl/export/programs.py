@@ -19,7 +19,7 @@ from pearl.export.trained import FACTS, TOLERANCE, Trained, compare, importing, 
 from pearl.methods.base import Method
 from pearl.methods.common.calibration import Scores
 from pearl.methods.common.subnetworks import SubNetworks
-from pearl.nn.inner import WithInner
+from pearl.nn.intermediate_features import WithInner
 from pearl.settings.sections import ImagesConfig
 
 _ONNX_LIMIT = 2**31 - 2**26  # bytes of weights: a protocol buffer is limited to 2 GiB, including the graph
@@ -48,7 +48,7 @@ class Network(nn.Module):
         return (images - self.pixel_mean) / self.pixel_std
 
 
-class JudgingNetwork(Network):
+class ScoringNetwork(Network):
     """RGB images as above -> log P (B, classes seen), and in-distribution scores (B,) from 0 to 1.
 
     Such a score is the share of images of known classes that have no higher one: `method.shares`.
@@ -58,9 +58,9 @@ class JudgingNetwork(Network):
     share: Tensor
     outputs = ("logits", "in_distribution")
 
-    def __init__(self, judge: nn.Module, scores: Scores, images: ImagesConfig) -> None:
+    def __init__(self, scorer: nn.Module, scores: Scores, images: ImagesConfig) -> None:
         """`judge` makes log P and scores of normalised images."""
-        super().__init__([judge], images)
+        super().__init__([scorer], images)
         for name, values in zip(("values", "share"), scores.steps(), strict=True):
             self.register_buffer(name, values)
 
@@ -74,26 +74,26 @@ class JudgingNetwork(Network):
 class BySpaces(nn.Module):
     """Images as a backbone sees them -> log P and in-distribution scores, by the feature spaces of sub-networks."""
 
-    def __init__(self, spaces: Sequence[nn.Module], judge: nn.Module) -> None:
+    def __init__(self, spaces: Sequence[nn.Module], scorer: nn.Module) -> None:
         super().__init__()
-        self.spaces, self.judge = nn.ModuleList(spaces), judge
+        self.spaces, self.scorer = nn.ModuleList(spaces), scorer
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See the class."""
-        found: tuple[Tensor, Tensor] = self.judge([space(x) for space in self.spaces])
+        found: tuple[Tensor, Tensor] = self.scorer([space(x) for space in self.spaces])
         return found
 
 
 class ByMethod(nn.Module):
     """The same, by a whole method's own way to judge."""
 
-    def __init__(self, method: Method, judge: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, method: Method, scorer: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__()
-        self.method, self.judge = method, judge
+        self.method, self.scorer = method, scorer
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See the class."""
-        return self.judge(x)
+        return self.scorer(x)
 
 
 def network(method: Method, images: ImagesConfig) -> Network:
@@ -104,14 +104,14 @@ def network(method: Method, images: ImagesConfig) -> Network:
     # deepcopy does not copy the objects in its memo: the tensors of all copies are these, or their replacements
     tensors = [*method.parameters(), *method.buffers()]
     shared: dict[int, Any] = {id(tensor): _frozen(tensor, tensor) for tensor in tensors}
-    chain = method.chain if isinstance(method, SubNetworks) else None
-    if chain is not None:
-        chain.judging()  # created here; not part of the program
+    class_statistics = method.class_statistics if isinstance(method, SubNetworks) else None
+    if class_statistics is not None:
+        class_statistics.ood_scorer()  # created here; not part of the program
     if not isinstance(method, SubNetworks) or not method.separable:
         whole = copy.deepcopy(method, shared)
-        if chain is None or (judge := whole.judging()) is None:
+        if class_statistics is None or (scorer := whole.ood_scorer()) is None:
             return Network([whole], images).eval()
-        return JudgingNetwork(ByMethod(whole, judge), chain.scores(), images).eval()
+        return ScoringNetwork(ByMethod(whole, scorer), class_statistics.scores(), images).eval()
 
     def part(t: int, *after: nn.Module) -> nn.Sequential:
         net, weights = method.sub_network(t)
@@ -119,11 +119,11 @@ def network(method: Method, images: ImagesConfig) -> Network:
         replaced = {id(named[name]): _frozen(weight, named[name]) for name, weight in weights.items()}
         return copy.deepcopy(nn.Sequential(net, *after), shared | replaced)
 
-    if chain is None:
+    if class_statistics is None:
         return Network([part(t, head) for t, head in enumerate(method.heads)], images).eval()
-    spaces = [WithInner(part(t)[0], method.layers) for t in chain.births]
-    by_spaces = BySpaces(spaces, copy.deepcopy(chain.judging()).cpu())
-    return JudgingNetwork(by_spaces, chain.scores(), images).eval()
+    spaces = [WithInner(part(t)[0], method.layers) for t in class_statistics.created_at]
+    by_spaces = BySpaces(spaces, copy.deepcopy(class_statistics.ood_scorer()).cpu())
+    return ScoringNetwork(by_spaces, class_statistics.scores(), images).eval()
 
 
 def _frozen(tensor: Tensor, like: Tensor) -> Tensor:
@@ -219,10 +219,10 @@ def _check(model: Trained, written: Callable[[Tensor], Any], raw: Tensor) -> flo
     """Compare a program with the model."""
     plain = model.images.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
     unnormalised = View(plain, channels_last=False).test(raw)
-    judge = model.method.judging()
-    if judge is None:
+    scorer = model.method.ood_scorer()
+    if scorer is None:
         return compare(on_cpu(model.method), written, seen(model, raw), unnormalised)
-    scores = judge(seen(model, raw).to(model.method.device))[1]
+    scores = scorer(seen(model, raw).to(model.method.device))[1]
     slack = TOLERANCE * scores.abs().clamp(min=1)
     low, high = (model.method.shares(each).cpu() for each in (scores - slack, scores + slack))
     found = written(unnormalised.contiguous())[1]

@@ -54,8 +54,8 @@ class Trained:
             },
             "output": "logits (batch, classes), in the order of classes",
         }
-        if isinstance(self.method, SubNetworks) and self.method.chain is not None:
-            low, high = self.method.chain.scores().expected(USUAL_RATE)
+        if isinstance(self.method, SubNetworks) and self.method.class_statistics is not None:
+            low, high = self.method.class_statistics.scores().expected(USUAL_RATE)
             facts["output"] = f"{facts['output']}; in_distribution (batch,), from 0 to 1"
             facts["unknown"] = {
                 "in_distribution_below": USUAL_RATE,  # the share of images of known classes that are below it, too,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pearl.data.decoding import Decoding
-from pearl.data.pictures import Picture, pixels_of
+from pearl.data.images import Picture, pixels_of
 from pearl.data.sources import image_files
 from pearl.errors import DataError, ExportError, PearlError, counted, reason
 from pearl.export.adapters import write_peft

@@ -117,10 +117,10 @@ def _with_statistics(raw: dict[str, Any]) -> dict[str, Any]:
     with suppress(ConfigError):  # `check_config` reports an unknown name
         name = str(method["name"])
         if not METHODS.closed(name) and "classifier" in METHODS.options(name).model_fields:
-            return {**raw, "method": {"classifier": "chain", **method}}
+            return {**raw, "method": {"classifier": "statistics", **method}}
     return raw
 
 
 def has_statistics(config: ModelConfig) -> bool:
     """Return True if the classifier is class statistics."""
-    return bool(config.method.get("classifier", {}).get("name") == "chain")
+    return bool(config.method.get("classifier", {}).get("name") == "statistics")

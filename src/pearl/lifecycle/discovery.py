@@ -14,15 +14,15 @@ from torch import Tensor
 
 from pearl.data import copies
 from pearl.data.decoding import Decoding
-from pearl.data.pictures import Picture, in_batches, is_one, read_all
+from pearl.data.images import Picture, in_batches, is_one, read_all
 from pearl.errors import DataError, printable
 from pearl.evaluation.grouping import group
 from pearl.lifecycle.evaluation import BATCH, UNKNOWN_RATE
 from pearl.lifecycle.predict import named
 from pearl.lifecycle.saved import learnt_images
 from pearl.settings.config import ModelConfig
-from pearl.storage.sheets import aligned, rows_as_html
 from pearl.storage.stored_task import StoredTask
+from pearl.storage.tabular import aligned, rows_as_html
 
 SIDE = 16  # pixels of a thumbnail that near-duplicates are found by
 # Correlation of two thumbnails from which images are near-duplicates. Of 300 photos of Grocery Store it finds all
@@ -159,12 +159,12 @@ def discover(
         parts.append((logits.argmax(1), *more, thumbnails(pixels)))
     if not parts:
         raise DataError("\n".join(["no image was given that can be read; give a folder of photos", *unreadable]))
-    best, judged, together, thumbs = (torch.cat(of).numpy() for of in zip(*parts, strict=True))
+    best, scores, together, thumbs = (torch.cat(of).numpy() for of in zip(*parts, strict=True))
     equal: dict[bytes, list[int]] = {}
     for i, one in enumerate(hashes):
         equal.setdefault(one, []).append(i)
     first = np.array([rows[0] for rows in equal.values()])
-    is_unknown = judged[first] < threshold
+    is_unknown = scores[first] < threshold
     unknown, known = first[is_unknown], first[~is_unknown]
     learnt = learnt_images(model.tasks)
     labels = group(together[unknown])

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from pearl.data import copies
 from pearl.data.decoding import Decoding
-from pearl.data.given import Given, check_aliases, given
-from pearl.data.pictures import unreadable
+from pearl.data.images import unreadable
+from pearl.data.inputs import Inputs, check_aliases, given
 from pearl.errors import DataError, counted, printable
 from pearl.evaluation import sureness
 from pearl.lifecycle.saved import learnt_images
-from pearl.methods.base import Answers
+from pearl.methods.base import Predictions
 from pearl.settings.config import ModelConfig
 from pearl.settings.registry import near
-from pearl.storage.sheets import aligned, rows_as_html
 from pearl.storage.stored_task import StoredTask
+from pearl.storage.tabular import aligned, rows_as_html
 
 UNKNOWN_RATE = 0.05
 BATCH = 64  # images decoded and predicted at a time
@@ -40,7 +40,7 @@ class Predictor(Protocol):
         """Names of all classes, in the order of the logits."""
 
     @property
-    def can_judge(self) -> bool:
+    def has_ood_scores(self) -> bool:
         """Return True if the model gives in-distribution scores."""
 
     def threshold(self, rate: float) -> float:
@@ -49,7 +49,7 @@ class Predictor(Protocol):
     def logits(self, pixels: np.ndarray) -> Tensor:
         """Return logits (N, classes) of pixels (N, S, S, 3) uint8."""
 
-    def judge(self, pixels: np.ndarray) -> tuple[Tensor, Tensor]:
+    def logits_and_scores(self, pixels: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return logits (N, classes) and in-distribution scores (N,)."""
 
 
@@ -58,16 +58,16 @@ class Evaluation:
     """Predictions for N images, with all counts computed from them.
 
     `files` are the images: paths, or pixels (size, size, 3) uint8 for images in memory. They belong to the model's
-    classes or, with `true` from their number on, to `strangers`: classes that the model has not learnt. `familiarity`
-    (N,) are in-distribution scores, None if the model has none; then there are no strangers. Images with scores below
-    `threshold` are called unknown. `notes` list ignored images. Accuracies are in percent.
+    classes or, with `true` from their number on, to `unknown_classes`: classes that the model has not learnt.
+    `in_distribution` (N,) are in-distribution scores, None if the model has none; then there are no strangers. Images
+    with scores below `threshold` are called unknown. `notes` list ignored images. Accuracies are in percent.
     """
 
     tasks: tuple[StoredTask, ...]
-    strangers: tuple[str, ...]
+    unknown_classes: tuple[str, ...]
     files: tuple[Path | np.ndarray, ...]
-    answers: Answers
-    familiarity: np.ndarray | None
+    answers: Predictions
+    in_distribution: np.ndarray | None
     unknown_rate: float
     threshold: float
     notes: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Evaluation:
         return self.answers.true < len(self.classes)
 
     @cached_property
-    def known(self) -> Answers:
+    def known(self) -> Predictions:
         """Return the predictions for these."""
         return self.answers[self.is_known]
 
@@ -147,25 +147,25 @@ class Evaluation:
         """Return accuracy on the images with the highest in-distribution scores, by percentage of images; {} without
         scores.
         """
-        if self.familiarity is None:
+        if self.in_distribution is None:
             return {}
         right = self.known.best == self.known.true
-        values = sureness.coverage_accuracy(self.familiarity[self.is_known], right)
+        values = sureness.coverage_accuracy(self.in_distribution[self.is_known], right)
         return dict(zip(sureness.COVERAGES, values.tolist(), strict=True))
 
     @property
     def auroc(self) -> float:
         """Return the AUROC of in-distribution scores, known against unknown classes, in percent; NaN without either."""
-        if self.familiarity is None:
+        if self.in_distribution is None:
             return math.nan
-        return sureness.auroc(self.familiarity[self.is_known], self.familiarity[~self.is_known])
+        return sureness.auroc(self.in_distribution[self.is_known], self.in_distribution[~self.is_known])
 
     @property
     def refused(self) -> np.ndarray:
         """Return a mask (N,) of images called unknown, at the threshold for `unknown_rate`."""
-        if self.familiarity is None:
+        if self.in_distribution is None:
             return np.zeros(len(self.files), dtype=bool)
-        return self.familiarity < self.threshold
+        return self.in_distribution < self.threshold
 
     # ------------------------------------------------------------------------------------------------------ for users
 
@@ -221,13 +221,13 @@ def evaluate(
     parts = [part.renamed(aliases) for part in parts]
     strange, notes = _strange(model, parts)
     place = {name: index for index, name in enumerate([*model.classes, *strange])}
-    threshold = model.threshold(unknown_rate) if model.can_judge else math.nan
+    threshold = model.threshold(unknown_rate) if model.has_ood_scores else math.nan
     task_of = torch.repeat_interleave(torch.tensor([len(task.classes) for task in model.tasks]))
     learnt = learnt_images(model.tasks)
     files: list[Path | np.ndarray] = []
     hashes: list[bytes] = []
-    answers: list[Answers] = []
-    familiarity: list[np.ndarray] = []
+    answers: list[Predictions] = []
+    in_distribution: list[np.ndarray] = []
     problems: list[str] = []
     batches = [(one, start) for one in parts for start in range(0, len(one), BATCH)]
     for part, start in batches:
@@ -240,22 +240,24 @@ def evaluate(
         if not len(asked):
             continue
         pixels, here = pixels[asked], torch.from_numpy(true[asked])
-        logits, familiar = model.judge(pixels) if model.can_judge else (model.logits(pixels), None)
+        logits, in_distribution_scores = (
+            model.logits_and_scores(pixels) if model.has_ood_scores else (model.logits(pixels), None)
+        )
         own = task_of == task_of[here.clamp(max=len(task_of) - 1)][:, None]
-        answers.append(Answers.of(logits, here, own))
-        familiarity += [] if familiar is None else [familiar.numpy()]
+        answers.append(Predictions.of(logits, here, own))
+        in_distribution += [] if in_distribution_scores is None else [in_distribution_scores.numpy()]
         files += [part.images[start + row] for row in asked] if isinstance(part.images, tuple) else [*pixels]
         hashes += copies.hashes(pixels)
     if problems:
         raise unreadable(problems, sum(map(len, parts)))
-    joined = Answers.joined(answers)
+    joined = Predictions.joined(answers)
     stay, found = _counted(hashes, joined.true, learnt, tuple(place), len(model.classes), files)
     return Evaluation(
         tuple(model.tasks),
         tuple(strange),
         tuple(files[i] for i in np.flatnonzero(stay)),
         joined[stay],
-        np.concatenate(familiarity)[stay] if familiarity else None,
+        np.concatenate(in_distribution)[stay] if in_distribution else None,
         unknown_rate,
         threshold,
         (*(note for part in parts for note in part.notes), *notes, *found, *decoding.notes()),
@@ -292,7 +294,7 @@ def _counted(
     ]
 
 
-def _strange(model: Predictor, parts: Sequence[Given]) -> tuple[list[str], list[str]]:
+def _strange(model: Predictor, parts: Sequence[Inputs]) -> tuple[list[str], list[str]]:
     """Return the unknown classes of the images, if the model can detect them, and notes on them.
 
     Raises:
@@ -309,11 +311,11 @@ def _strange(model: Predictor, parts: Sequence[Given]) -> tuple[list[str], list[
         )
     what = (
         "scored as unknown"
-        if model.can_judge
+        if model.has_ood_scores
         else "left out, since without class statistics no image can be called unknown"
     )
     note = f"unknown classes, {what}: {_some(strange, model.classes)}"
-    return strange if model.can_judge else [], [note]
+    return strange if model.has_ood_scores else [], [note]
 
 
 def _some(names: Sequence[str], choices: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ from pearl.storage.stored_task import MANIFEST, StoredTask
 Tensors = dict[str, Tensor]
 
 _OWN = re.compile(r"((?:heads\.blocks|tensors|statistics|networks)\.)(\d+)([./].+)")  # tensors of one task
-_PROTOTYPES = re.compile(r"(chain\.tensors\.task/\d+/)(classes|counts|means/\d+)")  # a row per class
+_PROTOTYPES = re.compile(r"(class_statistics\.tensors\.task/\d+/)(classes|counts|means/\d+)")  # a row per class
 
 
 def forget(path: Path, name: str | None = None, *, task: str | None = None, dry_run: bool = False) -> str:
@@ -160,7 +160,7 @@ def _remove_class(change: Change, tasks: list[StoredTask], owner: int, name: str
         files, manifest = rewritten(task.folder, manifest, partial(_without_class, index=index, task=t, row=row))
         for tensor, shape in manifest["tensors"].items():
             if lost := math.prod(before[tensor]) - math.prod(shape):
-                removed["statistics" if tensor.startswith("chain.") else "parameters"] += lost
+                removed["statistics" if tensor.startswith("class_statistics.") else "parameters"] += lost
         if row is not None:
             removed["isolation_parameters"] = before[f"heads.blocks.{t}.weight"][1] + 1
         for file, data in files.items():

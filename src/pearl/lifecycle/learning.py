@@ -20,10 +20,10 @@ from pearl.data import copies
 from pearl.data.augment import View
 from pearl.data.batches import Task, fold
 from pearl.data.decoding import Decoding
-from pearl.data.given import Given, check_aliases, given, name_of
-from pearl.data.pictures import unreadable
+from pearl.data.images import unreadable
+from pearl.data.inputs import Inputs, check_aliases, given, name_of
 from pearl.errors import ConfigError, DataError, RunError, TrainingError, printable
-from pearl.lifecycle import outcome
+from pearl.lifecycle import accuracy_estimate
 from pearl.lifecycle.choices import LearnOptions, config_for, has_statistics
 from pearl.lifecycle.copying import check_place, copy_model, is_copy
 from pearl.lifecycle.recognition import check_known
@@ -56,7 +56,7 @@ def learn(
     interrupted attempt is resumed if data and settings are equal; if they are those of the last finished task, nothing
     is left to do.
 
-    New models use class statistics (`method.classifier: chain`). With these, a known class may get more images,
+    New models use class statistics (`method.classifier: statistics`). With these, a known class may get more images,
     possibly in a new style; `aliases` maps folders to the classes of their images, {"beetles": "beetle"}. If `fast`,
     classes are added in seconds by class statistics, without training.
 
@@ -135,7 +135,7 @@ def _learn(
         if options.fast and (done == 0 or not has_statistics(config)):
             raise ConfigError(
                 f"{path}: without training, classes can only be added to a model with class statistics "
-                f"(method.classifier=chain), after its first task"
+                f"(method.classifier=statistics), after its first task"
             )
         # before decoding images: errors here are cheaper to find
         written = done > 0 or (known.get("config") == settings and directory.reference_manifest.is_file())
@@ -201,7 +201,7 @@ def _learn(
                 (task, held), images["holdout"] = task.hold_out(holdout), holdout
             learnt = task.images.cpu().numpy(), task.labels.cpu().numpy()
             images["image_hashes"] = copies.written(copies.hashes(learnt[0]), learnt[1], [*every, *new])
-            measure = outcome.held_out(held) if holdout else outcome.left_out
+            measure = accuracy_estimate.held_out(held) if holdout else accuracy_estimate.cross_validated
             every_note = (*found.notes, *notes, *found.decoding.notes())
             for line in (*every_note, *_much_alike(new, every), *_heads_alone(path, done, config)):
                 work.log.event("note", task=done, text=line)
@@ -218,7 +218,7 @@ def _learn(
         show.close()
 
 
-def _check_holdout(found: Given, labels: np.ndarray, holdout: float) -> None:
+def _check_holdout(found: Inputs, labels: np.ndarray, holdout: float) -> None:
     if holdout and np.bincount(labels).max() < 2:
         raise ConfigError(
             f"{found.place or found.name}: holdout={holdout:g} needs a class of two images or more; leave it out"
@@ -228,7 +228,7 @@ def _check_holdout(found: Given, labels: np.ndarray, holdout: float) -> None:
 def _is_learnt(
     path: Path,
     name: str,
-    found: Given,
+    found: Inputs,
     config: ModelConfig,
     holdout: float,
     show: Observer,
@@ -325,7 +325,7 @@ def _new_and_known(
     return tuple(known for known in names if known not in where), tuple(known for known in where if known in names)
 
 
-def decode(found: Given, size: int, show: Observer) -> np.ndarray:
+def decode(found: Inputs, size: int, show: Observer) -> np.ndarray:
     """Decode all images to pixels (N, size, size, 3) uint8.
 
     Raises:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from pearl.data.augment import View
 from pearl.data.decoding import Decoding
-from pearl.data.pictures import Picture, in_batches, is_one
+from pearl.data.images import Picture, in_batches, is_one
 from pearl.errors import ConfigError, DataError, RunError, counted, printable, short_of_memory, typed
 from pearl.evaluation.evaluate import Ensemble
+from pearl.lifecycle.accuracy_estimate import Outcome, estimated
 from pearl.lifecycle.evaluation import BATCH, UNKNOWN_RATE, Data, Evaluation, evaluate
-from pearl.lifecycle.outcome import Outcome, estimated
 from pearl.lifecycle.saved import check_method, load_method, read_config, resume_command
 from pearl.methods.base import Method
 from pearl.names import class_name
@@ -30,8 +30,8 @@ from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
 from pearl.settings.registry import nearest, readable
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.sheets import rows_as_html
 from pearl.storage.stored_task import StoredTask
+from pearl.storage.tabular import rows_as_html
 
 T = TypeVar("T")
 Describing = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # see `Method.describing`
@@ -203,12 +203,12 @@ class Model:
         known: list[bool] | list[None] = [None] * len(pixels)
         shares: list[float] | list[None] = [None] * len(pixels)
         if unknown_rate == "auto":
-            unknown_rate = UNKNOWN_RATE if self.can_judge else None
+            unknown_rate = UNKNOWN_RATE if self.has_ood_scores else None
         if unknown_rate is None:
             logits = self.logits(pixels, index)
         else:
             threshold = self.threshold(unknown_rate)
-            logits, scores = self.judge(pixels)
+            logits, scores = self.logits_and_scores(pixels)
             known, shares = (scores >= threshold).tolist(), self.method.shares(scores).tolist()
             if index is not None:
                 logits = logits[:, [c for c, (name, _) in enumerate(names) if name in self.tasks[index].names]]
@@ -227,9 +227,9 @@ class Model:
         ]
 
     @property
-    def can_judge(self) -> bool:
+    def has_ood_scores(self) -> bool:
         """Return True if it has in-distribution scores, and so can call images unknown: with class statistics."""
-        return self.method.judging() is not None
+        return self.method.ood_scorer() is not None
 
     def threshold(self, rate: float) -> float:
         """Return the in-distribution score below which images are unknown, at a false-rejection rate for known ones.
@@ -237,7 +237,7 @@ class Model:
         Raises:
             ConfigError: not a share, or the model has no class statistics.
         """
-        self._check_can_judge()
+        self._check_has_ood_scores()
         if not 0 <= rate < 1:
             raise ConfigError(
                 f"unknown_rate={rate}: must be a share of images of known classes, from 0 to below 1, such as 0.05"
@@ -256,20 +256,20 @@ class Model:
         width = len(self.classes if task is None else self.tasks[task].names)
         return self._asked(pixels, lambda x: self._ensemble(x, task), width)
 
-    def judge(self, pixels: np.ndarray) -> tuple[Tensor, Tensor]:
+    def logits_and_scores(self, pixels: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return logits as `logits`, and in-distribution scores (N,), float32 on the CPU.
 
         Raises:
             ConfigError: the model has no class statistics, and so no scores.
         """
-        self._check_can_judge()
+        self._check_has_ood_scores()
 
-        def judged(x: Tensor) -> tuple[Tensor, Tensor]:
-            judge = cast(Callable[[Tensor], tuple[Tensor, Tensor]], self._ensemble.judge)  # not None, see above
-            return judge(x)
+        def scored(x: Tensor) -> tuple[Tensor, Tensor]:
+            scorer = cast(Callable[[Tensor], tuple[Tensor, Tensor]], self._ensemble.scorer)  # not None, see above
+            return scorer(x)
 
         width = len(self.classes) + 1
-        both = self._asked(pixels, lambda x: torch.cat([part.view(len(x), -1) for part in judged(x)], 1), width)
+        both = self._asked(pixels, lambda x: torch.cat([part.view(len(x), -1) for part in scored(x)], 1), width)
         return both[:, :-1], both[:, -1]
 
     def describe(self, pixels: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,7 +279,7 @@ class Model:
         Raises:
             ConfigError: the model has no class statistics.
         """
-        self._check_can_judge()
+        self._check_has_ood_scores()
         describe = cast(Describing, self._once("describing", self.method.describing))
 
         def described(x: Tensor) -> Tensor:
@@ -290,8 +290,8 @@ class Model:
         found = self._asked(pixels, described)
         return found[:, :classes], found[:, classes], found[:, classes + 1 :]
 
-    def _check_can_judge(self) -> None:
-        if not self.can_judge:
+    def _check_has_ood_scores(self) -> None:
+        if not self.has_ood_scores:
             raise ConfigError(
                 f"{self.path}: its classifier cannot detect unknown images; a model with class statistics can, which "
                 f"new models have; give it some with: pearl refit {self.path} --data IMAGES --to NEW"
@@ -350,7 +350,7 @@ class Model:
         self,
         data: str | Path | Iterable[str | Path],
         to: str | Path,
-        classifier: Mapping[str, Any] | str = "chain",
+        classifier: Mapping[str, Any] | str = "statistics",
         *,
         aliases: Mapping[str, str] | None = None,
     ) -> Self:

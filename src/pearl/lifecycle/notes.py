@@ -8,7 +8,7 @@ from pearl.data.batches import Task
 from pearl.data.sources import some
 from pearl.errors import counted, printable
 from pearl.methods.base import Method
-from pearl.settings.follow import usual_resize
+from pearl.settings.derived_defaults import usual_resize
 
 FEW = 5  # images per class; with fewer, the model mostly learns these images
 SEEN = 0.5  # share of a picture; below, the centre crop discards most of it
@@ -22,7 +22,7 @@ def notes(method: Method, task: Task) -> Iterator[str]:
     if method.oracle or task.shows_known_classes:  # the data of a joint task is not the user's task
         return
     counts = np.bincount(task.labels.cpu().numpy() - task.first_class, minlength=len(task.classes))
-    if len(task.classes) == 1 and method.own_classes:
+    if len(task.classes) == 1 and method.task_local_loss:
         yield (
             f"a task of one class: its head cannot compare {printable(task.classes[0])!r} with others, so that this "
             f"class will rarely be predicted; learn it together with other new classes, or with a method that uses "

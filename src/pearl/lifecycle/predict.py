@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from pearl.data.decoding import Decoding
-from pearl.data.pictures import read_all
+from pearl.data.images import read_all
 from pearl.data.sources import files_below, image_files, no_images
 from pearl.errors import DataError, printable
-from pearl.storage.sheets import rows_as_csv
+from pearl.storage.tabular import rows_as_csv
 
 if TYPE_CHECKING:
     from pearl.lifecycle.model import Model, Prediction
@@ -77,10 +77,10 @@ def predict_files(
     return unreadable
 
 
-def writer(form: Literal["table", "json", "csv"], out: TextIO, *, judged: bool = False) -> Write:
+def writer(form: Literal["table", "json", "csv"], out: TextIO, *, scored: bool = False) -> Write:
     """Return a function that writes predictions one by one.
 
-    If they are `judged`, CSV has two more columns: whether an image is known, and its in-distribution score.
+    If they are `scored`, CSV has two more columns: whether an image is known, and its in-distribution score.
     """
     if form == "json":
         return lambda file, p: print(
@@ -96,7 +96,7 @@ def writer(form: Literal["table", "json", "csv"], out: TextIO, *, judged: bool =
         def lines(*rows: list[Any]) -> None:
             print(rows_as_csv(rows, end="\n"), end="", file=out)
 
-        lines(["file", "rank", "class", "task", "probability", *(["known", "in_distribution"] if judged else [])])
+        lines(["file", "rank", "class", "task", "probability", *(["known", "in_distribution"] if scored else [])])
         return lambda file, p: lines(
             *(
                 [
@@ -105,7 +105,7 @@ def writer(form: Literal["table", "json", "csv"], out: TextIO, *, judged: bool =
                     best["class"],
                     best["task"],
                     f"{best['probability']:.6f}",
-                    *([str(p.known).lower(), f"{p.in_distribution:.4f}"] if judged else []),
+                    *([str(p.known).lower(), f"{p.in_distribution:.4f}"] if scored else []),
                 ]
                 for rank, best in enumerate(_ranked(p), 1)
             )

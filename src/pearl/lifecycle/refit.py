@@ -20,20 +20,20 @@ from pearl.settings.config import RunConfig, check_config
 from pearl.storage.checkpoint import WEIGHTS, read_files
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.shapes import Part
+from pearl.storage.schemas import Part
 from pearl.storage.stored_task import read_manifest
 from pearl.training.engine import Engine, Observer
-from pearl.training.replay import Replay
+from pearl.training.resume import Resume
 
 
 def refit(
     source: Path,
-    classifier: Mapping[str, Any] | str = "chain",
+    classifier: Mapping[str, Any] | str = "statistics",
     *,
     device: str = "auto",
     show: Observer | None = None,
 ) -> Run:
-    """Create the run of `source`'s configuration with this classifier: `{"name": "chain", "spaces": 2}`, or a name.
+    """Create the run of `source` with another classifier: a name, or `{"name": "statistics", "spaces": 2}`.
 
     Raises:
         RunError: `source` is not a run, or has unfinished tasks.
@@ -90,7 +90,7 @@ def refitted(config: RunConfig, classifier: Mapping[str, Any] | str) -> RunConfi
         raise ConfigError(f"method={config.method['name']} has no sub-networks for another classifier")
     before = config.method["classifier"]
     spec = {"name": classifier} if isinstance(classifier, str) else dict(classifier)
-    if spec.get("name") == "chain":
+    if spec.get("name") == "statistics":
         same = {key: before[key] for key in ("spaces", "train")} if _trained(before) != "all" else {"train": "all"}
         spec = {"head": _head(before), **same, **spec}
     raw = config.model_dump(mode="json")
@@ -130,20 +130,20 @@ class Taken(Engine):
         self.parts = [source.directory.reference, *source.directory.finished]
         self.seconds = [manifest["seconds"] for manifest in source.manifests]
 
-    def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
+    def learn(self, method: Method, task: Task, resume: Resume | None = None) -> dict[str, float]:
         """Load a task's tensors; then compute the classifier's statistics of its images."""
         if not isinstance(method, SubNetworks):
             raise ConfigError(f"{type(method).__name__} has no sub-networks for another classifier")
-        replay = replay or Replay()
-        replay.begin(method, task.id)
+        resume = resume or Resume()
+        resume.begin(method, task.id)
         state = dict(method.state_dict())
         for folder in self.parts[0 if task.id == 0 else task.id + 1 : task.id + 2]:
             weights = read_files(folder, read_manifest(folder, Part), {WEIGHTS})
-            state |= {name: value for name, value in weights.items() if not name.startswith("chain.")}
+            state |= {name: value for name, value in weights.items() if not name.startswith("class_statistics.")}
         method.load_state_dict(state, strict=True)
         self.place(method).requires_grad_(False)
-        if method.chain is not None:
-            method.observe(method.chain, task)
+        if method.class_statistics is not None:
+            method.observe(method.class_statistics, task)
         task.close()
         method.eval()
         self.reused = [*self.seconds[task.id]]

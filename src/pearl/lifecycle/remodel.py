@@ -13,7 +13,7 @@ import numpy as np
 from pearl.data.augment import View
 from pearl.data.batches import Task
 from pearl.data.decoding import Decoding
-from pearl.data.given import Given, check_aliases, given
+from pearl.data.inputs import Inputs, check_aliases, given
 from pearl.data.sources import some
 from pearl.errors import ConfigError, DataError, RunError, printable
 from pearl.lifecycle.copying import check_place, check_whole, copy_beside, copy_part, made_aside
@@ -34,7 +34,7 @@ def refit_model(
     path: Path,
     data: Sequence[Path],
     to: Path,
-    classifier: Mapping[str, Any] | str = "chain",
+    classifier: Mapping[str, Any] | str = "statistics",
     *,
     aliases: Mapping[str, str] | None = None,
     method: str | None = None,
@@ -61,7 +61,7 @@ def refit_model(
     try:
         engine = Engine(config, device=device, observer=show)
         made = load_method(path, config, place=engine.place).requires_grad_(False)
-        if not isinstance(made, SubNetworks) or (chain := made.chain) is None:
+        if not isinstance(made, SubNetworks) or (class_statistics := made.class_statistics) is None:
             raise ConfigError(f"method={config.method['name']} has no sub-networks for class statistics")
         with made_aside(to) as aside:
             copy_part(RunDirectory(path).reference, RunDirectory(aside).reference)
@@ -69,16 +69,16 @@ def refit_model(
                 named = [files[name] for name in info.classes]
                 labels = np.repeat(np.arange(len(named)), [len(each) for each in named])
                 images = tuple(file for each in named for file in each)
-                part = Given(None, info.name, info.classes, images, labels, decoding=Decoding.of(config.images))
+                part = Inputs(None, info.name, info.classes, images, labels, decoding=Decoding.of(config.images))
                 pixels = decode(part, config.images.stored, show)
                 view = View(config.images, channels_last=config.engine.channels_last)
                 place = engine.fabric.device
                 task = Task(
                     t, info.name, info.classes, info.first_class, pixels, labels + info.first_class, view, place
                 )
-                known = snapshot(chain.state_dict(prefix="chain."))
-                made.observe(chain, task)
-                added = changed(known, chain.state_dict(prefix="chain."))
+                known = snapshot(class_statistics.state_dict(prefix="class_statistics."))
+                made.observe(class_statistics, task)
+                added = changed(known, class_statistics.state_dict(prefix="class_statistics."))
                 tensors, manifest = read_part(info.folder)
                 facts = {key: value for key, value in manifest.items() if key not in OWN}
                 facts |= {**made.facts(t), "refitted": facts_of(pixels, labels)}
@@ -96,11 +96,13 @@ def _with(path: Path, config: ModelConfig, classifier: Mapping[str, Any] | str) 
         raise RunError(f"{path}: a run, whose recipe defines its images; refit it without --data")
     if "classifier" not in config.method:
         raise ConfigError(f"method={config.method['name']} has no sub-networks for another classifier")
-    if config.method["classifier"]["name"] == "chain":
+    if config.method["classifier"]["name"] == "statistics":
         raise ConfigError(f"{path}: already has class statistics")
     spec = {"name": classifier} if isinstance(classifier, str) else dict(classifier)
-    if spec.get("name") != "chain":
-        raise ConfigError("a model is refitted to class statistics; give classifier=chain, or {name: chain, spaces: 2}")
+    if spec.get("name") != "statistics":
+        raise ConfigError(
+            "a model is refitted to class statistics; give classifier=statistics, or {name: statistics, spaces: 2}"
+        )
     if spec.get("head", "linear") != "linear":
         raise ConfigError(f"{path}: was trained with linear heads; remove classifier.head")
     raw = config.model_dump(mode="json")

@@ -32,9 +32,9 @@ from pearl.storage.files import check_writable
 from pearl.storage.inside import remove_tree
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.sheets import rows_as_html
+from pearl.storage.tabular import rows_as_html
 from pearl.training.engine import Engine, Observer, is_out_of_memory
-from pearl.training.kept import Kept
+from pearl.training.phase_cache import PhaseCache
 from pearl.training.world import World
 
 
@@ -173,7 +173,7 @@ class Ready:
     precision: Precision | None  # a run keeps its initial precision, on any machine
     method: Method
     prepared: Prepared
-    kept: Kept | None  # phases of other runs
+    phase_cache: PhaseCache | None  # phases of other runs
 
 
 def ready(
@@ -208,29 +208,29 @@ def ready(
     elif run.directory.finished:
         raise RunError(f"{run.directory.config_file}: missing, though tasks are there; restore it, or move them away")
     check_writable(run.path)
-    kept = Kept.of(config, world)
+    phase_cache = PhaseCache.of(config, world)
     show.event("prepare", run=str(run.path), recipe=config.recipe, method=method_name)
     precision = run.directory.environment.get("precision")
     # before decoding images: errors here are cheaper to find
     begun = run.directory.reference_manifest.is_file()  # the last file written at a run's start
     with world.first_on_each_machine():
         method = build_method(config, structure_only=begun or not weights)
-        if config.stream.domains and not method.shown_again:
+        if config.stream.domains and not method.allows_repeated_classes:
             raise ConfigError(
                 f"stream.domains: method={method_name} learns a class once; choose finetune, joint or er, or one with "
-                f"method.classifier=chain"
+                f"method.classifier=statistics"
             )
         prepared = prepare(config, show)
     if begun:
         _check_same_data(run.path, prepared)
-    return Ready(run, begun, precision, method, prepared, kept)
+    return Ready(run, begun, precision, method, prepared, phase_cache)
 
 
 def _alone(kind: type[Method]) -> str | None:
     """Return the reason why several processes cannot train a method as one does; None if they can."""
     if kind.rehearsal:
         return "stores images, which each process would draw separately"
-    return "needs whole batches, of which each process has a part" if kind.couples else None
+    return "needs whole batches, of which each process has a part" if kind.batch_coupled else None
 
 
 def _check_same_data(path: Path, prepared: Prepared) -> None:
@@ -267,7 +267,7 @@ def execute(
     `path` is the directory (default: by the configuration's id, below the runs folder); `minutes` are between two
     checkpoints. `stop_after` ends it early, after this many tasks in total; the next call resumes. With several
     `devices` every process calls this, and the first one writes (see `world`). `precision` is for a new run; `engine`
-    replaces the usual one, which uses the phase cache (see `training.kept`).
+    replaces the usual one, which uses the phase cache (see `training.phase_cache`).
 
     Raises:
         PearlError: any user error.
@@ -279,7 +279,7 @@ def execute(
         with world.watched():
             if made := ready(config, path=path, devices=world.size, show=show, world=world):
                 again = resume_command(path, config) + f" --devices {devices}" * (devices > 1)
-                usual = partial(Engine, kept=made.kept)
+                usual = partial(Engine, phase_cache=made.phase_cache)
                 how: dict[str, Any] = {"precision": made.precision or precision, "minutes": minutes, "show": show}
                 how |= {"again": again, "device": device, "world": world, "engine": engine or usual}
                 with session(path, config, **how) as work:

@@ -20,7 +20,7 @@ from pearl.settings.registry import readable
 from pearl.storage.checkpoint import load_state, read_part, sha256
 from pearl.storage.files import FORMAT, read_json
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.shapes import Classes, Part, Reference, Task
+from pearl.storage.schemas import Classes, Part, Reference, Task
 from pearl.storage.stored_task import StoredTask, read_manifest
 
 

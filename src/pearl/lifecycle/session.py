@@ -30,7 +30,7 @@ from pearl.storage.locks import Lock, locked
 from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Engine, Observer
 from pearl.training.machine import device_name, versions
-from pearl.training.replay import Replay
+from pearl.training.resume import Resume
 from pearl.training.stop import Stop
 from pearl.training.world import World, lost
 
@@ -68,9 +68,9 @@ def session(
         if world.first:
             remove_temporaries(path)
         directory.check_no_gap()
-        replay = Replay(directory.resume_folder, minutes=minutes, stop=stop, world=world)
-        replay.keep_only(len(directory.finished))
-        work = Session(path, config, made, log, replay, lock)
+        resume = Resume(directory.resume_folder, minutes=minutes, stop=stop, world=world)
+        resume.keep_only(len(directory.finished))
+        work = Session(path, config, made, log, resume, lock)
         work.complete()
         try:
             with METHODS.blamed(config.method["name"]):
@@ -104,9 +104,9 @@ class Session:
     """See `session`."""
 
     def __init__(
-        self, path: Path, config: ModelConfig, engine: Engine, log: Observer, replay: Replay, lock: Lock | None
+        self, path: Path, config: ModelConfig, engine: Engine, log: Observer, resume: Resume, lock: Lock | None
     ) -> None:
-        self.path, self.config, self.engine, self.log, self.replay = path, config, engine, log, replay
+        self.path, self.config, self.engine, self.log, self.resume = path, config, engine, log, resume
         self.directory = RunDirectory(path)
         self.lock = lock  # of the first process alone
         self.world = engine.world
@@ -144,11 +144,11 @@ class Session:
             self.log.event("note", task=task.id, text=note)
         started = time.perf_counter()
         images, some = len(task), sample(task)
-        seconds = self.engine.learn(method, task, self.replay)
+        seconds = self.engine.learn(method, task, self.resume)
         if not self.world.first:
-            self.replay.end()
+            self.resume.end()
             return
-        added = changed(self.replay.start, method.state_dict())
+        added = changed(self.resume.start, method.state_dict())
         for folder in self.directory.folders.get(task.id, []):  # of an attempt that was killed
             remove_tree(folder, self.path)
         classes = [len(info.classes) for info in self.directory.tasks] + [len(task.classes)]
@@ -172,7 +172,7 @@ class Session:
         try:
             self.directory.list_classes()
             self._thin_out()
-            self.replay.end()
+            self.resume.end()
             for note in () if self.config.smoke else unlearnt(method, task.view, *some, task.shown):
                 self.log.event("note", task=task.id, text=note)
             seconds_in_all = round(time.perf_counter() - started, 2)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Batches, Task
 from pearl.nn.fast.folding import folded, norms_after_convs
-from pearl.nn.growing import TaskHeads
 from pearl.nn.once import once
+from pearl.nn.task_modules import TaskHeads
 from pearl.settings.declared import Phases, UpcomingTask
 from pearl.storage.checkpoint import in_weights
 
@@ -29,11 +29,11 @@ class Phase:
     needs. `params` are the trained parameters, or a mapping from names of groups to them; groups may have different
     settings (`train.phases.NAME.groups.GROUP`). `loss` maps a batch to a scalar, a mean over its images. `extra` is a
     network outside the method's state that is trained too, such as PEARL's probe; it is stored in checkpoints. `data`
-    replaces the batches of the task's images. `steady`: for batches of one size, `loss` and `after_backward` always do
-    the same on the device and nothing on the host, so that a step can be captured as a CUDA graph (see `graphs`): it
-    reads no tensor values, has no branches, and uses only the device's random numbers. `reads` are the modules that the
-    loss depends on; besides them it may use only the task and plain values that it holds. Runs that share the phase
-    then train it once (see `training.content`). Without `reads`, every run trains it.
+    replaces the batches of the task's images. `capturable`: for batches of one size, `loss` and `after_backward` always
+    do the same on the device and nothing on the host, so that a step can be captured as a CUDA graph (see `graphs`): it
+    reads no tensor values, has no branches, and uses only the device's random numbers. `depends_on` are the modules
+    that the loss depends on; besides them it may use only the task and plain values that it holds. Runs that share the
+    phase then train it once (see `training.fingerprint`). Without `depends_on`, every run trains it.
 
     During training, `done` is the number of completed steps of `planned` ones, `per_epoch` the steps per epoch;
     afterwards `seconds` is the duration, and `reused` is True if another run trained it.
@@ -50,9 +50,9 @@ class Phase:
     loss: Callable[[Batch], Tensor]
     extra: nn.Module | None = None
     data: Batches | None = None
-    steady: bool = False
-    reads: Sequence[nn.Module] = ()
-    hands_on: bool = False  # the next phase continues with this optimizer's state of the parameters
+    capturable: bool = False
+    depends_on: Sequence[nn.Module] = ()
+    keep_optimizer: bool = False  # the next phase continues with this optimizer's state of the parameters
     after_backward: Callable[[], None] | None = None  # masks, gradient projections
     project: Callable[[list[Tensor]], None] | None = None  # after the optimizer's step; gets the values before it
     after_step: Callable[[Batch], None] | None = None  # memories, moving averages
@@ -74,7 +74,7 @@ class Phase:
             raise TypeError(f"phase {self.name}: its loss must be a function of a batch")
         self.params = self.trained
 
-    def then(self, step: Callable[[Batch], None]) -> None:
+    def add_after_step(self, step: Callable[[Batch], None]) -> None:
         """Add a hook after each step, called after the existing `after_step`."""
         before = self.after_step
 
@@ -106,7 +106,7 @@ class Expert:
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class Predictions:
     """Predictions for N images, ready to be counted: arrays (N,).
 
     `true` are logit indices, `best` the predictions among all classes, `best_own` those among the classes of the
@@ -119,7 +119,7 @@ class Answers:
     sure: np.ndarray
 
     @classmethod
-    def of(cls, logits: Tensor, true: Tensor, own: Tensor) -> "Answers":
+    def of(cls, logits: Tensor, true: Tensor, own: Tensor) -> "Predictions":
         """Build from logits (N, classes), logit indices (N,), and a mask (N, classes) of the classes of each image's
         task.
         """
@@ -128,13 +128,13 @@ class Answers:
         return cls(*(part.cpu().numpy() for part in (true, best, best_own, sure)))
 
     @classmethod
-    def joined(cls, parts: Sequence["Answers"]) -> "Answers":
+    def joined(cls, parts: Sequence["Predictions"]) -> "Predictions":
         """Concatenate the predictions of several batches."""
         return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
 
-    def __getitem__(self, rows: np.ndarray) -> "Answers":
+    def __getitem__(self, rows: np.ndarray) -> "Predictions":
         """Return the predictions for some images."""
-        return Answers(*(getattr(self, f.name)[rows] for f in fields(self)))
+        return Predictions(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 class Method(nn.Module):
@@ -146,11 +146,15 @@ class Method(nn.Module):
     oracle = False  # True: each task gets the data of all tasks so far
     # supported backbones; `convolutional`: pearl's own networks, `residual`: those of them with residual blocks
     backbones: Literal["any", "convolutional", "residual", "vit"] = "any"
-    shown_again = False  # True: a task may have classes of earlier tasks
+    allows_repeated_classes = False  # True: a task may have classes of earlier tasks
     rehearsal = False  # True: stores images of past tasks
-    couples = False  # True: the loss is not a mean over images: it compares them or takes a norm over the whole batch
+    batch_coupled = (
+        False  # True: the loss is not a mean over images: it compares them or takes a norm over the whole batch
+    )
     domains = False  # True: designed for tasks with the same classes in the same order, in other styles
-    own_classes = False  # True: a task's loss compares only its own classes, so that a single class gives no gradient
+    task_local_loss = (
+        False  # True: a task's loss compares only its own classes, so that a single class gives no gradient
+    )
     task_identity = False  # True: designed for task-IL; class-IL concatenates the heads' raw logits
     phases: Phases = ()  # the phases that `learn` may yield, see `declared`; a bare name occurs once in every task
     _given: dict[str, Any]
@@ -203,17 +207,16 @@ class Method(nn.Module):
         """Yield sub-networks for evaluation one by one, each created on demand; by default the whole method, once."""
         return [Expert("all", self.forward)]
 
-    def judging(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
+    def ood_scorer(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
         """Return a function from images to logits (B, classes) and in-distribution scores (B,), or None without such
         scores.
         """
         return None
 
     def describing(self) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None:
-        """Return a function from images to what `judging` returns, and features (B, p) in which unknown images can be
-        grouped; None without such scores.
+        """Return a function from images to what `ood_scorer` returns and features (B, p), or None without scores.
 
-        Features are whitened by the covariance within classes, and of length 1.
+        The features are for grouping unknown images: whitened by the covariance within classes, and of length 1.
         """
         return None
 
@@ -227,14 +230,14 @@ class Method(nn.Module):
         """
         raise NotImplementedError
 
-    def left_out(self) -> Answers | None:
+    def cross_validated(self) -> Predictions | None:
         """Return cross-validated predictions for the images of the last task, each left out of the statistics.
 
         None if the method cannot leave images out, or has only been loaded.
         """
         return None
 
-    def remaining(self, task: int, right: int, images: int) -> float | None:
+    def retained_accuracy(self, task: int, right: int, images: int) -> float | None:
         """Return the retained accuracy: the share (0 to 1) of a task's once correct images still correct among all
         classes.
 
@@ -250,7 +253,7 @@ class Method(nn.Module):
         """
         return None
 
-    def asked(self) -> int:
+    def forward_passes(self) -> int:
         """Return the forward passes of a network of the backbone's size per image, at most."""
         return len(self.heads)
 
@@ -306,4 +309,4 @@ def own_loss(features: Callable[[Tensor], Tensor], head: nn.Module, task: Task) 
 def whole(name: str, network: nn.Module, head: nn.Module, task: Task, extra: nn.Module | None = None) -> Phase:
     """Return a phase that trains a network and its task's head. It depends on nothing else, so it can be cached."""
     params = [*network.requires_grad_(True).parameters(), *head.requires_grad_(True).parameters()]
-    return Phase(name, params, own_loss(network, head, task), extra=extra, steady=True, reads=(network, head))
+    return Phase(name, params, own_loss(network, head, task), extra=extra, capturable=True, depends_on=(network, head))

@@ -25,7 +25,7 @@ from pearl.methods.pearl_updates import LowRankNetworks
 from pearl.nn.dynamic.rule import DynamicRule
 from pearl.nn.lowrank import Fold, Init
 from pearl.nn.rank_rules import Choice, FixedRule, PaperRule, RankRule
-from pearl.settings.born import Born
+from pearl.settings.added_later import AddedLater
 from pearl.settings.declared import Phases, PhaseSpec
 from pearl.settings.parts import CLASSIFIERS, RANK_RULES
 
@@ -44,8 +44,8 @@ class Pearl(LowRankNetworks):
         lora_bias: biases in both factors of linear targets only, as the paper counts the ViT's parameters.
         reference: `given` - the backbone comes with weights (algorithm 1); `first_task` - task 1 trains it
             (algorithm 2); `auto` - the first if it was pretrained.
-        classifier: `heads` - the concatenated logits of the heads (the paper); `chain` - class statistics in the
-            feature spaces of the first sub-networks, see `common.chain`.
+        classifier: `heads` - the concatenated logits of the heads (the paper); `statistics` - class statistics in the
+            feature spaces of the first sub-networks, see `common.class_statistics`.
         probe: what is trained to measure how far each layer moves (only the first is the paper's): `full` - the whole
             network (the paper); `targets` - the targets and the head; `lora` - updates of rank `probe_rank`, norm
             layers and head; `adam` - only the head, then one step of all targets, of `probe_distance`, in Adam's
@@ -55,7 +55,7 @@ class Pearl(LowRankNetworks):
         probe_distance: length of the step of the probes `adam` and `gradients`: the threshold of all targets together.
     """
 
-    own_classes = True
+    task_local_loss = True
     isolated = True
     phases: Phases = (
         PhaseSpec("reference", "reference"),
@@ -75,11 +75,11 @@ class Pearl(LowRankNetworks):
         alpha: Annotated[float, Field(gt=0)] | Literal["2r"] = "2r",
         lora_bias: bool = False,
         reference: Literal["auto", "given", "first_task"] = "auto",
-        classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
-        probe: Annotated[Literal["full", "targets", "lora", "adam", "gradients"], Born("full")] = "full",
-        probe_images: Annotated[float, Field(gt=0, le=1), Born(1.0)] = 1.0,
-        probe_rank: Annotated[int, Field(ge=1), Born(32)] = 32,
-        probe_distance: Annotated[float, Field(gt=0, lt=1), Born(0.8)] = 0.8,
+        classifier: Annotated[Classifier, CLASSIFIERS, AddedLater({"name": "heads"})] = HEADS,
+        probe: Annotated[Literal["full", "targets", "lora", "adam", "gradients"], AddedLater("full")] = "full",
+        probe_images: Annotated[float, Field(gt=0, le=1), AddedLater(1.0)] = 1.0,
+        probe_rank: Annotated[int, Field(ge=1), AddedLater(32)] = 32,
+        probe_distance: Annotated[float, Field(gt=0, lt=1), AddedLater(0.8)] = 0.8,
     ) -> None:
         updates: dict[str, Any] = {"targets": targets, "fold": fold, "init": init, "alpha": alpha}
         super().__init__(backbone, classifier, **updates, lora_bias=lora_bias, reference=reference)
@@ -117,7 +117,7 @@ class Pearl(LowRankNetworks):
         if self.init == "kaiming":
             head.reset_parameters()
         params = [*new, *head.parameters()]
-        yield Phase("adapt", params, own_loss(in_training(self, task.id), head, task), steady=True)
+        yield Phase("adapt", params, own_loss(in_training(self, task.id), head, task), capturable=True)
         self.requires_grad_(False)
 
     def _probed(self, task: Task, head: nn.Module) -> Generator[Phase, None, nn.Module]:
@@ -126,18 +126,20 @@ class Pearl(LowRankNetworks):
         if self.probe == "lora":
             fixed = FixedRule(r=self.probe_rank).choose_all(self.matrices(self.backbone))
             params = [*self.start_updates(task.id, self.backbone, fixed), *head.parameters()]
-            yield Phase("probe", params, own_loss(in_training(self, task.id), head, task), data=data, steady=True)
+            yield Phase("probe", params, own_loss(in_training(self, task.id), head, task), data=data, capturable=True)
             return with_tensors(self.backbone, self.weights(task.id))
         if self.probe == "targets":
             some = TargetProbe(self.backbone, self.targets)
             params = [*some.trained.parameters(), *head.parameters()]
             loss = own_loss(some, head, task)
-            yield Phase("probe", params, loss, extra=some, data=data, steady=True, reads=(some, head))
+            yield Phase("probe", params, loss, extra=some, data=data, capturable=True, depends_on=(some, head))
             return with_tensors(some.network, some.weights())
         probe = copy.deepcopy(self.backbone).requires_grad_(self.probe == "full")
         params = [p for p in (*probe.parameters(), *head.parameters()) if p.requires_grad]
-        reads = (probe, head)
-        yield Phase("probe", params, own_loss(probe, head, task), extra=probe, data=data, steady=True, reads=reads)
+        depends_on = (probe, head)
+        yield Phase(
+            "probe", params, own_loss(probe, head, task), extra=probe, data=data, capturable=True, depends_on=depends_on
+        )
         if self.probe != "full":
             step_down(probe, head, data, self.low_rank, self.probe_distance, as_adam=self.probe == "adam")
         return probe

@@ -8,22 +8,22 @@ from torch import Tensor
 
 from pearl.methods.base import Network
 from pearl.methods.pearl_updates import LowRankNetworks
-from pearl.nn.fast.beside import Beside, fits_beside, with_beside
+from pearl.nn.fast.parallel_lora import ParallelLora, fits_beside, with_beside
 from pearl.nn.fast.stacking import Updates, stack_updates, stackable, stacked, worthwhile
 from pearl.nn.functional import functional_call
-from pearl.nn.inner import WithInner
+from pearl.nn.intermediate_features import WithInner
 from pearl.nn.lowrank import Target
 
 
 def in_training(method: LowRankNetworks, t: int) -> Network:
     """Return task t's sub-network for training: the same function, on a CPU with parallel low-rank branches."""
-    thin: dict[Target, Beside] = {}
+    thin: dict[Target, ParallelLora] = {}
     for target in method.targets if method.fast else ():
         layer = target.parameter.removesuffix(".weight")
         if not target.dense:
             a, b = method.tensors[f"{t}.A.{target.label}"], method.tensors[f"{t}.B.{target.label}"]
             if fits_beside(method.backbone.get_submodule(layer), len(a), method.fold):
-                thin[target] = Beside(layer, a, b, method.scale(len(a)), method.fold)
+                thin[target] = ParallelLora(layer, a, b, method.scale(len(a)), method.fold)
     if not thin:
         return partial(method.task_features, t=t)
     network = with_beside(method.backbone, thin.values())
@@ -33,20 +33,20 @@ def in_training(method: LowRankNetworks, t: int) -> Network:
 def at_once(method: LowRankNetworks) -> tuple[Network, int] | None:
     """Return all sub-networks of a ViT in one batch; the updates are not merged. See `Method.at_once`."""
     names = [target.parameter.removesuffix(".weight") for target in method.targets]
-    chosen = list(range(len(method.heads))) if method.chain is None else method.chain.births
+    chosen = list(range(len(method.heads))) if method.class_statistics is None else method.class_statistics.created_at
     if method.norms or not stackable(method.backbone, names) or len(chosen) <= method.first_adapted:
         return None
     updates: dict[str, list[Updates]] = {name: [] for name in names}
     for name, target in zip(names, method.targets, strict=True):
         updates[name].append(_stacked(method, target, chosen[method.first_adapted :]))
     network, tasks = stacked(method.backbone, updates), len(chosen)
-    if method.chain is not None:
+    if method.class_statistics is not None:
         network = WithInner(network, method.layers)
 
     def logits(x: Tensor) -> Tensor:
         features = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
-        if method.chain is not None:
-            return method.chain.head()(features.unbind())
+        if method.class_statistics is not None:
+            return method.class_statistics.head()(features.unbind())
         return torch.cat([head(own) for head, own in zip(method.heads, features, strict=True)], dim=1)
 
     return logits, worthwhile(method.backbone, tasks, method.device)

@@ -16,9 +16,9 @@ from pearl.nn import lowrank
 from pearl.nn.dynamic.gated import Factors
 from pearl.nn.dynamic.rule import DynamicRule
 from pearl.nn.functional import functional_call
-from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Fold, Init, Target
 from pearl.nn.rank_rules import Choice
+from pearl.nn.task_modules import TaskTensors
 
 
 class LowRankNetworks(SubNetworks):

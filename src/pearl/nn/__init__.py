@@ -4,9 +4,9 @@ This is the public interface for your own backbones and rank rules (docs/adding.
 """
 
 from pearl.nn.functional import functional_call
-from pearl.nn.growing import CosineHeads, TaskHeads, TaskTensors
 from pearl.nn.lowrank import Target, select_targets, task_norms
 from pearl.nn.rank_rules import Choice, RankRule
+from pearl.nn.task_modules import CosineHeads, TaskHeads, TaskTensors
 from pearl.nn.weights import load_weights
 
 __all__ = [

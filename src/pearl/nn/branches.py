@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from pearl.nn.fast.folding import norms_after_convs
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 
 
 def wide_convs(net: nn.Module) -> dict[str, nn.Conv2d]:

@@ -110,7 +110,7 @@ def _copies(discovery: "Discovery") -> list[Part]:
 def _picture(discovery: "Discovery", index: int, kind: str) -> Picture:
     from PIL import Image
 
-    from pearl.data.pictures import to_pixels
+    from pearl.data.images import to_pixels
 
     jpeg = io.BytesIO()
     Image.fromarray(to_pixels(discovery.images[index], PIXELS)).save(jpeg, "JPEG", quality=85)

@@ -73,7 +73,7 @@ def _results(evaluation: "Evaluation") -> Table:
     if evaluation.coverage:
         refused = 100 * evaluation.refused[evaluation.is_known].mean()
         rows.append([f"known images called unknown at --unknown-rate {evaluation.unknown_rate:g}", refused])
-    if evaluation.strangers:
+    if evaluation.unknown_classes:
         rows += [
             ["images of strangers", int((~evaluation.is_known).sum())],
             ["unknown classes' images detected at that rate", 100 * evaluation.refused[~evaluation.is_known].mean()],
@@ -144,8 +144,8 @@ def _unknown(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]:
     axes = {"x": "images, highest in-distribution scores first (%)", "y": "right (%)"}
     figures, tables = [line_figure("Coverage against accuracy (%)", line, "coverage", **axes)], []
     note = "Accuracy should be higher on images with high in-distribution scores."
-    if evaluation.strangers and evaluation.familiarity is not None:
-        known, strange = (evaluation.familiarity[part] for part in (evaluation.is_known, ~evaluation.is_known))
+    if evaluation.unknown_classes and evaluation.in_distribution is not None:
+        known, strange = (evaluation.in_distribution[part] for part in (evaluation.is_known, ~evaluation.is_known))
         at = np.quantile(known, np.linspace(0, 1, 21))
         refused, seen = ([100 * float((part < limit).mean()) for limit in at] for part in (known, strange))
         found = {
@@ -162,7 +162,7 @@ def _unknown(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]:
 def _strangers(evaluation: "Evaluation") -> Table:
     """Return the predictions for the folders of unknown classes."""
     rows = []
-    for place, name in enumerate(evaluation.strangers, len(evaluation.classes)):
+    for place, name in enumerate(evaluation.unknown_classes, len(evaluation.classes)):
         part = evaluation.answers.true == place
         said, times = np.unique(evaluation.answers.best[part], return_counts=True)
         nearest = evaluation.classes[said[times.argmax()]]
@@ -174,7 +174,7 @@ def _worst(evaluation: "Evaluation") -> list[Picture]:
     """Return mistakes on known classes, the most confident first."""
     from PIL import Image
 
-    from pearl.data.pictures import to_pixels
+    from pearl.data.images import to_pixels
 
     answers, names = evaluation.answers, evaluation.classes
     wrong = np.flatnonzero(evaluation.is_known & (answers.best != answers.true))

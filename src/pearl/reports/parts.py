@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from pearl.errors import counted
 from pearl.reports import plots
-from pearl.storage.sheets import rows_as_csv
+from pearl.storage.tabular import rows_as_csv
 from pearl.version import __version__
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from pearl.errors import RunError, counted
 from pearl.reports.text import aligned, duration
 from pearl.storage import phases
-from pearl.storage.shapes import Moment
+from pearl.storage.schemas import CheckpointManifest
 from pearl.storage.stored_task import read_manifest
 
 
@@ -17,7 +17,7 @@ def kept(root: Path) -> str:
     for entry in found:
         ago = duration(max(time.time() - entry.used, 0.0))
         try:
-            manifest = read_manifest(entry.path, Moment)
+            manifest = read_manifest(entry.path, CheckpointManifest)
             took += manifest["seconds"]
             what = [manifest["phase"], f"{manifest['steps']} steps", f"trained in {duration(manifest['seconds'])}"]
         except (RunError, KeyError):  # the next run that needs it trains it again

@@ -18,8 +18,8 @@ from pearl.settings.parts import METHODS
 from pearl.settings.registry import nearest
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.sheets import aligned
 from pearl.storage.stored_task import read_manifest, stored_bytes
+from pearl.storage.tabular import aligned
 
 if TYPE_CHECKING:
     from pearl.lifecycle.model import Evaluation
@@ -155,10 +155,10 @@ def _unknown(evaluation: "Evaluation") -> list[str]:
     coverage = {f"{share} %": f"{value:.1f}" for share, value in evaluation.coverage.items()}
     table = [["  share, highest scores first", *coverage], ["  correct (%)", *coverage.values()]]
     lines = ["", "accuracy on the images with the highest in-distribution scores:", aligned(table, numbers=True)]
-    strangers, refused = ~evaluation.is_known, evaluation.refused
-    found = [f"{refused[part].sum()} of {counted(part.sum(), 'image')}" for part in (evaluation.is_known, strangers)]
+    unknown, refused = ~evaluation.is_known, evaluation.refused
+    found = [f"{refused[part].sum()} of {counted(part.sum(), 'image')}" for part in (evaluation.is_known, unknown)]
     lines += ["", f"unknown, at --unknown-rate {evaluation.unknown_rate:g}: {found[0]} of known classes"]
-    if strangers.any():
+    if unknown.any():
         lines[-1] += f", {found[1]} of unknown classes"
         lines.append(f"  known against unknown classes: AUROC {evaluation.auroc:.1f} % (by chance 50)")
     return lines
@@ -172,17 +172,17 @@ def evaluation_json(evaluation: "Evaluation") -> str:
     facts |= {"reliability": evaluation.reliability.tolist(), "calibration_error": evaluation.calibration_error}
     facts |= {"accuracy": evaluation.accuracy, "task_accuracy": evaluation.task_accuracy}
     if evaluation.coverage:
-        strangers, refused = ~evaluation.is_known, evaluation.refused
+        unknown, refused = ~evaluation.is_known, evaluation.refused
         facts["coverage"] = evaluation.coverage
         facts["unknown"] = {
             "rate": evaluation.unknown_rate,
-            "known": {"images": int((~strangers).sum()), "refused": int(refused[~strangers].sum())},
-            "strangers": {
-                "classes": evaluation.strangers,
-                "images": int(strangers.sum()),
-                "refused": int(refused[strangers].sum()),
+            "known": {"images": int((~unknown).sum()), "refused": int(refused[~unknown].sum())},
+            "unknown": {
+                "classes": evaluation.unknown_classes,
+                "images": int(unknown.sum()),
+                "refused": int(refused[unknown].sum()),
             },
-            "auroc": evaluation.auroc if strangers.any() else None,
+            "auroc": evaluation.auroc if unknown.any() else None,
         }
     return json.dumps(facts, indent=1)
 

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from pearl.data.decoding import MAX_PIXELS, Decoding
-from pearl.data.given import in_order
+from pearl.data.inputs import in_order
 from pearl.data.sources import some
 from pearl.errors import PearlError
 from pearl.lifecycle.model import Model

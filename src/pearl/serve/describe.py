@@ -4,9 +4,9 @@ from dataclasses import asdict
 from typing import Any
 
 from pearl.evaluation.metrics import mean_rank
+from pearl.lifecycle.accuracy_estimate import Outcome
 from pearl.lifecycle.evaluation import percent
 from pearl.lifecycle.model import Model, Prediction
-from pearl.lifecycle.outcome import Outcome
 from pearl.settings.registry import readable
 from pearl.storage.run_directory import RunDirectory
 
@@ -41,7 +41,7 @@ def describe(model: Model) -> dict[str, Any]:
         "backbone": model.config.backbone["name"],
         "image_size": model.config.images.size,
         "device": str(model.device),
-        "finds_unknown": model.can_judge,
+        "finds_unknown": model.has_ood_scores,
         "classes": [*model.classes],
         "tasks": tasks,
         "accuracy": outcome_facts(model.outcome),

@@ -14,7 +14,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from pearl.data.decoding import Decoding, ignore_oddities
-from pearl.data.pictures import read_opened
+from pearl.data.images import read_opened
 from pearl.data.resources import threads
 from pearl.errors import DataError, counted, printable, shortened
 from pearl.names import class_name

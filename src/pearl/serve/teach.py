@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from pearl.data.given import given
+from pearl.data.inputs import given
 from pearl.errors import Busy, Interrupted, PearlError
 from pearl.lifecycle.choices import LearnOptions
 from pearl.lifecycle.learning import facts_of, learn

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from pearl.errors import ConfigError
-from pearl.settings.born import as_written, later, without_born
+from pearl.settings.added_later import as_written, later, without_born
 from pearl.settings.declared import declared
 from pearl.settings.parts import BACKBONES, METHODS, SOURCES
 from pearl.settings.registry import Spec, nearest, problems_of, readable
@@ -70,7 +70,7 @@ class RunConfig(ModelConfig):
 
     @property
     def decides(self) -> dict[str, Any]:
-        """Return the settings that affect the result, without other methods' phases and `Born` values."""
+        """Return the settings that affect the result, without other methods' phases and `AddedLater` values."""
         values = without_born(RunConfig, self.model_dump(mode="json", exclude={"about", "expected"}))
         values |= {key: registry.decisive(values[key]) for key, registry in _PARTS.items()}
         values["engine"] = {key: value for key, value in values["engine"].items() if key not in _SAME_RESULT}
@@ -275,7 +275,7 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = (), *, smoke: boo
 
 
 def as_stored(raw: dict[str, Any], kind: type[ModelConfig]) -> dict[str, Any]:
-    """Return a stored configuration, unchecked, plus options that were added after it (see `born.Born`)."""
+    """Return a stored configuration, unchecked, plus options that were added after it (see `AddedLater`)."""
     raw = as_written(kind, raw)
     parts = {key: raw[key] for key in _PARTS if isinstance(raw.get(key), dict) and "name" in raw[key]}
     return raw | {key: _PARTS[key].as_written(spec) for key, spec in parts.items()}

@@ -100,7 +100,7 @@ CLASSIFIERS = Registry(
     "classifiers",
     {
         "heads": "pearl.methods.common.classifiers:Heads",
-        "chain": "pearl.methods.common.classifiers:Chain",
+        "statistics": "pearl.methods.common.classifiers:Statistics",
     },
 )
 

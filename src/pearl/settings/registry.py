@@ -28,10 +28,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from pearl.errors import ConfigError, Interrupted, PearlError, printable
 from pearl.names import without_marks
-from pearl.settings.born import Born, as_written, without_born
-from pearl.settings.code import Code, in_words, run_file
+from pearl.settings.added_later import AddedLater, as_written, without_born
 from pearl.settings.declared import are_phases
-from pearl.settings.follow import followed
+from pearl.settings.derived_defaults import followed
+from pearl.settings.user_code import Code, in_words, run_file
 
 _FAMILIES = {
     "timm": ("any network of timm", "deit_tiny_patch16_224"),
@@ -294,11 +294,11 @@ class Registry:
         return {"name": name, **checked.model_dump(mode="json", warnings=False)}
 
     def decisive(self, spec: Spec) -> Spec:
-        """Return a resolved spec without values that do not enter a run's name (see `Born`)."""
+        """Return a resolved spec without values that do not enter a run's name (see `AddedLater`)."""
         return self._each(spec, Registry.decisive, without_born)
 
     def as_written(self, spec: Spec) -> Spec:
-        """Return a stored spec plus options that were added later (see `Born`).
+        """Return a stored spec plus options that were added later (see `AddedLater`).
 
         Raises:
             ConfigError: no such part.
@@ -306,7 +306,7 @@ class Registry:
         return self._each(spec, Registry.as_written, as_written)
 
     def follow(self, spec: Spec, config: BaseModel) -> Spec:
-        """Return a resolved spec with the rules' values instead of `auto` (see `Follows`)."""
+        """Return a resolved spec with the rules' values instead of `auto` (see `DerivedDefault`)."""
         return spec if self.closed(spec["name"]) else followed(self.options(spec["name"]), spec, config)
 
     def _each(self, spec: Spec, change: Callable[["Registry", Spec], Spec], of_options: Callable[..., Spec]) -> Spec:
@@ -384,7 +384,7 @@ def _model_of(part: Callable[..., Any]) -> type[BaseModel]:
     for parameter in _keyword_only(part):
         name, default = parameter.name, parameter.default
         if name in nested:
-            born = [note for note in hints[name].__metadata__ if isinstance(note, Born)]
+            born = [note for note in hints[name].__metadata__ if isinstance(note, AddedLater)]
             kind = Annotated[dict[str, Any], *born] if born else dict[str, Any]
             fields[name] = (kind, nested[name].spec_of(default))
         else:

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
-from pearl.settings.born import Born
-from pearl.settings.follow import AUTO, usual_resize
+from pearl.settings.added_later import AddedLater
+from pearl.settings.derived_defaults import AUTO, usual_resize
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -41,7 +41,7 @@ class StreamConfig(Section):
     """Share of each class's training images to hold out."""
     evaluate_on: Literal["test", "validation"] = "test"
     """`validation`: the held-out images, or the source's own validation images."""
-    domains: Annotated[list[Domain], Born([])] = []
+    domains: Annotated[list[Domain], AddedLater([])] = []
     """Styles in which all tasks come, one after the other; domains share no training images."""
 
     @model_validator(mode="after")
@@ -66,7 +66,7 @@ class AugmentConfig(Section):
     """Smallest and largest share of the area in a random `resized_crop`."""
     flip: bool = True
     """Mirror half of the training images, with `crop` and `resized_crop`."""
-    brightness: Annotated[Share, Born(0.0)] = 0.0
+    brightness: Annotated[Share, AddedLater(0.0)] = 0.0
     """Half the range, around 1, of a random brightness factor per training image."""
 
     @model_validator(mode="after")
@@ -89,9 +89,9 @@ class ImagesConfig(AugmentConfig):
     """Mean of red, green and blue, for values in [0, 1]."""
     std: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
     """Standard deviations of red, green and blue."""
-    bits: Annotated[int, Field(ge=8, le=16, strict=True), Born(16)] = 16
+    bits: Annotated[int, Field(ge=8, le=16, strict=True), AddedLater(16)] = 16
     """Used bits of 16-bit grey images, such as 12 of many cameras; the upper 8 of them are kept."""
-    reduced: Annotated[bool, Born(False)] = False
+    reduced: Annotated[bool, AddedLater(False)] = False
     """Decode large JPEG files at a half, quarter or eighth of their size, if that is twice the kept size."""
 
     @property
@@ -119,7 +119,7 @@ class OptimizerConfig(Section):
     """Decay rates of `adam` and `adamw`."""
     momentum: Share = 0.9
     """Of `sgd`."""
-    nesterov: Annotated[bool, Born(False)] = False
+    nesterov: Annotated[bool, AddedLater(False)] = False
     """Nesterov's momentum, for `sgd`."""
     weight_decay: NotNegative = 0.0
     """Weight decay of all parameters; decoupled from the gradient in `adamw`."""
@@ -130,17 +130,17 @@ class PhaseConfig(OptimizerConfig):
 
     epochs: Annotated[int, Field(ge=1)] = 50
     """Passes over the task's images."""
-    steps: Annotated[Count | None, Born(None)] = None
+    steps: Annotated[Count | None, AddedLater(None)] = None
     """Length of the phase in steps, instead of epochs."""
     batch_size: Annotated[int, Field(ge=1)] = 32
     """Images per step, over all processes."""
     schedule: Literal["constant", "cosine", "quarter_cosine", "multistep"] = "constant"
     """Learning-rate schedule: `cosine` falls to `end_lr`, `quarter_cosine` nearly to 0, epoch by epoch."""
-    end_lr: Annotated[NotNegative, Born(0.0)] = 0.0
+    end_lr: Annotated[NotNegative, AddedLater(0.0)] = 0.0
     """Final rate of `cosine`."""
-    warmup: Annotated[Share, Born(0.0)] = 0.0
+    warmup: Annotated[Share, AddedLater(0.0)] = 0.0
     """Share of the steps with a linear warm-up of the rate."""
-    warmup_lr: Annotated[NotNegative, Born(0.0)] = 0.0
+    warmup_lr: Annotated[NotNegative, AddedLater(0.0)] = 0.0
     """Initial rate of the warm-up."""
     milestones: list[Annotated[float, Field(gt=0, lt=1)]] = []
     """Shares of the phase at which `multistep` multiplies the rate by `gamma`."""
@@ -148,9 +148,9 @@ class PhaseConfig(OptimizerConfig):
     """Factor of `multistep`, see `milestones`."""
     clip: Positive | None = None
     """Maximum norm of the gradient (clipping)."""
-    groups: Annotated[dict[str, OptimizerConfig], Born({})] = {}
+    groups: Annotated[dict[str, OptimizerConfig], AddedLater({})] = {}
     """Differences of single groups of a phase's parameters, by the method's names for them."""
-    images: Annotated[AugmentConfig, Born({})] = AugmentConfig()
+    images: Annotated[AugmentConfig, AddedLater({})] = AugmentConfig()
     """Differences from the augmentation of `images`, for images of the task (not of a memory)."""
 
     @field_serializer("images")
@@ -209,7 +209,7 @@ class EngineConfig(Section):
     """Maximum steps of a phase; `--smoke` sets 1."""
     cuda_graphs: bool = False
     """Run training steps on a GPU as CUDA graphs, 3 to 4 times as fast for small batches. Losses are equal."""
-    reuse: Annotated[bool, Born(True)] = True
+    reuse: Annotated[bool, AddedLater(True)] = True
     """Use the phase cache: load phases that another run has trained, bit by bit the same, and store new ones."""
-    earlier_states: Annotated[bool, Born(True)] = False
+    earlier_states: Annotated[bool, AddedLater(True)] = False
     """Keep files that only earlier states need (`--tasks`): with class statistics megabytes per task."""

@@ -11,7 +11,7 @@ from pearl.errors import RunError, reason, remedy
 from pearl.storage.files import read_json, read_regular, write_file
 from pearl.storage.inside import remove_empty, remove_file, remove_tree, sync_folder
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.shapes import Exchange
+from pearl.storage.schemas import Exchange
 
 
 class Change:

@@ -23,7 +23,7 @@ from pearl.errors import RunError, counted, reason, short_of_memory
 from pearl.storage.files import FORMAT, open_regular, write_file, write_json
 from pearl.storage.inside import remove_file
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.shapes import Part
+from pearl.storage.schemas import Part
 from pearl.storage.stored_task import MANIFEST, read_manifest
 
 WEIGHTS = "weights.safetensors"

@@ -10,7 +10,7 @@ from typing import Any
 
 from pearl.errors import RunError, reason, remedy
 from pearl.storage.inside import open_to_append
-from pearl.storage.shapes import EVENTS, Record
+from pearl.storage.schemas import EVENTS, Record
 
 
 def append(file: Path, event: Mapping[str, Any]) -> None:

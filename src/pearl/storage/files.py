@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from pearl.errors import ReportError, RunError, reason, remedy
 from pearl.storage.inside import replace_file
-from pearl.storage.shapes import Record, problem
+from pearl.storage.schemas import Record, problem
 
 HTML = (".html", ".htm")  # endings of a page
 OTHER_OUTPUT = "choose another path with -o"

@@ -17,7 +17,7 @@ from pearl.names import class_name
 from pearl.storage import events
 from pearl.storage.files import FORMAT, check_format, read_json, read_regular, write_json
 from pearl.storage.locks import is_held
-from pearl.storage.shapes import (
+from pearl.storage.schemas import (
     Classes,
     Data,
     Environment,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pearl.storage.files import read_json
-from pearl.storage.shapes import Record, Task
+from pearl.storage.schemas import Record, Task
 
 MANIFEST = "manifest.json"  # of a folder of tensors, which is complete once it exists
 

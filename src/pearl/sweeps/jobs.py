@@ -24,8 +24,8 @@ from pearl.storage.inside import remove_temporaries
 from pearl.storage.locks import is_held
 from pearl.storage.paths import find, runs_root
 from pearl.storage.run_directory import RunDirectory
-from pearl.sweeps.board import Board, Position, Status
 from pearl.sweeps.executors import Executor, Process
+from pearl.sweeps.live_status import LiveStatus, Position, Status
 from pearl.sweeps.workers import Place, executor_for
 from pearl.training import launch
 
@@ -110,7 +110,7 @@ def run_jobs(
     slurm: Mapping[str, Any] | None = None,
     folder: Path | None = None,
     manifest: Mapping[str, Any] | None = None,
-    show: Board | None = None,
+    show: LiveStatus | None = None,
 ) -> list[Outcome]:
     """Run all unfinished jobs, `workers` in parallel, and return their outcomes in the given order.
 
@@ -147,7 +147,7 @@ def run_jobs(
             remove_temporaries(folder)
             write_json(folder / "sweep.json", {"format": FORMAT, **manifest, "jobs": runs})
     options = ["--device", device] if device != "auto" else []
-    board = show or Board()
+    board = show or LiveStatus()
     work = _Work(unique, place, folder / "logs", options, board)
     try:
         outcomes = work.go()
@@ -227,7 +227,7 @@ class _Work:
     """Waiting, running and ended jobs."""
 
     def __init__(
-        self, jobs: Mapping[Path, Job], executor: Executor, logs: Path, options: Sequence[str], board: Board
+        self, jobs: Mapping[Path, Job], executor: Executor, logs: Path, options: Sequence[str], board: LiveStatus
     ) -> None:
         self.jobs, self.executor, self.logs, self.options, self.board = jobs, executor, logs, options, board
         self.waiting: list[Path] = []

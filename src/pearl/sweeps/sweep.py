@@ -25,7 +25,7 @@ from pearl.settings.config import parse_overrides
 from pearl.storage.files import FORMAT, check_output, write_output
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory, State
-from pearl.storage.sheets import aligned, mean_and_std, rows_as_markdown
+from pearl.storage.tabular import aligned, mean_and_std, rows_as_markdown
 from pearl.sweeps.jobs import Job, Outcome, check
 from pearl.yaml_io import parse_yaml
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from pearl.errors import counted
 from pearl.reports.text import duration
 from pearl.settings.config import RunConfig
-from pearl.storage.sheets import aligned
+from pearl.storage.tabular import aligned
 from pearl.tables import spec
 from pearl.tables.objects import CPU_CORE, GPU, seconds
 from pearl.tables.spec import Size

@@ -9,8 +9,8 @@ from pathlib import Path
 from pearl.errors import PearlError, RunError
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory
-from pearl.sweeps.board import Board
 from pearl.sweeps.jobs import Job, Outcome, one_line, run_jobs
+from pearl.sweeps.live_status import LiveStatus
 from pearl.tables.values import Filled
 
 IMAGES = 32  # images per batch
@@ -18,7 +18,12 @@ PASSES = 5
 
 
 def run_missing(
-    filled: Filled, *, workers: int | None = None, device: str = "auto", per_gpu: int = 1, show: Board | None = None
+    filled: Filled,
+    *,
+    workers: int | None = None,
+    device: str = "auto",
+    per_gpu: int = 1,
+    show: LiveStatus | None = None,
 ) -> list[Outcome]:
     """Run missing runs of cells, and return their outcomes. The same call resumes an interrupted one.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pearl.settings.config import RunConfig
 from pearl.settings.declared import declared, upcoming
-from pearl.settings.follow import pretrained
+from pearl.settings.derived_defaults import pretrained
 from pearl.settings.parts import METHODS, RANK_RULES
 from pearl.settings.sections import ImagesConfig
 from pearl.tables.spec import Request

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from pearl.reports import plots
 from pearl.reports.parts import Chapter, Figure, Link, Part, Table, bar_figure, curve_figure, render
 from pearl.storage.files import check_output, write_output
-from pearl.storage.sheets import aligned, rows_as_csv, rows_as_markdown
+from pearl.storage.tabular import aligned, rows_as_csv, rows_as_markdown
 from pearl.tables import spec, words
 from pearl.tables.values import Cell, Filled
 

@@ -92,7 +92,7 @@ class Row(_Line):
 
     def told_apart(self) -> "Row":
         """Return the same row with class statistics, which the paper does not have."""
-        settings = [*(self.set or []), "method.classifier={name: chain, train: all}"]
+        settings = [*(self.set or []), "method.classifier={name: statistics, train: all}"]
         return self.model_copy(update={"name": f"{self.name}, class statistics", "set": settings, "paper": []})
 
 

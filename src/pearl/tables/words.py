@@ -9,7 +9,7 @@ from pearl.errors import RunError, counted
 from pearl.reports.parts import shown
 from pearl.reports.text import duration
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.sheets import mean_and_std
+from pearl.storage.tabular import mean_and_std
 from pearl.tables.spec import Column, Row
 from pearl.tables.values import Cell, Filled
 

@@ -14,7 +14,7 @@ from pearl.settings.declared import declared
 from pearl.testing.tiny import Make, config, images, learn, reload
 from pearl.testing.watched import course, hold
 from pearl.training.engine import Engine
-from pearl.training.replay import Replay
+from pearl.training.resume import Resume
 
 TASKS = 3
 
@@ -58,14 +58,14 @@ class Without(Engine):
         self.name = name
         self.names: set[str] = set()  # of the method's parameters that the phase would have trained
 
-    def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
+    def train(self, method: Method, task: Task, phase: Phase, position: int, resume: Resume) -> None:
         """Train other phases."""
         if phase.name == self.name:
             trained = {id(parameter) for parameter in phase.trained}
             self.names |= {name for name, parameter in method.named_parameters() if id(parameter) in trained}
             self._handed = []
         else:
-            super().train(method, task, phase, position, replay)
+            super().train(method, task, phase, position, resume)
 
 
 def _weights(method: Method) -> Iterator[tuple[str, Any]]:

@@ -54,7 +54,7 @@ from pearl.testing.tiny import (
 )
 from pearl.testing.watched import Watch, after, course, hold  # noqa: F401 - for tests of methods
 from pearl.training.engine import Engine
-from pearl.training.replay import Replay
+from pearl.training.resume import Resume
 
 
 def checks() -> list[Callable[[Make], None]]:
@@ -158,7 +158,7 @@ def shows_resume_after_a_task_bit_exact(make: Make) -> None:
     same_state(whole, resumed, "after a resumed task")
 
 
-class Cut(Replay):
+class Cut(Resume):
     """Stops a task after so many steps, as Ctrl-C would."""
 
     def __init__(self, folder: Path, steps: int) -> None:
@@ -251,10 +251,10 @@ class Operations(TorchDispatchMode):
 class Listen(Engine):
     """An engine that compares what two batches of a steady phase ask of the device."""
 
-    def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
+    def train(self, method: Method, task: Task, phase: Phase, position: int, resume: Resume) -> None:
         """Train, and go over two batches of a size again."""
-        super().train(method, task, phase, position, replay)
-        if not phase.steady:
+        super().train(method, task, phase, position, resume)
+        if not phase.capturable:
             return
         asked = []
         for batch in [batch for batch in (phase.data or task).batches(8, 0) if len(batch.x) == 8][:2]:

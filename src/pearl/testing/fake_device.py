@@ -56,7 +56,7 @@ def _learnt(make: Make) -> list[Tensor]:
     method.fast = True  # all sub-networks of a ViT run at once
     with torch.no_grad():
         ensemble, x = Ensemble(method), images().to(method.device)
-        found = [ensemble(x), ensemble(x, 0), *(ensemble.judge(x) if ensemble.judge else ())]
+        found = [ensemble(x), ensemble(x, 0), *(ensemble.scorer(x) if ensemble.scorer else ())]
     if not all(type(part) is type(x) for part in found):
         raise AssertionError("a result is not on the device of the images")
     return [part.cpu() for part in found]

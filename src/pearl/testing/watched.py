@@ -15,9 +15,9 @@ from pearl.methods.base import Method, Phase
 from pearl.methods.common.average import Average
 from pearl.settings.declared import declared
 from pearl.testing.tiny import Make, config, learn
-from pearl.training.content import digest, together
 from pearl.training.engine import Engine
-from pearl.training.replay import Replay
+from pearl.training.fingerprint import digest, together
+from pearl.training.resume import Resume
 
 
 def hold(condition: object, otherwise: str) -> None:
@@ -56,7 +56,7 @@ def _averaged(average: Average, method: Method, phase: Phase) -> Iterator[tuple[
 class Watch(Engine):
     """An engine that sees, phase by phase, that no parameter but the phase's changes, and that it reads what it says.
 
-    While a phase with `reads` is trained, all else that the method has learnt is not a number.
+    While a phase with `depends_on` is trained, all else that the method has learnt is not a number.
     """
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Watch(Engine):
         self.fabric.backward = self._checked_backward  # type: ignore[assignment]
         self.trained: list[tuple[int, str, int]] = []  # of each phase the task, its name, and the images of an epoch
 
-    def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
+    def train(self, method: Method, task: Task, phase: Phase, position: int, resume: Resume) -> None:
         """Train, and compare before and after."""
         if not phase.trained:
             self.wrong.append(f"phase {phase.name} has nothing to train")
@@ -87,7 +87,7 @@ class Watch(Engine):
         averages = {name: part for name, part in method.named_modules() if isinstance(part, Average)}
         earlier = {name: _values(average) for name, average in averages.items()}
         with self._hidden(method, task, phase):
-            super().train(method, task, phase, position, replay)
+            super().train(method, task, phase, position, resume)
         self._note_idle(method, phase, starts)
         for name, average in averages.items():
             follows = phase.after_step and phase.name not in method.may_rest
@@ -129,12 +129,12 @@ class Watch(Engine):
     @contextmanager
     def _hidden(self, method: Method, task: Task, phase: Phase) -> Iterator[None]:
         """Replace all that the phase does not declare to read by not-a-number meanwhile."""
-        if not phase.reads:
+        if not phase.depends_on:
             yield
             return
         if not digest(phase, task, {}):
-            self.wrong.append(f"the dependencies of phase {phase.name} are unknown, though it has `reads`")
-        whole = together(phase.reads)
+            self.wrong.append(f"the dependencies of phase {phase.name} are unknown, though it has `depends_on`")
+        whole = together(phase.depends_on)
         own = {id(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
         rest = [tensor for tensor in (*method.parameters(), *method.buffers()) if id(tensor) not in own]
         rest = [tensor for tensor in rest if tensor.is_floating_point()]
@@ -145,14 +145,14 @@ class Watch(Engine):
         try:
             yield
         except TrainingError as error:
-            raise AssertionError(f"phase {phase.name} depends on more than its `reads`: {error}") from error
+            raise AssertionError(f"phase {phase.name} depends on more than its `depends_on`: {error}") from error
         with torch.no_grad():
             for tensor, value in zip(rest, before, strict=True):
                 if not tensor.isnan().all():
-                    self.wrong.append(f"phase {phase.name} changes more than its `reads`")
+                    self.wrong.append(f"phase {phase.name} changes more than its `depends_on`")
                 tensor.copy_(value)
         if not all(tensor.isfinite().all() for tensor in (*whole.parameters(), *whole.buffers())):
-            self.wrong.append(f"phase {phase.name} depends on more than its `reads`")
+            self.wrong.append(f"phase {phase.name} depends on more than its `depends_on`")
 
 
 @dataclass(frozen=True)

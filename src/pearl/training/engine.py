@@ -19,13 +19,13 @@ from pearl.nn.fast.convolutions import FastConvolutions, has_slow
 from pearl.nn.layout import placed
 from pearl.nn.precision import computes_bf16
 from pearl.settings.config import ModelConfig
-from pearl.training.content import digest
+from pearl.training.fingerprint import digest
 from pearl.training.graphs import GraphedStep, Recorder
-from pearl.training.kept import Kept
 from pearl.training.machine import machine
 from pearl.training.optimizers import Course, Optimizers, learning_rate, make_optimizers, set_rate, take_over
+from pearl.training.phase_cache import PhaseCache
 from pearl.training.phase_training import PhaseModule, Training, mean_loss
-from pearl.training.replay import Progress, Replay, Scene
+from pearl.training.resume import Progress, Resume, Scene
 from pearl.training.world import World, kind_of, leave, make_fabric
 
 
@@ -53,10 +53,10 @@ class Engine:
         precision: Literal["auto", "fp32", "bf16"] | None = None,
         observer: Observer | None = None,
         world: World | None = None,
-        kept: Kept | None = None,
+        phase_cache: PhaseCache | None = None,
     ) -> None:
         self.config = config
-        self.kept = kept
+        self.phase_cache = phase_cache
         self.reused: list[str] = []  # phases of the last task, by the names that `learn` returns
         self.world = world or World()
         self.observer = observer or Observer()
@@ -86,7 +86,7 @@ class Engine:
         bf16 = self.precision == "bf16"
         return FastConvolutions if any(has_slow(module, bf16=bf16) for module in modules) else nullcontext
 
-    def learn(self, method: Method, task: Task, replay: Replay | None = None) -> dict[str, float]:
+    def learn(self, method: Method, task: Task, resume: Resume | None = None) -> dict[str, float]:
         """Train a method on one task. With `replay`, resume an earlier attempt.
 
         Returns the seconds of each phase; repeated names become "NAME 2", "NAME 3", ... For a phase in `reused` they
@@ -96,8 +96,8 @@ class Engine:
             TrainingError: the loss is not finite, or memory is short.
             Interrupted: the user stopped the run.
         """
-        replay = replay or Replay()
-        replay.begin(method, task.id)
+        resume = resume or Resume()
+        resume.begin(method, task.id)
         torch.manual_seed(fold(self.config.seed, task.seed_part))
         seconds: dict[str, float] = {}
         times: Counter[str] = Counter()
@@ -107,7 +107,7 @@ class Engine:
                 kind = type(phase).__name__
                 raise TrainingError(f"{type(method).__name__}.learn yields {kind}; let it yield a Phase")
             with mistakes_named(phase.name):
-                self.train(method, task, phase, position, replay)
+                self.train(method, task, phase, position, resume)
             times[phase.name] += 1
             again = f" {times[phase.name]}" if times[phase.name] > 1 else ""
             seconds[phase.name + again] = phase.seconds
@@ -119,38 +119,38 @@ class Engine:
         method.eval()
         return seconds
 
-    def train(self, method: Method, task: Task, phase: Phase, position: int, replay: Replay) -> None:
+    def train(self, method: Method, task: Task, phase: Phase, position: int, resume: Resume) -> None:
         """Train one phase. Randomness depends only on seed, task, position of the phase, and epoch."""
         handed, self._handed = self._handed, []
         training = self._prepared(method, task, phase, position, handed)
         step: Callable[[Batch], Tensor] = partial(self.train_step, training)
-        if self.recorder and phase.steady:
+        if self.recorder and phase.capturable:
             step = GraphedStep(step, self.recorder())
         scene, steps = Scene(method, phase, training.optimizers), training.course.steps
         with ExitStack() as stack:
             stack.enter_context(self._tensor_float32())
             key = "" if handed else self._key(training)
-            progress = replay.restore(training.at, scene, key)
+            progress = resume.restore(training.at, scene, key)
             stored = progress.done
-            if self.kept and key and not stored:
-                claim = self.kept.claimed(key, phase.reads, steps, self.world, self._note(task))
+            if self.phase_cache and key and not stored:
+                claim = self.phase_cache.claimed(key, phase.depends_on, steps, self.world, self._note(task))
                 progress = stack.enter_context(claim) or progress
             self._announce(training, progress, stored)
-            stack.enter_context(replay.training())
+            stack.enter_context(resume.training())
             training.began = time.perf_counter() - progress.seconds
             while progress.done < steps:
                 for _ in self._train_epoch(training, step, progress):
-                    if replay.due():
+                    if resume.due():
                         progress.seconds = time.perf_counter() - training.began
-                        replay.store(training.at, scene, progress, finished=False)
-                if progress.done < steps and replay.due():  # an epoch's end is stored after it is reported
-                    replay.store(training.at, scene, progress, finished=False)
+                        resume.store(training.at, scene, progress, finished=False)
+                if progress.done < steps and resume.due():  # an epoch's end is stored after it is reported
+                    resume.store(training.at, scene, progress, finished=False)
             for parameter in phase.trained:
                 parameter.grad = None  # parameters that are frozen from now on keep no gradient
-            if self.kept and progress.key and not progress.reused and self.world.first:
-                self.kept.keep(phase.name, phase.reads, progress, self._note(task))
+            if self.phase_cache and progress.key and not progress.reused and self.world.first:
+                self.phase_cache.keep(phase.name, phase.depends_on, progress, self._note(task))
             if stored != steps:
-                replay.store(training.at, scene, progress, finished=True)
+                resume.store(training.at, scene, progress, finished=True)
         phase.seconds = progress.seconds
 
     def _train_epoch(self, training: Training, step: Callable[[Batch], Tensor], progress: Progress) -> Iterator[None]:
@@ -213,10 +213,10 @@ class Engine:
         if changes and isinstance(data, Task):
             data = data.viewed(data.view.with_changes(changes))
         course = Course.of(settings, len(data), self.config.engine.max_steps)
-        graphed = self.recorder is not None and phase.steady
+        graphed = self.recorder is not None and phase.capturable
         optimizers = make_optimizers(settings, phase.groups, self.fabric.device, graphed=graphed)
         take_over(optimizers, handed)
-        self._handed = optimizers if phase.hands_on else []
+        self._handed = optimizers if phase.keep_optimizer else []
         module, *wrapped = self.fabric.setup(PhaseModule(phase, self.world), *optimizers)
         kernels = self.kernels(method, phase.extra)
         method.train()
@@ -241,7 +241,7 @@ class Engine:
     def _key(self, training: Training) -> str:
         """Return the digest of a phase, see `content.digest`; empty if it is not to be cached."""
         method, phase = training.method, training.phase
-        if not (self.kept and phase.reads and type(self) is Engine):
+        if not (self.phase_cache and phase.depends_on and type(self) is Engine):
             return ""
         facts = {
             "place": [self.config.seed, training.task.seed_part, training.position],

@@ -14,7 +14,7 @@ from pearl.errors import TrainingError
 from pearl.methods.base import Method, Phase
 from pearl.settings.sections import PhaseConfig
 from pearl.training.optimizers import Course, Optimizers
-from pearl.training.replay import Progress
+from pearl.training.resume import Progress
 from pearl.training.world import World
 
 

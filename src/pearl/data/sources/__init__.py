@@ -2,13 +2,7 @@
 
 from pearl.data.sources.arrays import npz
 from pearl.data.sources.cifar import cifar100
-from pearl.data.sources.folders import folder
-from pearl.data.sources.hub import columns, hugging_face, is_from_hub
-from pearl.data.sources.imagenets import imagenet_r, tinyimagenet
-from pearl.data.sources.rows import class_names
-from pearl.data.sources.scikit import digits
-from pearl.data.sources.source import Rows, Source, Split, reason, some
-from pearl.data.sources.trees import (
+from pearl.data.sources.folder_scan import (
     Files,
     files_below,
     image_files,
@@ -19,6 +13,12 @@ from pearl.data.sources.trees import (
     no_images,
     tree,
 )
+from pearl.data.sources.folders import folder
+from pearl.data.sources.hub import columns, hugging_face, is_from_hub
+from pearl.data.sources.imagenets import imagenet_r, tinyimagenet
+from pearl.data.sources.rows import class_names
+from pearl.data.sources.scikit import digits
+from pearl.data.sources.source import Rows, Source, Split, reason, some
 from pearl.data.sources.vision import vision
 
 __all__ = [

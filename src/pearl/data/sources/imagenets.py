@@ -10,8 +10,8 @@ from typing import Literal
 
 import numpy as np
 
+from pearl.data.sources.folder_scan import Files, class_images, draw, images_in, labelled, read_text, split_hash, tree
 from pearl.data.sources.source import Source, checked, reason, some, unique
-from pearl.data.sources.trees import Files, class_images, draw, images_in, labelled, read_text, split_hash, tree
 from pearl.errors import ConfigError, DataError, counted
 from pearl.storage.network import short_waits
 from pearl.storage.paths import data_root, find

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from pearl.data.sources.folder_scan import draw
 from pearl.data.sources.source import Rows, Split, unique
-from pearl.data.sources.trees import draw
 
 
 def class_names(data: Any) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from pearl.methods.base import Phase, own_loss
 from pearl.methods.common.frozen_vit import FrozenVit
 from pearl.methods.common.teacher import frozen
 from pearl.nn import vit
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 from pearl.settings.declared import PhaseSpec
 
 DISTORTION = 1e-4  # epsilon of TransRate, as in its authors' code
@@ -43,7 +43,7 @@ class Ada(FrozenVit):
         train_heads: distil the heads as well; the paper keeps them unchanged.
     """
 
-    own_classes = True
+    task_local_loss = True
     may_rest = ("ada",)  # a new adapter's ReLUs may all be inactive
     phases = ("ada", PhaseSpec("ada_consolidate", lambda task: task.id >= task.options["pool"]))
 
@@ -72,7 +72,7 @@ class Ada(FrozenVit):
         params = [*new.parameters(), *self.only(head.parameters())]
         new.requires_grad_(True)
         own = own_loss(lambda x: self.read(x, new), head, task)
-        yield Phase("ada", params, own, extra=new if full else None, steady=True)
+        yield Phase("ada", params, own, extra=new if full else None, capturable=True)
         self.requires_grad_(False)
         place = max(range(len(self.pool)), key=lambda j: self.score(task, j)) if full else len(self.pool) - 1
         earlier = self.tasks_of(place)
@@ -81,7 +81,7 @@ class Ada(FrozenVit):
             heads = [*self.heads] if self.train_heads else []
             params = [p for t in (*earlier, task.id) if heads for p in heads[t].parameters()]
             params = self.only([*self.pool[place].parameters(), *params])
-            yield Phase("ada_consolidate", params, self.distilled(place, earlier, new, task.id), steady=True)
+            yield Phase("ada_consolidate", params, self.distilled(place, earlier, new, task.id), capturable=True)
             self.requires_grad_(False)
 
     def score(self, task: Task, place: int) -> float:
@@ -125,7 +125,7 @@ class Ada(FrozenVit):
         features = {place: self.read(x, self.pool[place]) for place in dict.fromkeys(places)}
         return torch.cat([self.heads[t](features[place]) for t, place in zip(tasks, places, strict=True)], dim=1)
 
-    def asked(self) -> int:
+    def forward_passes(self) -> int:
         """See `Method.asked`."""
         return len(self.pool)
 

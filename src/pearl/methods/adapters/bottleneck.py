@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from pearl.nn.growing import Grown
+from pearl.nn.task_modules import Grown
 
 Count = Annotated[int, Field(ge=1)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]

@@ -21,9 +21,9 @@ from pearl.methods.base import Phase
 from pearl.methods.common.frozen_vit import FrozenVit
 from pearl.methods.common.statistics import ClassStatistics
 from pearl.nn import vit
-from pearl.nn.growing import Grown
 from pearl.nn.precision import full, outside_autocast
-from pearl.settings.born import Born
+from pearl.nn.task_modules import Grown
+from pearl.settings.added_later import AddedLater
 from pearl.settings.declared import PhaseSpec
 
 TINY = 1e-6
@@ -91,7 +91,7 @@ class Dia(FrozenVit):
             seen. That of prototypes is among all.
     """
 
-    couples = True
+    batch_coupled = True
     phases = ("dia", PhaseSpec("dia_align", "later"))
 
     def __init__(
@@ -103,7 +103,7 @@ class Dia(FrozenVit):
         pdl: Annotated[float, Field(ge=0)] = 0.1,
         prototypes: Count = 32,
         beta: Share = 0.7,
-        align_among: Annotated[Literal["own", "all"], Born("all")] = "own",
+        align_among: Annotated[Literal["own", "all"], AddedLater("all")] = "own",
     ) -> None:
         super().__init__(backbone)
         depth = len(backbone.blocks)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ class Dia(FrozenVit):
             own = F.cross_entropy(head(features), batch.y - known)
             return own + self.pdl * self.moved(batch.x, features, patches, t) if t and self.pdl else own
 
-        yield Phase("dia", params, loss, steady=True)
+        yield Phase("dia", params, loss, capturable=True)
         self.requires_grad_(False)
         self.statistics.grow(len(task.classes), self.device)
         self.statistics.update(self.of_images(task, self.features), task.labels - known)

@@ -22,8 +22,8 @@ from pearl.methods.common.subspace import input_matrices
 from pearl.methods.common.teacher import distillation
 from pearl.nn import lowrank
 from pearl.nn.functional import functional_call
-from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
+from pearl.nn.task_modules import TaskTensors
 from pearl.settings.declared import PhaseSpec
 
 FLOOR = 2e-4  # added to variances
@@ -91,7 +91,7 @@ class E2Lora(Aligned, FrozenVit):
         lora = [*self.factors.in_order(f"{t}.A."), *(self.factors.in_order("0.B.") if not t else ())]
         params = {"lora": lora, "head": [*head.parameters()]}
         self.only([*lora, *head.parameters()])
-        yield Phase("e2lora", params, partial(self.loss, task, head, self.weights(t)), steady=True)
+        yield Phase("e2lora", params, partial(self.loss, task, head, self.weights(t)), capturable=True)
         layers = [target.parameter.removesuffix(".weight") for target in self.targets]
         moments = input_matrices(self.backbone, self.features, layers, task)
         for target, layer in zip(self.targets, layers, strict=True):

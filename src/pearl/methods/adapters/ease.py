@@ -17,8 +17,8 @@ from pearl.methods.base import Phase, own_loss
 from pearl.methods.common.frozen_vit import FrozenVit
 from pearl.methods.common.statistics import ClassStatistics, cosines
 from pearl.nn import vit
-from pearl.nn.growing import CosineHeads
 from pearl.nn.precision import full, outside_autocast
+from pearl.nn.task_modules import CosineHeads
 
 
 class Ease(FrozenVit):
@@ -35,7 +35,7 @@ class Ease(FrozenVit):
         alpha: total weight of all spaces except a class's own, whose weight is 1.
     """
 
-    own_classes = True
+    task_local_loss = True
     phases = ("ease",)
 
     def __init__(
@@ -63,7 +63,7 @@ class Ease(FrozenVit):
         def features(x: Tensor) -> Tensor:
             return vit.features(self.backbone, x, adapters=self.adapters.by_block(t))
 
-        yield Phase("ease", params, own_loss(features, head, task), extra=head, steady=True)
+        yield Phase("ease", params, own_loss(features, head, task), extra=head, capturable=True)
         self.requires_grad_(False)
         rows = self.of_images(task, lambda x: torch.cat(self.spaces(x), dim=1))
         self.statistics.grow(len(task.classes), self.device, rows.shape[1])
@@ -103,6 +103,6 @@ class Ease(FrozenVit):
         """See `Method.columns`."""
         return self.statistics.columns(task)
 
-    def asked(self) -> int:
+    def forward_passes(self) -> int:
         """A forward pass per task."""
         return len(self.adapters)

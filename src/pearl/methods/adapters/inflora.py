@@ -18,9 +18,9 @@ from pearl.methods.base import Method, Phase, own_loss
 from pearl.methods.common.subspace import Subspaces, input_matrices
 from pearl.nn import lowrank
 from pearl.nn.functional import functional_call
-from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
-from pearl.settings.follow import Follows, stream_length
+from pearl.nn.task_modules import TaskTensors
+from pearl.settings.derived_defaults import DerivedDefault, stream_length
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -43,7 +43,7 @@ class InfLoRA(Method):
     """
 
     backbones = "vit"
-    own_classes = True
+    task_local_loss = True
     phases = ("inflora",)
 
     def __init__(
@@ -53,7 +53,7 @@ class InfLoRA(Method):
         rank: Count = 10,
         energy: Share = 0.98,
         energy_end: Share = 1.0,
-        tasks: Annotated[Count | Literal["auto"], Follows(stream_length)] = "auto",
+        tasks: Annotated[Count | Literal["auto"], DerivedDefault(stream_length)] = "auto",
     ) -> None:
         if not lowrank.has_attention(backbone):
             raise ConfigError(
@@ -79,7 +79,7 @@ class InfLoRA(Method):
             start = torch.zeros(target.shape[0], self.rank, device=self.device)
             self.trained.add(f"{task.id}.{target.label}", start)
         params = [*self.trained.in_order(f"{task.id}."), *head.parameters()]
-        yield Phase("inflora", params, own_loss(self.features, head, task), steady=True)
+        yield Phase("inflora", params, own_loss(self.features, head, task), capturable=True)
         self.requires_grad_(False)
         for layer, inputs in self.inputs(task).items():
             self.memory.remember(layer, inputs, self.share(task.id))

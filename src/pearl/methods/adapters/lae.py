@@ -20,17 +20,17 @@ from pearl.methods.common.average import Average
 from pearl.methods.prompts.prefixes import check_blocks
 from pearl.nn import lowrank, vit
 from pearl.nn.functional import functional_call
-from pearl.nn.growing import TaskHeads, TaskTensors
 from pearl.nn.lowrank import Target
 from pearl.nn.precision import outside_autocast
-from pearl.settings.born import Born
+from pearl.nn.task_modules import TaskHeads, TaskTensors
+from pearl.settings.added_later import AddedLater
 from pearl.settings.declared import PhaseSpec
 
 Count = Annotated[int, Field(ge=1)]
 Blocks = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
 
 
-class BesideAttention(Adapters):
+class ParallelAdapters(Adapters):
     """Adapters with the input of attention and a learnt factor."""
 
     def __init__(self, net: nn.Module, blocks: Blocks, width: int) -> None:
@@ -106,7 +106,7 @@ class Lae(Method):
             first if it was pretrained.
     """
 
-    own_classes = True
+    task_local_loss = True
     may_rest = ("lae_head",)  # the average of the module is used later
     phases = (
         PhaseSpec("reference", "reference"),
@@ -123,7 +123,7 @@ class Lae(Method):
         size: Count | Literal["auto"] = "auto",
         adapt_blocks: Blocks = (0, 1, 2, 3, 4),
         ema_decay: Annotated[float, Field(ge=0, le=1)] = 0.9999,
-        head_std: Annotated[Annotated[float, Field(ge=0)] | None, Born(None)] = 0.001,
+        head_std: Annotated[Annotated[float, Field(ge=0)] | None, AddedLater(None)] = 0.001,
         reference: Literal["auto", "given", "first_task"] = "auto",
     ) -> None:
         super().__init__(backbone.requires_grad_(False))
@@ -142,7 +142,7 @@ class Lae(Method):
         else:
             vit.require_plain(backbone)
             check_blocks(backbone, adapt_blocks, "adapt_blocks")
-            self.pet = (BesideAttention if pet == "adapter" else LearnablePrefixes)(backbone, adapt_blocks, size)
+            self.pet = (ParallelAdapters if pet == "adapter" else LearnablePrefixes)(backbone, adapt_blocks, size)
         self.average = Average()  # of the module; empty until the second task that trains it
 
     def train(self, mode: bool = True) -> "Lae":
@@ -169,8 +169,8 @@ class Lae(Method):
     def phase(self, name: str, task: Task, *trained: nn.Module) -> Phase:
         """Return a phase that trains these modules with the task's own classes."""
         params = [parameter for module in trained for parameter in module.requires_grad_(True).parameters()]
-        phase = Phase(name, params, own_loss(self.features, self.heads[task.id], task), steady=True)
-        phase.hands_on = name == "lae_head"
+        phase = Phase(name, params, own_loss(self.features, self.heads[task.id], task), capturable=True)
+        phase.keep_optimizer = name == "lae_head"
         if len(self.average.tensors):
             phase.after_step = lambda _: self.average.update(self.pet, self.decay)
         return phase
@@ -187,7 +187,7 @@ class Lae(Method):
             logits = torch.maximum(logits, slow)
         return logits if task is None else logits[:, self.columns(task)]
 
-    def asked(self) -> int:
+    def forward_passes(self) -> int:
         """See `Method.asked`."""
         return 2 if len(self.average.tensors) else 1
 

@@ -79,7 +79,7 @@ class Rsiat(Ssiat):
         output: last layer of the projector: `linear`, or `sigmoid` as in the authors' code.
     """
 
-    couples = True
+    batch_coupled = True
     may_not_matter = ("rs_margin",)  # if no pair of images is that far apart
     phases = (
         PhaseSpec("rsiat_first", "first"),
@@ -125,7 +125,9 @@ class Rsiat(Ssiat):
             groups = {"body": body, "projector": [*self.projector.parameters()]}
             self.only([*body, *groups["projector"]])
             means = self.statistics.means().to(head.weight)
-            phase = Phase("rsiat", groups, partial(self.loss, task, head, frozen(self.adapters), means), steady=True)
+            phase = Phase(
+                "rsiat", groups, partial(self.loss, task, head, frozen(self.adapters), means), capturable=True
+            )
         yield phase
         yield from self.settle(task, before, "rsiat_align")
 

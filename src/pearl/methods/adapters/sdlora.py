@@ -16,8 +16,8 @@ from pearl.errors import ConfigError
 from pearl.methods.base import Method, Phase, own_loss
 from pearl.nn import lowrank
 from pearl.nn.functional import functional_call
-from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
+from pearl.nn.task_modules import TaskTensors
 
 START = 0.8  # initial value of every magnitude
 REDUCED = (1.0, 0.8, 0.6)  # shares of the rank, for four tasks each
@@ -43,7 +43,7 @@ class SdLora(Method):
     """
 
     backbones = "vit"
-    own_classes = True
+    task_local_loss = True
     phases = ("sdlora",)
 
     def __init__(
@@ -80,7 +80,7 @@ class SdLora(Method):
             self.magnitudes.add(f"{t}", torch.tensor(START, device=self.device))
         self.magnitudes.requires_grad_(True)
         params = [*self.factors.in_order(f"{task.id}."), *self.magnitudes.in_order(), *head.parameters()]
-        yield Phase("sdlora", params, own_loss(self.features, head, task), steady=True)
+        yield Phase("sdlora", params, own_loss(self.features, head, task), capturable=True)
         self.requires_grad_(False)
 
     def update(self, target: Target) -> Tensor:

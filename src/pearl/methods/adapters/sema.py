@@ -19,9 +19,9 @@ from pearl.methods.base import Phase, own_loss
 from pearl.methods.common.frozen_vit import IMAGES, FrozenVit
 from pearl.methods.prompts.prefixes import check_blocks
 from pearl.nn import vit
-from pearl.nn.growing import Grown
 from pearl.nn.precision import full, outside_autocast
-from pearl.settings.born import Born
+from pearl.nn.task_modules import Grown
+from pearl.settings.added_later import AddedLater
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 
 FEW = 3  # fewer errors give no standard deviation
@@ -121,7 +121,7 @@ class Sema(FrozenVit):
             are recorded on its training images, as in the authors' code.
     """
 
-    own_classes = True
+    task_local_loss = True
     untrained = (".router.0.",)  # the first adapter of a block has no others to be weighted against
     may_rest = ("sema_func",)
     phases = (  # of later tasks, for each block that grows
@@ -140,7 +140,7 @@ class Sema(FrozenVit):
         adapt_end_layer: Block = 11,
         exp_threshold: float = 2.0,
         detect_batch_size: Count | None = None,
-        hold_out: Annotated[float, Field(ge=0, lt=1), Born(0.0)] = 0.0,
+        hold_out: Annotated[float, Field(ge=0, lt=1), AddedLater(0.0)] = 0.0,
     ) -> None:
         super().__init__(backbone)
         check_blocks(backbone, [adapt_end_layer], "adapt_end_layer")
@@ -167,7 +167,7 @@ class Sema(FrozenVit):
             left.remove(block)
             yield from self.grow(task, [block])
         if left == blocks:
-            yield Phase("sema_head", self.only(head.parameters()), own_loss(self.features, head, task), steady=True)
+            yield Phase("sema_head", self.only(head.parameters()), own_loss(self.features, head, task), capturable=True)
             self.requires_grad_(False)
 
     def grow(self, task: Task, blocks: Sequence[int], others: Iterable[nn.Parameter] = ()) -> Iterator[Phase]:
@@ -178,7 +178,7 @@ class Sema(FrozenVit):
             own, descriptors[block] = self.mixture(block).grow(self.device)
             params += own
         params = self.only([*params, *head.parameters()])
-        yield Phase("sema_func", params, own_loss(self.features, head, task), steady=True)
+        yield Phase("sema_func", params, own_loss(self.features, head, task), capturable=True)
 
         def rebuilt(batch: Batch) -> Tensor:
             means = self.token_means(batch.x)
@@ -186,7 +186,7 @@ class Sema(FrozenVit):
 
         params = self.only(parameter for own in descriptors.values() for parameter in own.parameters())
         trained, recorded = task.hold_out(self.hold_out) if self.hold_out else (None, task)
-        yield Phase("sema_rd", params, rebuilt, data=trained, steady=True)
+        yield Phase("sema_rd", params, rebuilt, data=trained, capturable=True)
         self.requires_grad_(False)
         batches = self.seen(recorded if len(recorded) else task)  # with a single image per class there are none
         for block, descriptor in descriptors.items():

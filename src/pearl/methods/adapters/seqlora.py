@@ -11,8 +11,8 @@ from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase, own_loss, whole
 from pearl.nn import lowrank
 from pearl.nn.functional import functional_call
-from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Fold, Target
+from pearl.nn.task_modules import TaskTensors
 from pearl.settings.declared import Phases, PhaseSpec, declared
 
 
@@ -32,7 +32,7 @@ class SeqLora(Method):
             first if it was pretrained.
     """
 
-    own_classes = True
+    task_local_loss = True
     phases: Phases = (PhaseSpec("reference", "reference"), PhaseSpec("seqlora", "adapted"))
 
     def __init__(
@@ -69,7 +69,7 @@ class SeqLora(Method):
         params = [*self.start(task), *map(self.backbone.get_parameter, self.further), *head.parameters()]
         for parameter in params:
             parameter.requires_grad_(True)
-        yield Phase(list(declared(self))[-1], params, self.loss(head, task), steady=True)
+        yield Phase(list(declared(self))[-1], params, self.loss(head, task), capturable=True)
         self.requires_grad_(False)
 
     def start(self, task: Task) -> list[nn.Parameter]:

@@ -16,9 +16,9 @@ from pearl.methods.adapters.seqlora import SeqLora
 from pearl.methods.base import Phase
 from pearl.methods.common.alignment import Aligned, alignment, draws_of_classes, symmetric_cross_entropy
 from pearl.nn import vit
-from pearl.nn.growing import TaskHeads
+from pearl.nn.task_modules import TaskHeads
 from pearl.settings.declared import PhaseSpec
-from pearl.settings.follow import on_cifar
+from pearl.settings.derived_defaults import on_cifar
 
 TARGETS = [r"attn\.qkv\.weight", r"mlp\.fc1\.weight", r"mlp\.fc2\.weight"]
 
@@ -34,7 +34,7 @@ class SlowLora(Aligned, SeqLora):
     """
 
     backbones = "vit"
-    own_classes = False  # the alignment trains heads against each other
+    task_local_loss = False  # the alignment trains heads against each other
     floor = 1e-4  # added to variances
 
     def __init__(self, backbone: nn.Module, **options: Any) -> None:
@@ -130,7 +130,7 @@ class SlcaPlusPlus(SlowLora):
             logits = head(self.features(batch.x))
             return symmetric_cross_entropy(logits, batch.y - task.first_class, self.ce, self.rce)
 
-        yield Phase("slcapp" if task.id else "slcapp_first", params, loss, steady=True)
+        yield Phase("slcapp" if task.id else "slcapp_first", params, loss, capturable=True)
         self.requires_grad_(False)
         self.remember(task, self.features_of(task))
         self.take_heads()

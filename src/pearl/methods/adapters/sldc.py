@@ -20,8 +20,8 @@ from pearl.methods.base import Phase
 from pearl.methods.common.alignment import alignment, draws_of_classes, symmetric_cross_entropy
 from pearl.methods.common.gaussians import Pairs, linear_map
 from pearl.nn.functional import functional_call
-from pearl.nn.growing import Classifier, TaskHeads
 from pearl.nn.precision import full
+from pearl.nn.task_modules import Classifier, TaskHeads
 from pearl.settings.declared import PhaseSpec
 
 RIDGE = 1e-4  # ridge of the linear operator
@@ -135,7 +135,7 @@ class Sldc(SlowLora):
         params = {"lora": self.start(task), "head": [*head.parameters()]}
         for parameter in [*params["lora"], *params["head"]]:
             parameter.requires_grad_(True)
-        yield Phase("sldc", params, partial(self.training_loss, task, head, earlier), steady=True)
+        yield Phase("sldc", params, partial(self.training_loss, task, head, earlier), capturable=True)
         self.requires_grad_(False)
         after = self.features_of(task)
         if before is not None:

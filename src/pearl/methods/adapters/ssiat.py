@@ -17,7 +17,7 @@ from pearl.methods.common.alignment import Aligned, alignment, draws_of_classes
 from pearl.methods.common.frozen_vit import FrozenVit
 from pearl.methods.common.gaussians import GaussianDraws, drift
 from pearl.nn import vit
-from pearl.nn.growing import CosineHeads
+from pearl.nn.task_modules import CosineHeads
 from pearl.settings.declared import PhaseSpec
 
 FLOOR = 1e-3  # added to variances
@@ -70,7 +70,7 @@ class Ssiat(Aligned, FrozenVit):
         nn.init.trunc_normal_(head.weight, std=0.02)
         before = self.of_images(task, self.features) if task.id else None
         params = self.only([*self.adapters.parameters(), *head.parameters()])
-        yield Phase("ssiat" if task.id else "ssiat_first", params, own_loss(self.features, head, task), steady=True)
+        yield Phase("ssiat" if task.id else "ssiat_first", params, own_loss(self.features, head, task), capturable=True)
         yield from self.settle(task, before, "ssiat_align")
 
     def settle(self, task: Task, before: Tensor | None, name: str) -> Iterator[Phase]:

@@ -12,13 +12,13 @@ from pearl.methods.base import Method, Phase
 class Finetune(Method):
     """The lower bound: each task overwrites the weights of earlier ones."""
 
-    shown_again = True
+    allows_repeated_classes = True
     phases = ("finetune",)
 
     def learn(self, task: Task) -> Iterator[Phase]:
         """Train all parameters on the new task."""
         self.heads.grow(len(task.classes)).to(self.device)
-        yield Phase("finetune", self.parameters(), self.loss, steady=True)
+        yield Phase("finetune", self.parameters(), self.loss, capturable=True)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy over all classes seen so far."""

@@ -10,7 +10,7 @@ from pearl.data.batches import Task
 from pearl.methods.base import Phase, whole
 from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
-from pearl.settings.born import Born
+from pearl.settings.added_later import AddedLater
 from pearl.settings.parts import CLASSIFIERS
 
 
@@ -24,7 +24,7 @@ class Isolation(SubNetworks):
         self,
         backbone: nn.Module,
         *,
-        classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
+        classifier: Annotated[Classifier, CLASSIFIERS, AddedLater({"name": "heads"})] = HEADS,
     ) -> None:
         super().__init__(backbone.requires_grad_(False), classifier)  # the initial weights of every copy, never trained
         self.networks = nn.ModuleDict()  # by task number

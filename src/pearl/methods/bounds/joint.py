@@ -14,7 +14,7 @@ class Joint(Method):
     """Trains on all data at once, which a continual learner may not; each stage restarts from the initial network."""
 
     oracle = True
-    shown_again = True
+    allows_repeated_classes = True
     phases = ("joint",)
 
     def __init__(self, backbone: nn.Module) -> None:
@@ -28,7 +28,7 @@ class Joint(Method):
         for head in self.heads:
             if head.out_features:  # otherwise it belongs to a task that has only known classes
                 head.reset_parameters()
-        yield Phase("joint", [*self.network.parameters(), *self.heads.parameters()], self.loss, steady=True)
+        yield Phase("joint", [*self.network.parameters(), *self.heads.parameters()], self.loss, capturable=True)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the cross-entropy over all classes seen so far."""

@@ -18,8 +18,8 @@ from pearl.methods.base import Method, Network, Phase
 from pearl.methods.common.gaussians import GaussianDraws
 from pearl.methods.common.scatter import pack, unpack
 from pearl.methods.common.statistics import ClassStatistics, class_covariances
-from pearl.nn.growing import TaskHeads, TaskTensors
 from pearl.nn.precision import full
+from pearl.nn.task_modules import TaskHeads, TaskTensors
 from pearl.settings.declared import UpcomingTask
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # maps logits (B, classes) and labels (B,) to a scalar

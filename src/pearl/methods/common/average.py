@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pearl.nn.functional import shallow_copy
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 
 Statistics = Literal["averaged", "own"]
 N = TypeVar("N", bound=nn.Module)
@@ -46,17 +46,17 @@ class Average(nn.Module):
 
     def forward(self, network: nn.Module, *inputs: Any) -> Tensor:
         """Return the network's output with the averaged weights."""
-        return self.asked(network, lambda averaged: averaged(*inputs))
+        return self.evaluated(network, lambda averaged: averaged(*inputs))
 
     @torch.no_grad()
-    def asked(self, network: N, question: Callable[[N], Tensor]) -> Tensor:
+    def evaluated(self, network: N, function: Callable[[N], Tensor]) -> Tensor:
         """Return the result of `question` for a copy of the network, or of its owner, with the averaged weights.
 
         The network itself is unchanged, so that other threads may use it.
         """
         tensors = {name: self.tensors[name] for name in _tensors(network) if name in self.tensors}
         averaged = shallow_copy(network, tensors)
-        return question(averaged.eval() if self.statistics == "averaged" else averaged)
+        return function(averaged.eval() if self.statistics == "averaged" else averaged)
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pearl.methods.common.feature_spaces import Background, ByClass, ClassStatisticsHead
 from pearl.methods.common.scatter import inverse, root, shrinkage, shrunk
-from pearl.methods.common.spaces import Background, ByClass, ChainHead
 
 DOUBT = 0.5  # weight of the entropy over classes
 ENOUGH = 400  # images whose scores set the threshold: those of the newest tasks, whose images met the most prototypes
@@ -171,13 +171,15 @@ def scores_and_shift(
     return every, (every - score(fits[:, rest], location[:, rest], spread[rest], by_class)).mean()
 
 
-class Judge(nn.Module):
+class OODScorer(nn.Module):
     """Raw features (B, p_raw) of every space -> log P (B, classes) and in-distribution scores (B,)."""
 
     location: Tensor
     spread: Tensor
 
-    def __init__(self, head: ChainHead, backgrounds: Sequence[Background], location: Tensor, spread: Tensor) -> None:
+    def __init__(
+        self, head: ClassStatisticsHead, backgrounds: Sequence[Background], location: Tensor, spread: Tensor
+    ) -> None:
         """`location` and `spread` (prototypes,) are of the fits of images of each prototype's task."""
         super().__init__()
         self.head, self.backgrounds = head, nn.ModuleList(backgrounds)
@@ -191,7 +193,7 @@ class Judge(nn.Module):
 
     def fits(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """log P (B, classes), and the fit to each prototype (B, prototypes)."""
-        return self.head.judge(raw, cast("Sequence[Background]", self.backgrounds))
+        return self.head.logits_and_scores(raw, cast("Sequence[Background]", self.backgrounds))
 
 
 class Scores:
@@ -252,31 +254,31 @@ def measured(values: Tensor) -> Tensor:
 
 
 def usual(
-    levels: Sequence[Tensor], locations: Sequence[Tensor], spreads: Sequence[Tensor], births: Sequence[int]
+    levels: Sequence[Tensor], locations: Sequence[Tensor], spreads: Sequence[Tensor], created_at: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return current mean and spread (T,) of the fits of each task's images; for the arguments see `moved`.
 
     A task without measurements gets the mean of all others.
     """
-    shift, wider = moved(levels, births)
+    shift, wider = moved(levels, created_at)
     location, spread = torch.stack([*locations]) + shift, torch.stack([*spreads]) * wider
     location = location.where(~location.isnan(), location.nanmean().nan_to_num(0.0))
     return location, spread.where(~spread.isnan(), spread.nanmean().nan_to_num(1.0))
 
 
-def moved(levels: Sequence[Tensor], births: Sequence[int]) -> tuple[Tensor, Tensor]:
+def moved(levels: Sequence[Tensor], created_at: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the shift (T,) of the fits of each task's images since it was learnt, and the factor (T,) of their spread.
 
-    `levels`: of each task (spaces that there were, 4), see `LeftOut.levels`. `births` are the tasks, rising, at whose
-    end each space was made. Of a task it is a mean over the spaces that know it.
+    `levels`: of each task (spaces that there were, 4), see `LeftOut.levels`. `created_at` are the tasks, rising, at
+    whose end each space was made. Of a task it is a mean over the spaces that know it.
     """
-    every = torch.stack([F.pad(own, (0, 0, 0, len(births) - len(own)), value=torch.nan) for own in levels])
+    every = torch.stack([F.pad(own, (0, 0, 0, len(created_at) - len(own)), value=torch.nan) for own in levels])
     shift = every[1:, :, 2] - every[:-1, :, 0]
     wider = every[1:, :, 3] / every[:-1, :, 1]
-    known = (torch.arange(len(levels))[:, None] >= torch.tensor(births)).sum(1)  # spaces that know a task
+    known = (torch.arange(len(levels))[:, None] >= torch.tensor(created_at)).sum(1)  # spaces that know a task
     parts = []
     for steps, still in ((shift, 0.0), (wider, 1.0)):
-        of_known = [steps[:, : n + 1].mean(1).nan_to_num(still) for n in range(len(births))]
+        of_known = [steps[:, : n + 1].mean(1).nan_to_num(still) for n in range(len(created_at))]
         parts.append(F.pad(torch.stack(of_known), (0, 1), value=still))  # nothing comes after the last task
     own = known - 1, torch.arange(len(levels))
     return parts[0].flip(1).cumsum(1).flip(1)[own], parts[1].flip(1).cumprod(1).flip(1)[own]

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pearl.nn.inner import Layers
-from pearl.settings.born import Born
+from pearl.nn.intermediate_features import Layers
+from pearl.settings.added_later import AddedLater
 
 
 class Classifier:
@@ -19,8 +19,8 @@ class Heads(Classifier):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chain(Classifier):
-    """Class statistics in the feature spaces of the first sub-networks; see `common.chain`.
+class Statistics(Classifier):
+    """Class statistics in the feature spaces of the first sub-networks; see `common.class_statistics`.
 
     Options:
         spaces: number of sub-networks, from the first; `all` uses every task's. Each costs a forward pass per image.
@@ -39,4 +39,4 @@ class Chain(Classifier):
     projection: Annotated[int, Field(ge=1, le=65536)] | None = 1024
     covariance: Literal["updated", "frozen"] = "updated"
     train: Literal["spaces", "all"] = "spaces"
-    head: Annotated[Literal["linear", "cosine"], Born("linear")] = "linear"
+    head: Annotated[Literal["linear", "cosine"], AddedLater("linear")] = "linear"

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pearl.data.batches import Batch, batch_bounds
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 
 STARTS = 10  # of k-means; the tightest clusters are kept
 ROUNDS = 300

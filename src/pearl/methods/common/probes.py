@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.methods.base import own_loss
 from pearl.nn.functional import functional_call
-from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import Target
+from pearl.nn.task_modules import TaskTensors
 
 IMAGES = 64  # images per forward pass
 

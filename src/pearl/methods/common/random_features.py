@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pearl.errors import RunError
-from pearl.methods.common.spaces import digest_of
-from pearl.nn.growing import TaskTensors
+from pearl.methods.common.feature_spaces import digest_of
+from pearl.nn.task_modules import TaskTensors
 
 DROPPED = 1e-6  # smaller singular values, relative to the largest, are rounding errors and not inverted
 

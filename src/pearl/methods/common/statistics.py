@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 
 
 class ClassStatistics(nn.Module):

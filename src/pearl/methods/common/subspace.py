@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 
 ROUNDING = 1e-12  # smaller values are float64 rounding errors, not energy
 STORED = 1e-6  # smaller norms are rounding errors of a float32 basis

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pearl.methods.common.chain import ChainStatistics
+from pearl.methods.common.class_statistics import ClassStatistics
 from pearl.methods.common.scatter import root, shrunk
 
 
@@ -17,10 +17,10 @@ class Whitening:
     directions in which images of one class differ count little. The spaces have equal weights.
     """
 
-    def __init__(self, chain: ChainStatistics) -> None:
-        self.spaces = chain.spaces()
-        self.centres = [chain.known(v).centre for v in range(len(self.spaces))]
-        self.roots = [root(shrunk(*chain.covariance(v))) for v in range(len(self.spaces))]
+    def __init__(self, class_statistics: ClassStatistics) -> None:
+        self.spaces = class_statistics.spaces()
+        self.centres = [class_statistics.known(v).centre for v in range(len(self.spaces))]
+        self.roots = [root(shrunk(*class_statistics.covariance(v))) for v in range(len(self.spaces))]
 
     def __call__(self, raw: Sequence[Tensor]) -> Tensor:
         """See the class."""

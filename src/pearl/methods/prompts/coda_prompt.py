@@ -17,9 +17,9 @@ from pearl.errors import ConfigError
 from pearl.methods.base import Phase
 from pearl.methods.prompts.pool import PromptMethod
 from pearl.nn import vit
-from pearl.nn.growing import TaskTensors
 from pearl.nn.precision import full
-from pearl.settings.follow import AUTO, Follows, tasks_of
+from pearl.nn.task_modules import TaskTensors
+from pearl.settings.derived_defaults import AUTO, DerivedDefault, tasks_of
 
 COMPONENTS = 100  # in total over the tasks of a stream
 
@@ -48,14 +48,14 @@ class CodaPrompt(PromptMethod):
             as in the authors' code, where the paper has the sum; one version of that code has another factor of 1e-6.
     """
 
-    own_classes = True
+    task_local_loss = True
     phases = ("coda_prompt",)
 
     def __init__(
         self,
         backbone: nn.Module,
         *,
-        per_task: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], Follows(_share)] = "auto",
+        per_task: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], DerivedDefault(_share)] = "auto",
         length: Annotated[int, Field(ge=2, multiple_of=2)] = 8,
         blocks: Annotated[int, Field(ge=1)] = 5,
         ortho: Annotated[float, Field(ge=0)] = 0.0,

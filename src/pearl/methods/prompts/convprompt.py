@@ -23,9 +23,9 @@ from pearl.methods.prompts.dualprompt import NotNegative
 from pearl.methods.prompts.pool import PromptMethod
 from pearl.methods.prompts.text import TextFeatures
 from pearl.nn import vit
-from pearl.nn.growing import Classifier, TaskHeads, TaskTensors
 from pearl.nn.precision import full
-from pearl.settings.born import Born
+from pearl.nn.task_modules import Classifier, TaskHeads, TaskTensors
+from pearl.settings.added_later import AddedLater
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -77,7 +77,7 @@ class ConvPrompt(PromptMethod):
             including repeated ones, each with the nearest earlier one.
     """
 
-    own_classes = True
+    task_local_loss = True
     phases = ("convprompt",)
 
     def __init__(
@@ -93,7 +93,7 @@ class ConvPrompt(PromptMethod):
         train_norms: bool = True,
         norm_share: Annotated[float, Field(ge=0, le=1)] = 0.005,
         stay: NotNegative = 0.01,
-        similarity_over: Annotated[Literal["earlier", "new"], Born("new")] = "earlier",
+        similarity_over: Annotated[Literal["earlier", "new"], AddedLater("new")] = "earlier",
     ) -> None:
         super().__init__(backbone)
         depth, self.parts = len(backbone.blocks), backbone.blocks[0].attn.num_heads  # type: ignore[arg-type, index, union-attr]

@@ -21,7 +21,7 @@ from pearl.methods.prompts.identity import tasks_of_classes
 from pearl.methods.prompts.pool import PromptMethod, TaskPrompts
 from pearl.methods.prompts.prefixes import check_blocks
 from pearl.nn import vit
-from pearl.nn.growing import CosineHeads
+from pearl.nn.task_modules import CosineHeads
 
 Count = Annotated[int, Field(ge=1)]
 Blocks = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
@@ -43,7 +43,7 @@ class CPrompt(PromptMethod):
         alpha: weight of this consistency of classifiers.
     """
 
-    own_classes = True
+    task_local_loss = True
     may_not_matter = ("margin",)  # if no image is so near to it
     phases = ("cprompt",)
 

@@ -19,7 +19,7 @@ from pearl.methods.prompts.identity import TaskKeys
 from pearl.methods.prompts.pool import PromptMethod
 from pearl.methods.prompts.prefixes import TaskPrefixes, by_block, check_blocks
 from pearl.nn import vit
-from pearl.settings.follow import on_cifar
+from pearl.settings.derived_defaults import on_cifar
 
 Length = Annotated[int, Field(ge=0)]
 Blocks = tuple[Annotated[int, Field(ge=0)], ...]
@@ -44,7 +44,7 @@ class DualPrompt(PromptMethod):
         pull: weight of the cosine between queries and their task's key.
     """
 
-    own_classes = True
+    task_local_loss = True
     phases: tuple[str, ...] = ("dualprompt",)
 
     def __init__(

@@ -21,8 +21,8 @@ from pearl.methods.prompts.identity import tasks_of_classes
 from pearl.methods.prompts.pool import PromptMethod
 from pearl.methods.prompts.prefixes import TaskPrefixes, by_block, check_blocks
 from pearl.nn import vit
-from pearl.nn.growing import TaskHeads
 from pearl.nn.precision import full, outside_autocast
+from pearl.nn.task_modules import TaskHeads
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 
 TEMPERATURE = 0.8  # of the contrastive regularisation
@@ -56,7 +56,7 @@ class HidePrompt(PromptMethod):
         draws: the same for the second alignment; theirs is a batch of five times the size.
     """
 
-    couples = True
+    batch_coupled = True
     may_not_matter = ("hide_identity", "hide_identity_align")  # if all images are taken for one task's
     phases = (
         "hide_identity",

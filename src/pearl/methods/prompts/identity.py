@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pearl.methods.common.clusters import kmeans
-from pearl.nn.growing import CosineHeads, TaskTensors
 from pearl.nn.precision import full, outside_autocast
+from pearl.nn.task_modules import CosineHeads, TaskTensors
 
 
 class TaskKeys(CosineHeads):

@@ -37,7 +37,7 @@ class L2P(PromptMethod):
             otherwise the ViT's own output.
     """
 
-    own_classes = True
+    task_local_loss = True
     phases: tuple[str, ...] = ("l2p",)
 
     def __init__(

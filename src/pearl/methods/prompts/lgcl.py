@@ -17,8 +17,8 @@ from pearl.methods.base import Phase
 from pearl.methods.common.draws import ImageDraws
 from pearl.methods.prompts.dualprompt import Blocks, DualPrompt, Length, NotNegative, on_cifar
 from pearl.methods.prompts.text import TextFeatures
-from pearl.nn.growing import TaskTensors
 from pearl.nn.precision import full
+from pearl.nn.task_modules import TaskTensors
 
 
 class Lgcl(DualPrompt):

@@ -19,10 +19,10 @@ from pearl.methods.prompts.l2p import L2P
 from pearl.methods.prompts.l2p import Count as OneOrMore
 from pearl.methods.prompts.prefixes import by_block
 from pearl.nn.vit import heads
-from pearl.settings.born import Born
+from pearl.settings.added_later import AddedLater
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Criterion = Annotated[Literal["energy", "squared"], Born("energy")]
+Criterion = Annotated[Literal["energy", "squared"], AddedLater("energy")]
 
 
 class DualPromptPgp(DualPrompt):

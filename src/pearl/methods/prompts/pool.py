@@ -5,8 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pearl.methods.common.frozen_vit import FrozenVit
-from pearl.nn.growing import TaskTensors
 from pearl.nn.precision import full
+from pearl.nn.task_modules import TaskTensors
 
 
 class PromptMethod(FrozenVit):

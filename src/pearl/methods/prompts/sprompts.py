@@ -37,7 +37,7 @@ class SiPrompts(PromptMethod):
         centroids: centroids per task, by k-means.
     """
 
-    own_classes = True
+    task_local_loss = True
     domains = True
     phases = ("sprompts",)
 

@@ -16,8 +16,8 @@ from pearl.methods.base import Phase
 from pearl.methods.common.statistics import ClassStatistics, cosines
 from pearl.methods.prototypes.first_session import FORMS, FirstSession, Form, of_forms
 from pearl.nn import vit
-from pearl.nn.growing import CosineHeads
-from pearl.settings.follow import AUTO, Follows, convolutional
+from pearl.nn.task_modules import CosineHeads
+from pearl.settings.derived_defaults import AUTO, DerivedDefault, convolutional
 
 
 def _form(config: Any) -> str:
@@ -47,7 +47,7 @@ class Aper(FirstSession):
         self,
         backbone: nn.Module,
         *,
-        tuning: Annotated[Form | Literal["auto"], Follows(_form)] = "auto",
+        tuning: Annotated[Form | Literal["auto"], DerivedDefault(_form)] = "auto",
         ffn_num: Count = 64,
         prompt_token_num: Count = 5,
     ) -> None:

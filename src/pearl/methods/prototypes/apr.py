@@ -22,8 +22,8 @@ from pearl.methods.common.scatter import pack, unpack
 from pearl.methods.common.statistics import cosines
 from pearl.methods.common.teacher import distillation, frozen
 from pearl.methods.prototypes.closed_form import correlation, mahalanobis, shrink
-from pearl.nn.growing import CosineHeads, TaskTensors
 from pearl.nn.precision import full
+from pearl.nn.task_modules import CosineHeads, TaskTensors
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.storage.checkpoint import RUNNING, in_weights
 
@@ -94,7 +94,7 @@ class Apr(Aligned):
             the heads' logits.
     """
 
-    couples = True
+    batch_coupled = True
     phases = (
         PhaseSpec("apr_first", "first"),
         PhaseSpec("apr", "later"),
@@ -132,7 +132,7 @@ class Apr(Aligned):
         self.heads.grow(len(task.classes)).to(self.device)
         params = [*self.backbone.parameters(), *self.heads.parameters()]
         if teacher is None:
-            yield Phase("apr_first", params, self.first_loss, steady=True)
+            yield Phase("apr_first", params, self.first_loss, capturable=True)
         else:
             rows, draws = self.nearest(task, teacher, self.replayed)
             labels = torch.arange(len(rows), device=rows.device).repeat_interleave(rows.shape[1])

@@ -21,8 +21,8 @@ from pearl.methods.common.gaussians import GaussianDraws
 from pearl.methods.common.rotations import TURNS, turned, turned_labels
 from pearl.methods.common.teacher import frozen
 from pearl.nn import lowrank
-from pearl.nn.growing import Classifier, TaskHeads
 from pearl.nn.precision import full
+from pearl.nn.task_modules import Classifier, TaskHeads
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 
 FLOOR = 1e-5  # added to variances
@@ -122,13 +122,13 @@ class EfcPlusPlus(Aligned):
         if not task.id:
             turns = self.heads.block((TURNS - 1) * len(task.classes)).to(self.device) if self.rotations else None
             params = [*self.backbone.parameters(), *head.parameters(), *(turns.parameters() if turns else ())]
-            yield Phase("efcpp_first", params, partial(self.first_loss, head, turns), extra=turns, steady=True)
+            yield Phase("efcpp_first", params, partial(self.first_loss, head, turns), extra=turns, capturable=True)
         else:
             for name in lowrank.task_norms(self.backbone)[0]:
                 self.backbone.get_parameter(name).requires_grad_(False)
             before = self.features_of(task)
             params = [p for p in [*self.backbone.parameters(), *head.parameters()] if p.requires_grad]
-            yield Phase("efcpp", params, partial(self.loss, task, head, frozen(self.backbone)), steady=True)
+            yield Phase("efcpp", params, partial(self.loss, task, head, frozen(self.backbone)), capturable=True)
             means = self.statistics.means()
             self.statistics.move(elastic_drift(before, self.features_of(task), means, self.matrix, self.sigma))
             self.requires_grad_(False)

@@ -17,18 +17,18 @@ from pearl.methods.base import Phase
 from pearl.methods.common.statistics import class_covariances
 from pearl.methods.prototypes.closed_form import correlation, mahalanobis, shrink
 from pearl.methods.prototypes.extractor import FrozenExtractor
-from pearl.nn.growing import TaskTensors
 from pearl.nn.lowrank import has_attention
-from pearl.settings.born import Born
-from pearl.settings.follow import AUTO, Follows, convolutional, data_of
+from pearl.nn.task_modules import TaskTensors
+from pearl.settings.added_later import AddedLater
+from pearl.settings.derived_defaults import AUTO, DerivedDefault, convolutional, data_of
 
 Alpha = Annotated[float, Field(ge=0)]
 Auto = Literal["auto"]
 
 
-def _on_convolutions(value: Any) -> Follows:
+def _on_convolutions(value: Any) -> DerivedDefault:
     """Known for pearl's own backbones; for others it depends on the network."""
-    return Follows(lambda config: value if convolutional(config) else AUTO)
+    return DerivedDefault(lambda config: value if convolutional(config) else AUTO)
 
 
 def _alpha1(config: Any) -> float:
@@ -77,11 +77,11 @@ class FeCam(FrozenExtractor):
         *,
         extractor: Literal["auto", "given", "first_task"] = "auto",
         tukey: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] = "auto",
-        alpha1: Annotated[Alpha | Auto, Follows(_alpha1)] = "auto",
-        alpha2: Annotated[Alpha | Auto, Follows(_alpha2)] = "auto",
+        alpha1: Annotated[Alpha | Auto, DerivedDefault(_alpha1)] = "auto",
+        alpha2: Annotated[Alpha | Auto, DerivedDefault(_alpha2)] = "auto",
         shrinkages: Annotated[Annotated[int, Field(ge=0)] | Auto, _on_convolutions(2)] = "auto",
         normalise: bool = True,
-        unit: Annotated[bool | Auto, Born(False), _on_convolutions(False)] = "auto",
+        unit: Annotated[bool | Auto, AddedLater(False), _on_convolutions(False)] = "auto",
     ) -> None:
         super().__init__(backbone, extractor=extractor)
         transformer = has_attention(backbone)

@@ -16,7 +16,7 @@ from pearl.methods.base import Network, Phase, own_loss
 from pearl.methods.prototypes.extractor import FrozenExtractor
 from pearl.nn import vit
 from pearl.nn.functional import functional_call
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 from pearl.settings.declared import PhaseSpec, declared
 
 Form = Literal["ssf", "adapter", "vpt_deep", "vpt_shallow", "finetune"]
@@ -138,7 +138,7 @@ class FirstSession(FrozenExtractor):
         if task.id or self.tuned is None:
             return
         params = [*self.tuned.requires_grad_(True).parameters(), *head.parameters()]
-        yield Phase(self.phase, params, own_loss(network, head, task), extra=head, steady=True)
+        yield Phase(self.phase, params, own_loss(network, head, task), extra=head, capturable=True)
         self.requires_grad_(False)
 
     def adapted(self, x: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from pearl.methods.base import Phase
 from pearl.methods.common.statistics import class_covariances
 from pearl.methods.common.teacher import frozen
 from pearl.methods.prototypes.non_exemplar import NonExemplar, old_classes, raised_logits
-from pearl.nn.growing import TaskTensors
 from pearl.nn.precision import full
+from pearl.nn.task_modules import TaskTensors
 
 Weight = Annotated[float, Field(ge=0)]
 

@@ -17,7 +17,7 @@ from pearl.methods.common.random_features import FourierFeatures
 from pearl.methods.common.scatter import root, shrunk
 from pearl.methods.common.statistics import ClassStatistics
 from pearl.methods.prototypes.extractor import FrozenExtractor
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 from pearl.storage.checkpoint import RUNNING, in_weights
 
 ROWS = 1024  # random features computed at once

@@ -11,7 +11,7 @@ from pearl.methods.base import Phase
 from pearl.methods.common.random_features import RandomFeatures
 from pearl.methods.common.statistics import ClassStatistics
 from pearl.methods.prototypes.first_session import FirstSession, Form
-from pearl.nn.growing import CosineHeads, TaskTensors
+from pearl.nn.task_modules import CosineHeads, TaskTensors
 from pearl.storage.checkpoint import RUNNING, in_weights
 
 ROWS = 1024  # random features computed at once by default

@@ -17,7 +17,7 @@ from pearl.methods.prototypes.first_session import FORMS, of_forms
 from pearl.methods.prototypes.lifted import Lifted
 from pearl.nn import vit
 from pearl.settings.declared import PhaseSpec
-from pearl.settings.follow import AUTO, Follows, data_of, tasks_of
+from pearl.settings.derived_defaults import AUTO, DerivedDefault, data_of, tasks_of
 
 
 def _tuning(config: Any) -> str:
@@ -61,7 +61,7 @@ class LoRanPac(Lifted):
         truncate_percent: Annotated[float, Field(ge=0, lt=100)] = 25.0,
         ridge: Annotated[float, Field(ge=0)] = 0.0,
         tuning: Annotated[
-            Literal["auto", "none", "ssf", "adapter", "vpt_deep", "vpt_shallow"], Follows(_tuning)
+            Literal["auto", "none", "ssf", "adapter", "vpt_deep", "vpt_shallow"], DerivedDefault(_tuning)
         ] = "auto",
         extractor: Literal["auto", "given", "first_task"] = "auto",
         rows: Count = 10_000,

@@ -16,7 +16,7 @@ from pearl.nn.precision import outside_autocast
 class NonExemplar(PrototypeMethod):
     """Heads whose logits are divided by a temperature, in training and predictions."""
 
-    couples = True  # since the loss has a norm over a whole batch
+    batch_coupled = True  # since the loss has a norm over a whole batch
 
     def __init__(self, backbone: nn.Module, *, temp: float) -> None:
         super().__init__(backbone)

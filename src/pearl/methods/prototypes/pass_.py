@@ -18,8 +18,8 @@ from pearl.methods.common.rotations import TURNS, turned, turned_labels
 from pearl.methods.common.statistics import class_covariances
 from pearl.methods.common.teacher import frozen
 from pearl.methods.prototypes.non_exemplar import NonExemplar, old_classes
-from pearl.nn.growing import TaskHeads
 from pearl.nn.precision import full
+from pearl.nn.task_modules import TaskHeads
 
 
 class PASS(NonExemplar):
@@ -57,7 +57,7 @@ class PASS(NonExemplar):
         teacher = frozen(self.backbone) if task.id else None
         for heads in (self.heads, *self.turned_heads):
             heads.grow(len(task.classes)).to(self.device)
-        yield Phase("pass", self.parameters(), partial(self.loss, teacher), steady=True)
+        yield Phase("pass", self.parameters(), partial(self.loss, teacher), capturable=True)
         features = self.observe(task)
         if teacher is None:  # the noise in all later tasks: r^2 = mean over classes of trace(covariance) / dim
             spread = class_covariances(features, task.labels, len(task.classes))

@@ -19,8 +19,8 @@ from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase
 from pearl.methods.common.statistics import ClassStatistics
 from pearl.methods.common.teacher import frozen
-from pearl.nn.growing import Grown, TaskTensors
 from pearl.nn.precision import full
+from pearl.nn.task_modules import Grown, TaskTensors
 from pearl.settings.declared import PhaseSpec
 
 LEAST = 1e-8  # initial addition to variances; increased tenfold until a covariance is positive definite
@@ -47,7 +47,7 @@ class Seed(Method):
         temperature: temperature of an expert's probabilities.
     """
 
-    own_classes = True
+    task_local_loss = True
     phases = (
         PhaseSpec("seed", lambda task: task.id < task.options["experts"]),
         PhaseSpec("seed_finetune", lambda task: task.id >= task.options["experts"]),
@@ -85,13 +85,13 @@ class Seed(Method):
             if task.id:
                 self.bottlenecks[-1].load_state_dict(self.bottlenecks[0].state_dict())
             params = [*self.of_expert(task.id), *head.parameters()]
-            yield Phase("seed", params, partial(self.loss, task, task.id, head), extra=head, steady=True)
+            yield Phase("seed", params, partial(self.loss, task, task.id, head), extra=head, capturable=True)
         else:
             chosen = self.least_overlap(task)
             teacher = frozen(nn.ModuleList([self.network(chosen), self.bottlenecks[chosen]]))
             params = [*self.of_expert(chosen), *head.parameters()]
             loss = partial(self.finetuning_loss, task, chosen, head, teacher)
-            yield Phase("seed_finetune", params, loss, extra=head, steady=True)
+            yield Phase("seed_finetune", params, loss, extra=head, capturable=True)
         self.requires_grad_(False)
         self.statistics.grow(len(task.classes), self.device)
         for j in range(len(self.bottlenecks)):
@@ -165,7 +165,7 @@ class Seed(Method):
         """See `Method.columns`."""
         return self.statistics.columns(task)
 
-    def asked(self) -> int:
+    def forward_passes(self) -> int:
         """One pass per expert."""
         return len(self.bottlenecks)
 

@@ -63,13 +63,13 @@ class SSRE(NonExemplar):
         """Train all parameters on the first task, branches and heads on later ones; then compute the prototypes."""
         self.heads.grow(len(task.classes)).to(self.device)
         if not task.id:
-            yield Phase("ssre_first", self.parameters(), self.first_loss, steady=True)
+            yield Phase("ssre_first", self.parameters(), self.first_loss, capturable=True)
             absorb_norms(self.backbone)
         else:
             self.backbone.requires_grad_(False)
             branches = SideBranches(wide_convs(self.backbone))
             params = [*branches.parameters(), *self.heads.parameters()]
-            yield Phase("ssre", params, partial(self.loss, branches), extra=branches, steady=True)
+            yield Phase("ssre", params, partial(self.loss, branches), extra=branches, capturable=True)
             branches.merge(self.backbone)
         self.observe(task)
 

@@ -17,7 +17,7 @@ from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase
 from pearl.methods.regularization.penalty import Anchor
 from pearl.settings.declared import Phases
-from pearl.settings.follow import Follows, data_of, pretrained
+from pearl.settings.derived_defaults import DerivedDefault, data_of, pretrained
 
 
 def weight_in(phase: str) -> Callable[[Any], float]:
@@ -54,7 +54,7 @@ class OnlineEwc(Method):
         self,
         backbone: nn.Module,
         *,
-        e_lambda: Annotated[ELambda, Follows(weight_in("ewc"))] = "auto",
+        e_lambda: Annotated[ELambda, DerivedDefault(weight_in("ewc"))] = "auto",
         gamma: Gamma = 1.0,
     ) -> None:
         super().__init__(backbone)
@@ -64,7 +64,7 @@ class OnlineEwc(Method):
     def learn(self, task: Task) -> Iterator[Phase]:
         """Train all parameters on the new task, then compute their importance."""
         self.heads.grow(len(task.classes)).to(self.device)
-        yield Phase("ewc", self.parameters(), self.loss, steady=True)
+        yield Phase("ewc", self.parameters(), self.loss, capturable=True)
         self.anchor.move(dict(self.named_parameters()), self.fisher(task), self.gamma)
 
     def loss(self, batch: Batch) -> Tensor:

@@ -26,7 +26,7 @@ class Lwf(Method):
         temperature: softens both probabilities. The loss is not multiplied by its square, as in PyCIL.
     """
 
-    own_classes = True
+    task_local_loss = True
     phases = (PhaseSpec("lwf_first", "first"), PhaseSpec("lwf", "later"))
 
     def __init__(
@@ -44,7 +44,7 @@ class Lwf(Method):
         teacher = frozen(self) if task.id and self.kd_lambda else None
         self.heads.grow(len(task.classes)).to(self.device)
         name, loss = "lwf" if task.id else "lwf_first", partial(self.loss, task, teacher)
-        yield Phase(name, self.parameters(), loss, steady=True)
+        yield Phase(name, self.parameters(), loss, capturable=True)
 
     def loss(self, task: Task, teacher: Method | None, batch: Batch) -> Tensor:
         """Return the loss; the first task has no teacher."""

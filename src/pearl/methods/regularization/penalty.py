@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 
 
 class Anchor(nn.Module):

@@ -21,10 +21,10 @@ from pearl.methods.rehearsal.er import Images
 from pearl.methods.rehearsal.gates import repulsion
 from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Rehearsing, Tasks, Weight, on_short_tasks
 from pearl.methods.rehearsal.tamil import Count, of
-from pearl.nn.growing import TaskHeads, TaskTensors
 from pearl.nn.precision import full, outside_autocast
-from pearl.settings.born import Born
-from pearl.settings.follow import Follows, stream_length
+from pearl.nn.task_modules import TaskHeads, TaskTensors
+from pearl.settings.added_later import AddedLater
+from pearl.settings.derived_defaults import DerivedDefault, stream_length
 
 
 class Agile(Rehearsing):
@@ -65,7 +65,7 @@ class Agile(Rehearsing):
         backbone: nn.Module,
         *,
         code_dim: Count = 256,
-        tasks: Annotated[Count | Literal["auto"], Follows(stream_length), Born(1)] = "auto",
+        tasks: Annotated[Count | Literal["auto"], DerivedDefault(stream_length), AddedLater(1)] = "auto",
         task_loss_weight: Weight = 1.0,
         task_of_memory: bool = False,
         pairwise_weight: Weight = 0.1,

@@ -23,7 +23,7 @@ from pearl.methods.rehearsal.contrast import relation_distillation, supervised_c
 from pearl.methods.rehearsal.er import Images
 from pearl.nn.precision import full
 from pearl.settings.declared import PhaseSpec, UpcomingTask
-from pearl.settings.follow import Follows, data_of
+from pearl.settings.derived_defaults import DerivedDefault, data_of
 
 Positive = Annotated[float, Field(gt=0)]
 BASE_TEMPERATURE = 0.07  # of SupCon, whose loss has the factor temperature / 0.07
@@ -59,7 +59,7 @@ class Co2L(Method):
     """
 
     rehearsal = True
-    couples = True
+    batch_coupled = True
     phases = (
         PhaseSpec("co2l_first", "first"),
         PhaseSpec("co2l", "later", images=_with_memory),
@@ -74,7 +74,7 @@ class Co2L(Method):
         current_temp: Positive = 0.2,
         past_temp: Positive = 0.01,
         distill_power: Annotated[float, Field(ge=0)] = 1.0,
-        area: Annotated[Annotated[float, Field(gt=0, le=1)] | Literal["auto"], Follows(_area)] = "auto",
+        area: Annotated[Annotated[float, Field(gt=0, le=1)] | Literal["auto"], DerivedDefault(_area)] = "auto",
         buffer_size: Images = 200,
     ) -> None:
         super().__init__(backbone)

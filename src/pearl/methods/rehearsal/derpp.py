@@ -16,7 +16,7 @@ from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase
 from pearl.methods.common.memory import Memory, Policy
 from pearl.methods.rehearsal.er import Images
-from pearl.settings.follow import Follows, data_of
+from pearl.settings.derived_defaults import DerivedDefault, data_of
 
 Weight = Annotated[float, Field(ge=0)]
 
@@ -49,7 +49,7 @@ class DerPlusPlus(Method):
         backbone: nn.Module,
         *,
         alpha: Weight = 0.1,
-        beta: Annotated[Weight | Literal["auto"], Follows(beta_of)] = "auto",
+        beta: Annotated[Weight | Literal["auto"], DerivedDefault(beta_of)] = "auto",
         buffer_size: Images = 200,
         minibatch_size: Annotated[int, Field(ge=1, strict=True)] = 32,
         policy: Policy = "reservoir",

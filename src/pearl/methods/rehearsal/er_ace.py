@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Batch, Task
 from pearl.methods.common.memory import Policy
 from pearl.methods.rehearsal.er import Er, Images
-from pearl.nn.growing import CosineHeads
+from pearl.nn.task_modules import CosineHeads
 
 
 class ErAce(Er):

@@ -15,7 +15,7 @@ from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Network, Phase
 from pearl.methods.common.average import Average, Statistics
 from pearl.methods.common.memory import Memory, Policy, Shown
-from pearl.settings.follow import Follows, whole_benchmark
+from pearl.settings.derived_defaults import DerivedDefault, whole_benchmark
 
 Weight = Annotated[float, Field(ge=0)]
 Chance = Annotated[float, Field(gt=0, le=1)]
@@ -23,9 +23,9 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 Tasks = Annotated[float, Field(gt=0)] | Literal["auto"] | None
 
 
-def on_short_tasks(tasks: float) -> Follows:
+def on_short_tasks(tasks: float) -> DerivedDefault:
     """Return the maximum length of the average in tasks; null on published benchmarks, whose rates are the authors'."""
-    return Follows(lambda config: None if whole_benchmark(config) else tasks)
+    return DerivedDefault(lambda config: None if whole_benchmark(config) else tasks)
 
 
 class MeanTeacher(Average):
@@ -112,7 +112,7 @@ class Rehearsing(Method):
             self.memory.offer(task, batch)
             self.teacher.follow(self.network, phase.planned / share)
 
-        phase.then(follow)
+        phase.add_after_step(follow)
         return phase
 
     def shown(self, task: Task) -> Shown | None:
@@ -135,7 +135,7 @@ class Rehearsing(Method):
 
     def taught(self, old: Shown) -> Tensor:
         """Return the teacher's logits for remembered images (B, classes seen)."""
-        return self.teacher.asked(self, lambda averaged: averaged(old.x))
+        return self.teacher.evaluated(self, lambda averaged: averaged(old.x))
 
     def facts(self, task: int) -> dict[str, Any]:
         """Return records of the memory."""

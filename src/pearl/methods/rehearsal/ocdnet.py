@@ -22,7 +22,7 @@ from pearl.methods.rehearsal.contrast import contrast_across, supervised_contras
 from pearl.methods.rehearsal.er import Images
 from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Rehearsing, Tasks, Weight, on_short_tasks
 from pearl.methods.rehearsal.tamil import Count
-from pearl.nn.growing import Classifier, TaskHeads
+from pearl.nn.task_modules import Classifier, TaskHeads
 
 TEMPERATURE = 0.07
 DIM = 64  # dimension of the embeddings
@@ -57,7 +57,7 @@ class OcdNet(Rehearsing):
         policy: rule for storing images, see `Memory`.
     """
 
-    couples = True
+    batch_coupled = True
     phases = ("ocdnet",)
     averaged = ("backbone", "heads", "embedding")
 
@@ -122,7 +122,7 @@ class OcdNet(Rehearsing):
             features = averaged.backbone(old.x)
             return torch.cat([averaged.embedded(features), averaged.heads(features)], dim=1)
 
-        return self.teacher.asked(self, both)
+        return self.teacher.evaluated(self, both)
 
     def embedded(self, features: Tensor) -> Tensor:
         """Return embeddings (B, 64) of features (B, dim), with length 1."""
@@ -130,7 +130,7 @@ class OcdNet(Rehearsing):
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """Return the teacher's logits, see `Method.forward`."""
-        return self.teacher.asked(self, lambda averaged: Rehearsing.forward(averaged, x, task))
+        return self.teacher.evaluated(self, lambda averaged: Rehearsing.forward(averaged, x, task))
 
     def size(self) -> int:
         """Count all but the parts that only the loss uses."""

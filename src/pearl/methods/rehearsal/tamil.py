@@ -21,9 +21,9 @@ from pearl.methods.rehearsal.derpp import beta_of
 from pearl.methods.rehearsal.er import Images
 from pearl.methods.rehearsal.gates import repulsion
 from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Rehearsing, Tasks, Weight, on_short_tasks
-from pearl.nn.growing import Grown
 from pearl.nn.precision import full, outside_autocast
-from pearl.settings.follow import Follows
+from pearl.nn.task_modules import Grown
+from pearl.settings.derived_defaults import DerivedDefault
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 
@@ -61,7 +61,7 @@ class Tamil(Rehearsing):
         code_dim: Count = 64,
         pairwise_weight: Weight = 0.1,
         reg_weight: Weight = 0.1,
-        beta: Annotated[Weight | Literal["auto"], Follows(beta_of)] = "auto",
+        beta: Annotated[Weight | Literal["auto"], DerivedDefault(beta_of)] = "auto",
         ema_update_freq: Chance = 0.05,
         ema_alpha: Decay = 0.999,
         ema_tasks: Annotated[Tasks, on_short_tasks(1.3)] = "auto",
@@ -111,7 +111,7 @@ class Tamil(Rehearsing):
             features = averaged.backbone(old.x)
             return averaged.heads(features * of(averaged.opened(features), old.tasks))
 
-        return self.teacher.asked(self, told)
+        return self.teacher.evaluated(self, told)
 
 
 def of(gates: Tensor, tasks: Tensor) -> Tensor:

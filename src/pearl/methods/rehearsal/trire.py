@@ -25,9 +25,9 @@ from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Reh
 from pearl.methods.rehearsal.tamil import Count
 from pearl.methods.rehearsal.winners import blocks_of, chosen, compete, counting
 from pearl.nn.functional import functional_call
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 from pearl.settings.declared import PhaseSpec, UpcomingTask
-from pearl.settings.follow import Follows, stream_length
+from pearl.settings.derived_defaults import DerivedDefault, stream_length
 
 Share = Annotated[float, Field(gt=0, le=1)]
 BATCH = 256  # images per pass between two phases
@@ -85,7 +85,7 @@ class TriRe(Rehearsing):
         kwinner_share: Share = 0.9,
         kwinner_sparsity: Share = 0.3,
         sparsity: Share = 0.2,
-        tasks: Annotated[Count | Literal["auto"], Follows(stream_length)] = "auto",
+        tasks: Annotated[Count | Literal["auto"], DerivedDefault(stream_length)] = "auto",
         reg_weight: Weight = 0.05,
         beta: Weight = 1.0,
         stable_model_update_freq: Chance = 0.1,
@@ -139,13 +139,15 @@ class TriRe(Rehearsing):
                 for name, weight in self.masked.items():
                     late[name].copy_(weight.detach())
 
-        retain = self.stage("trire_retain", task, others, kept, share=0.6, extra=late, after_step=note, hands_on=True)
+        retain = self.stage(
+            "trire_retain", task, others, kept, share=0.6, extra=late, after_step=note, keep_optimizer=True
+        )
         yield retain
 
         own, last = self.choose(task), task.id + 1 == self.tasks
         new = {name: own[name] & others[name] for name in own}
         name, share = ("trire_revise_last", 0.4) if last else ("trire_revise", 0.2)
-        yield self.stage(name, task, new, kept, share=share, hands_on=not last)
+        yield self.stage(name, task, new, kept, share=share, keep_optimizer=not last)
         for name, mask in own.items():
             self.kept[name].logical_or_(mask)
 

@@ -15,7 +15,7 @@ from pearl.methods.base import Phase
 from pearl.methods.sparse.held_out import Best
 from pearl.methods.sparse.pae import Goal, Multiplier, OnGrowth, Pae, Percent, Tasks, compacting
 from pearl.methods.sparse.stable_units import HoldOut
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 
 START = 0.01  # initial value of every selection mask
 
@@ -96,7 +96,7 @@ class Cpg(Pae):
                 for mask in masks.parameters():
                     mask.fill_(START)
             phase = self.phase(self.names[3], kept, head, nn.ModuleList([masks, best]))
-            phase.then(best.after_step)
+            phase.add_after_step(best.after_step)
             yield phase
             best.restore()
             for name in self.owners.names:

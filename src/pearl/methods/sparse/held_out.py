@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 
 
 def held_out(task: Task, share: float) -> tuple[Task, Task]:

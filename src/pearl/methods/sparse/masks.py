@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Batch
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 
 FREE = torch.iinfo(torch.int16).max
 HIDDEN = FREE - 1  # does not exist yet: in a channel that the network has not grown to

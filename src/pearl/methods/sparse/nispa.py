@@ -19,7 +19,7 @@ from pearl.methods.base import Phase
 from pearl.methods.sparse.held_out import held_out
 from pearl.methods.sparse.stable_units import HoldOut, Masks, StableUnits
 from pearl.methods.sparse.units import wide
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 from pearl.settings.declared import PhaseSpec
 
 LEAST = 5  # percentage of activation at which phases end

@@ -16,7 +16,7 @@ from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.methods.sparse.masks import Owners, weight_names
 from pearl.nn.functional import functional_call
-from pearl.settings.born import Born
+from pearl.settings.added_later import AddedLater
 from pearl.settings.parts import CLASSIFIERS
 
 
@@ -32,7 +32,7 @@ class PackNet(SubNetworks):
             default is the paper's for several tasks. A smaller share preserves more pretrained weights, and leaves few
             for later tasks: on a DeiT-Tiny, after 10 tasks of CIFAR-100 (held-out images, one seed), task-IL is 39.5 %
             with 0.75, 33.9 with 0.5 and 25.5 with 0.25, class-IL on average over stages 14.5, 19.7 and 21.8 %.
-        classifier: `heads` or `chain`, see `common.chain`.
+        classifier: `heads` or `statistics`, see `common.class_statistics`.
     """
 
     task_identity = True
@@ -43,7 +43,7 @@ class PackNet(SubNetworks):
         backbone: nn.Module,
         *,
         prune: Annotated[float, Field(ge=0, lt=1)] = 0.75,
-        classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
+        classifier: Annotated[Classifier, CLASSIFIERS, AddedLater({"name": "heads"})] = HEADS,
     ) -> None:
         super().__init__(backbone, classifier)
         self.prune = prune

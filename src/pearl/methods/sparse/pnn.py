@@ -22,10 +22,10 @@ from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.subnetworks import HEADS, Spaces
 from pearl.nn import lowrank
 from pearl.nn.functional import shallow_copy
-from pearl.nn.growing import TaskTensors
-from pearl.nn.inner import pooling
+from pearl.nn.intermediate_features import pooling
 from pearl.nn.precision import full
-from pearl.settings.born import Born
+from pearl.nn.task_modules import TaskTensors
+from pearl.settings.added_later import AddedLater
 from pearl.settings.parts import CLASSIFIERS
 from pearl.settings.patterns import compiled
 
@@ -41,8 +41,8 @@ class Progressive(Isolation):
         stages: regular expression that matches the full names of the modules where columns are connected. The default
             finds the stages of ResNets and the blocks of transformers. Their outputs are (B, C, H, W) or (B, tokens,
             C).
-        classifier: `heads` or `chain`, see `common.chain`; the intermediate features of class statistics are those of
-            stages.
+        classifier: `heads` or `statistics`, see `common.class_statistics`; the intermediate features of class
+            statistics are those of stages.
     """
 
     task_identity = True
@@ -54,7 +54,7 @@ class Progressive(Isolation):
         backbone: nn.Module,
         *,
         stages: str = r"(layer|stages\.|blocks\.)\d+",
-        classifier: Annotated[Classifier, CLASSIFIERS, Born({"name": "heads"})] = HEADS,
+        classifier: Annotated[Classifier, CLASSIFIERS, AddedLater({"name": "heads"})] = HEADS,
     ) -> None:
         super().__init__(backbone, classifier=classifier)
         names = [name for name, _ in backbone.named_modules() if name]
@@ -79,7 +79,7 @@ class Progressive(Isolation):
         adapters = self._grow_adapters(task) if task.id else []
         network, head = self._grow(task.id), self.heads.grow(len(task.classes)).to(self.device)
         params = [*network.parameters(), *adapters, *head.parameters()]
-        yield Phase("pnn", params, own_loss(partial(self.task_features, t=task.id), head, task), steady=True)
+        yield Phase("pnn", params, own_loss(partial(self.task_features, t=task.id), head, task), capturable=True)
 
     def _grow_adapters(self, task: Task) -> list[nn.Parameter]:
         """Create adapters: V is initialised like any layer, alpha as a small random number."""
@@ -154,14 +154,14 @@ class Progressive(Isolation):
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """See `SubNetworks.forward`. Without `task`, every column runs once."""
-        if task is not None or self.chain is not None:
+        if task is not None or self.class_statistics is not None:
             return super().forward(x, task)
         features, _ = self.run_columns(x, len(self.heads))
         return torch.cat([self.heads[t](z) for t, z in features.items()], dim=1)
 
     def experts(self) -> Iterable[Expert]:
         """Yield columns with all their earlier ones; a column alone would be another network."""
-        if self.chain is not None:
+        if self.class_statistics is not None:
             return super().experts()
         return [Expert(f"task {t}", partial(self.forward, task=t), frozen=True) for t in range(len(self.heads))]
 

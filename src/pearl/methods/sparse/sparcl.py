@@ -19,10 +19,10 @@ from pearl.methods.base import Phase
 from pearl.methods.common.entries import within
 from pearl.methods.regularization.ewc import ELambda, Gamma, OnlineEwc, weight_in
 from pearl.methods.sparse.masks import inner_weights, nonzero
-from pearl.nn.growing import TaskTensors
-from pearl.settings.born import Born
+from pearl.nn.task_modules import TaskTensors
+from pearl.settings.added_later import AddedLater
 from pearl.settings.declared import PhaseSpec, UpcomingTask
-from pearl.settings.follow import Follows
+from pearl.settings.derived_defaults import DerivedDefault
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 BATCH = 256  # images whose gradient determines the importance of weights
@@ -59,15 +59,15 @@ class SparClEwc(OnlineEwc):
             seen, as in the authors' code, although its loss uses only the task's own; or its `own` task's.
     """
 
-    own_classes = True
-    couples = True  # with several processes, each would count forgetting on its part of the images only
+    task_local_loss = True
+    batch_coupled = True  # with several processes, each would count forgetting on its part of the images only
     phases = (PhaseSpec("sparcl_ewc", images=_rounds),)
 
     def __init__(
         self,
         backbone: nn.Module,
         *,
-        e_lambda: Annotated[ELambda, Follows(weight_in("sparcl_ewc"))] = "auto",
+        e_lambda: Annotated[ELambda, DerivedDefault(weight_in("sparcl_ewc"))] = "auto",
         gamma: Gamma = 1.0,
         rounds: Annotated[int, Field(ge=1, strict=True)] = 10,
         sparsity: Share = 0.75,
@@ -77,7 +77,7 @@ class SparClEwc(OnlineEwc):
         sample_frequency: Annotated[int, Field(ge=1, strict=True)] = 30,
         remove: Share = 0.3,
         removals: Annotated[int, Field(ge=1, strict=True)] = 4,
-        forgotten_among: Annotated[Literal["all", "own"], Born("own")] = "all",
+        forgotten_among: Annotated[Literal["all", "own"], AddedLater("own")] = "all",
     ) -> None:
         super().__init__(backbone, e_lambda=e_lambda, gamma=gamma)
         self.rounds, self.sparsity, self.regrow = rounds, sparsity, regrow
@@ -105,13 +105,13 @@ class SparClEwc(OnlineEwc):
                 left = left.part(seen.by_forgetting()[portion:])
                 seen = Forgetting(len(left), task.device)
             self.choose(left, at)
-            yield self.round(left, seen, hands_on=at < self.rounds - 1)
+            yield self.round(left, seen, keep_optimizer=at < self.rounds - 1)
         fisher = self.fisher(task)
         for name in self.names:
             fisher[f"backbone.{name}"] *= self.open[name]
         self.anchor.move(dict(self.named_parameters()), fisher, self.gamma)
 
-    def round(self, left: Task, seen: "Forgetting", *, hands_on: bool) -> Phase:
+    def round(self, left: Task, seen: "Forgetting", *, keep_optimizer: bool) -> Phase:
         """Return one round of training. Masked weights do not move by momentum either."""
         steps, params = self.round_masks(), list(self.parameters())
         masks = {id(weight): steps[name] for name, weight in self.weights.items()}
@@ -125,7 +125,7 @@ class SparClEwc(OnlineEwc):
             partial(self.loss, seen=seen),
             extra=nn.ModuleList([steps, seen]),
             data=left,
-            hands_on=hands_on,
+            keep_optimizer=keep_optimizer,
             after_backward=after_backward,
             project=within(params, [masks.get(id(parameter)) for parameter in params]),
             after_step=lambda batch: self.close(),

@@ -28,7 +28,7 @@ class StableUnits(Method):
     not have, belongs to each channel: a stable one keeps its scale, shift and running statistics.
     """
 
-    own_classes = True
+    task_local_loss = True
     task_identity = True
     backbones = "convolutional"
 
@@ -130,7 +130,7 @@ class StableUnits(Method):
 
         best = Best(nn.ModuleList([self.backbone, head]), score, len(kept))
         phase = Phase(name, params, loss, extra=best, data=kept, **held(named, fixed))
-        phase.then(best.after_step)
+        phase.add_after_step(best.after_step)
         return phase, best
 
     def look(self, kept: Task, batch: int = 256) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pearl.nn.dynamic.gated import GatedUpdates
 from pearl.nn.dynamic.rule import DynamicRule
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]

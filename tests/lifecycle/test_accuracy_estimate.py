@@ -10,9 +10,9 @@ import torch
 import pearl
 from pearl.data.batches import fold
 from pearl.errors import ConfigError, DataError, Interrupted, RunError
+from pearl.lifecycle.accuracy_estimate import OLD, estimated, measured
 from pearl.lifecycle.learning import resume
-from pearl.lifecycle.outcome import OLD, estimated, measured
-from pearl.reports.outcome import ending
+from pearl.reports.learning_summary import ending
 from pearl.storage.files import read_json
 from photos import SETTINGS, StopAt, folders, learn, weights_of, write_class, write_photos
 

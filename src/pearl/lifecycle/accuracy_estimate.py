@@ -1,7 +1,7 @@
 """Accuracy of a model after a task: estimated from its manifests, or measured on images.
 
 The manifest of a task stores predictions for its images, cross-validated or held out of training. For old classes,
-whose images are gone, they date from the time of learning; `Method.remaining` estimates the retained accuracy.
+whose images are gone, they date from the time of learning; `Method.retained_accuracy` estimates the retained accuracy.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from pearl.errors import RunError, counted
 from pearl.evaluation import sureness
 from pearl.evaluation.evaluate import Evaluator, TestSet
 from pearl.lifecycle.evaluation import Evaluation, percent
-from pearl.methods.base import Answers, Method
+from pearl.methods.base import Method, Predictions
 from pearl.storage.stored_task import StoredTask
 
 OLD = 10  # maximum number of old tasks to estimate
@@ -54,9 +54,9 @@ class Outcome:
 # ----------------------------------------------------------------------------------------- records in a manifest
 
 
-def left_out(method: Method) -> dict[str, Entry]:
+def cross_validated(method: Method) -> dict[str, Entry]:
     """Return the record of the last task, cross-validated; empty for a method without cross-validated predictions."""
-    answers = method.left_out()
+    answers = method.cross_validated()
     return {} if answers is None else {"estimate": _entry(answers, "left out")}
 
 
@@ -72,10 +72,10 @@ def _held_out(images: Task, method: Method) -> dict[str, Entry]:
     (logits,) = Evaluator(images.view, **how).logits(method.eval(), [test])
     own = torch.zeros(logits.shape, dtype=torch.bool, device=method.device)
     own[:, method.columns(images.id)] = True
-    return {"estimate": _entry(Answers.of(logits, images.labels.cpu(), own.cpu()), "held out")}
+    return {"estimate": _entry(Predictions.of(logits, images.labels.cpu(), own.cpu()), "held out")}
 
 
-def _entry(answers: Answers, how: str) -> Entry:
+def _entry(answers: Predictions, how: str) -> Entry:
     classes, place = np.unique(answers.true, return_inverse=True)
     right = answers.best == answers.true
     wrong, counts = np.unique(np.stack([answers.true[~right], answers.best[~right]]), axis=1, return_counts=True)
@@ -111,7 +111,7 @@ def estimated(tasks: Sequence[StoredTask], method: Method) -> Outcome | None:
     old = [(t, entry) for t in sorted(some) if (entry := _read(tasks[t], len(names)))]
     images = sum(sum(entry["total"]) for _, entry in old)
     right = sum(sum(entry["class_il"]) for _, entry in old)
-    shares = [method.remaining(t, sum(entry["class_il"]), sum(entry["total"])) for t, entry in old]
+    shares = [method.retained_accuracy(t, sum(entry["class_il"]), sum(entry["total"])) for t, entry in old]
     left = [share and share * sum(entry["class_il"]) for share, (_, entry) in zip(shares, old, strict=True)]
     total = sum(newest["total"])
     mistakes = sorted(newest["mistakes"], key=lambda mistake: -mistake[2])[:3]

@@ -1,4 +1,4 @@
-"""The chain against its formulas written out in NumPy, image by image and class by class; and what it promises."""
+"""Class statistics against their formulas in NumPy, image by image and class by class, and what they promise."""
 
 import copy
 import math
@@ -13,14 +13,14 @@ from pearl.data.batches import Batch
 from pearl.errors import RunError, TrainingError
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.common.calibration import DOUBT, ENOUGH, LeftOut, Scores, moved, score
-from pearl.methods.common.chain import GRID, UNCALIBRATED, ChainStatistics
-from pearl.methods.common.classifiers import Chain
+from pearl.methods.common.class_statistics import GRID, UNCALIBRATED, ClassStatistics
+from pearl.methods.common.classifiers import Statistics
+from pearl.methods.common.feature_spaces import ByClass, fits, misfit, projection
 from pearl.methods.common.retained import retained
 from pearl.methods.common.scatter import pieces
-from pearl.methods.common.spaces import ByClass, fits, misfit, projection
 from pearl.methods.pearl import Pearl
 from pearl.nn.fast.folding import with_weights
-from pearl.nn.inner import WithInner, inner_layers
+from pearl.nn.intermediate_features import WithInner, inner_layers
 from pearl.nn.timm import timm_backbone
 from pearl.testing.tiny import SIZE, learn, make_task, small_resnet, small_vit
 from zoo import separable
@@ -43,14 +43,14 @@ def stream(seed=0, per_class=12):
 
 
 def taught(options, tasks):
-    chain = ChainStatistics(options)
+    class_statistics = ClassStatistics(options)
     for t, (labels, raws) in enumerate(tasks):
-        if chain.wants_space() and t < len(RAW):
-            chain.add_space(t, torch.tensor(raws[t]).float())
-        raws = [torch.tensor(raw).float() for raw in raws[: len(chain.births)]]
-        features = [space(raw) for space, raw in zip(chain.spaces(), raws, strict=True)]
-        chain.observe(features, torch.tensor(labels))
-    return chain
+        if class_statistics.wants_space() and t < len(RAW):
+            class_statistics.add_space(t, torch.tensor(raws[t]).float())
+        raws = [torch.tensor(raw).float() for raw in raws[: len(class_statistics.created_at)]]
+        features = [space(raw) for space, raw in zip(class_statistics.spaces(), raws, strict=True)]
+        class_statistics.observe(features, torch.tensor(labels))
+    return class_statistics
 
 
 def length(rows):
@@ -122,28 +122,28 @@ def written_out(tasks, test, spaces, dim, temperature=None, updated=True):
 @pytest.mark.parametrize(("spaces", "dim"), [(1, None), (2, 16), (2, 30)])
 def test_it_is_what_its_formulas_say(spaces, dim):
     tasks, test = stream()
-    chain = taught(Chain(spaces=spaces, projection=dim), tasks)
+    class_statistics = taught(Statistics(spaces=spaces, projection=dim), tasks)
     _, temperature = written_out(tasks, test, spaces, dim)
     step = float(GRID[1] / GRID[0])  # without an image the trace is another one, which the closed form leaves out
-    assert 0.99 / step < chain.temperature / temperature < 1.01 * step
-    expected, _ = written_out(tasks, test, spaces, dim, chain.temperature)
-    found = chain.head()([torch.tensor(x).float() for x in test[:spaces]]).double().numpy()
+    assert 0.99 / step < class_statistics.temperature / temperature < 1.01 * step
+    expected, _ = written_out(tasks, test, spaces, dim, class_statistics.temperature)
+    found = class_statistics.head()([torch.tensor(x).float() for x in test[:spaces]]).double().numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
     np.testing.assert_allclose(np.exp(found).sum(1), 1, rtol=1e-5)
 
 
 def test_a_frozen_covariance_is_the_one_after_two_tasks():
     tasks, test = stream()
-    chain = taught(Chain(spaces=2, projection=16, covariance="frozen"), tasks)
-    found = chain.head()([torch.tensor(x).float() for x in test]).double().numpy()
-    expected, _ = written_out(tasks, test, 2, 16, chain.temperature, updated=False)
+    class_statistics = taught(Statistics(spaces=2, projection=16, covariance="frozen"), tasks)
+    found = class_statistics.head()([torch.tensor(x).float() for x in test]).double().numpy()
+    expected, _ = written_out(tasks, test, 2, 16, class_statistics.temperature, updated=False)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_a_frozen_covariance_of_a_later_space_is_of_the_task_that_made_it():
-    method = Isolation(small_resnet(), classifier=Chain(covariance="frozen"))
+    method = Isolation(small_resnet(), classifier=Statistics(covariance="frozen"))
     learn(method, range(4))
-    freedom = [int(method.chain.tensors[f"space.{v}.freedom"]) for v in range(3)]
+    freedom = [int(method.class_statistics.tensors[f"space.{v}.freedom"]) for v in range(3)]
     each = len(make_task(0)) - len(make_task(0).classes)
     assert freedom == [2 * each, each, each]
 
@@ -153,8 +153,8 @@ def test_with_one_space_it_is_linear_discriminant_analysis():
     from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
     tasks, test = stream()
-    chain = taught(Chain(spaces=1, projection=None), tasks)
-    (space,) = chain.spaces()
+    class_statistics = taught(Statistics(spaces=1, projection=None), tasks)
+    (space,) = class_statistics.spaces()
     rows = np.concatenate([space(torch.tensor(raws[0]).float()).numpy() for _, raws in tasks]).astype(float)
     labels = np.concatenate([labels for labels, _ in tasks])
     p, freedom = rows.shape[1], len(rows) - sum(CLASSES)
@@ -170,22 +170,24 @@ def test_with_one_space_it_is_linear_discriminant_analysis():
     lda = LinearDiscriminantAnalysis(solver="lsqr", priors=priors, covariance_estimator=Pooled()).fit(rows, labels)
     # scikit-learn averages one estimate per class, each of which here is the pooled one
     expected = lda.decision_function(space(torch.tensor(test[0]).float()).numpy())
-    found = chain.head()([torch.tensor(test[0]).float()]).numpy()
-    gap = chain.temperature * (expected - expected[:, :1])
+    found = class_statistics.head()([torch.tensor(test[0]).float()]).numpy()
+    gap = class_statistics.temperature * (expected - expected[:, :1])
     np.testing.assert_allclose(found - found[:, :1], gap, rtol=1e-3, atol=1e-3)
 
 
 def test_scores_of_old_classes_keep_their_bits_if_the_covariance_is_frozen():
     tasks, _ = stream()
     for covariance in ("frozen", "updated"):
-        chain = taught(Chain(spaces=2, projection=16, covariance=covariance), tasks[:2])
-        before = [copy.deepcopy(made) for made in chain.head().discriminants]
+        class_statistics = taught(Statistics(spaces=2, projection=16, covariance=covariance), tasks[:2])
+        before = [copy.deepcopy(made) for made in class_statistics.head().discriminants]
         labels, raws = tasks[2]
-        features = [space(torch.tensor(raw).float()) for space, raw in zip(chain.spaces(), raws, strict=True)]
-        chain.observe(features, torch.tensor(labels))
+        features = [
+            space(torch.tensor(raw).float()) for space, raw in zip(class_statistics.spaces(), raws, strict=True)
+        ]
+        class_statistics.observe(features, torch.tensor(labels))
         kept = [
             torch.equal(old.weight, new.weight[: len(old.weight)]) and torch.equal(old.bias, new.bias[: len(old.bias)])
-            for old, new in zip(before, chain.head().discriminants, strict=True)
+            for old, new in zip(before, class_statistics.head().discriminants, strict=True)
         ]
         assert all(kept) == (covariance == "frozen")
 
@@ -198,13 +200,13 @@ def test_a_class_may_be_shown_twice():
         *tasks[:2],
         (labels - 5, raws),
     ]  # images of other classes, under the names of the first task's and one more
-    apart = taught(Chain(spaces=2, projection=16), tasks)
-    chain = taught(Chain(spaces=2, projection=16), again)
-    assert chain.class_of.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3]
-    chain.tensors["temperature"].fill_(0.3)
+    apart = taught(Statistics(spaces=2, projection=16), tasks)
+    class_statistics = taught(Statistics(spaces=2, projection=16), again)
+    assert class_statistics.class_of.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3]
+    class_statistics.tensors["temperature"].fill_(0.3)
     apart.tensors["temperature"].fill_(0.3)
     x = [torch.tensor(x).float() for x in test]
-    single, found = apart.head()(x).exp(), chain.head()(x).exp()
+    single, found = apart.head()(x).exp(), class_statistics.head()(x).exp()
     assert found.shape == (50, 5)
     expected = torch.stack([single[:, c] + (single[:, c + 5] if c < 4 else 0) for c in range(5)], 1)
     torch.testing.assert_close(found, expected)
@@ -214,19 +216,19 @@ def test_after_many_classes_products_are_made_piece_by_piece(monkeypatch):
     """The answers are the same ones; the temperature and the scores are of fewer images, computed in float32."""
     tasks, test = stream(per_class=40)
     x = [torch.tensor(x).float() for x in test]
-    apart = taught(Chain(spaces=2, projection=16), tasks)
-    for module in ("chain", "scatter"):
+    apart = taught(Statistics(spaces=2, projection=16), tasks)
+    for module in ("class_statistics", "scatter"):
         monkeypatch.setattr(f"pearl.methods.common.{module}.MANY", 4)
     assert [len(piece) for piece in pieces([torch.ones(2, 3)] * 5)] == [4, 4, 2]
-    precise = taught(Chain(spaces=2, projection=16), tasks)
-    torch.testing.assert_close(precise.judge(x), apart.judge(x), rtol=1e-4, atol=1e-3)
-    monkeypatch.setattr("pearl.methods.common.chain.PAIRS", 9 * 64)
-    chain = taught(Chain(spaces=2, projection=16), tasks)
-    measured = [int(chain.tensors[f"task.{t}.measured"]) for t in range(3)]
+    precise = taught(Statistics(spaces=2, projection=16), tasks)
+    torch.testing.assert_close(precise.logits_and_scores(x), apart.logits_and_scores(x), rtol=1e-4, atol=1e-3)
+    monkeypatch.setattr("pearl.methods.common.class_statistics.PAIRS", 9 * 64)
+    class_statistics = taught(Statistics(spaces=2, projection=16), tasks)
+    measured = [int(class_statistics.tensors[f"task.{t}.measured"]) for t in range(3)]
     assert measured == [120, 80, 64]  # as many as PAIRS allows
     steps = GRID.log()
-    assert abs(math.log(chain.temperature) - math.log(apart.temperature)) < 3.5 * (steps[1] - steps[0])
-    found, expected = chain.tensors["task.2.scores"], apart.tensors["task.2.scores"]
+    assert abs(math.log(class_statistics.temperature) - math.log(apart.temperature)) < 3.5 * (steps[1] - steps[0])
+    found, expected = class_statistics.tensors["task.2.scores"], apart.tensors["task.2.scores"]
     assert abs(found.median() - expected.median()) < 0.75 * expected.std()
 
 
@@ -248,19 +250,19 @@ def test_classes_of_one_image_each_are_no_measure():
         return classes, [raw[: len(classes)] for raw in raws]
 
     for before in (1, 2):
-        chain = taught(Chain(spaces=2, projection=16), [*tasks[:before], single(*tasks[before])])
-        assert chain.temperature == taught(Chain(spaces=2, projection=16), tasks[:before]).temperature
-        assert all(part.isfinite().all() for part in chain.judge(x))
-    chain = taught(Chain(spaces=2, projection=16), [single(*task) for task in tasks])
-    assert chain.temperature == UNCALIBRATED
-    assert (chain.judge(x)[1] >= chain.scores().threshold(0.05)).all()
-    assert (chain.scores().shares(chain.judge(x)[1]) == 1).all()
-    assert chain.scores().expected(0.05) == (0, 1)
+        class_statistics = taught(Statistics(spaces=2, projection=16), [*tasks[:before], single(*tasks[before])])
+        assert class_statistics.temperature == taught(Statistics(spaces=2, projection=16), tasks[:before]).temperature
+        assert all(part.isfinite().all() for part in class_statistics.logits_and_scores(x))
+    class_statistics = taught(Statistics(spaces=2, projection=16), [single(*task) for task in tasks])
+    assert class_statistics.temperature == UNCALIBRATED
+    assert (class_statistics.logits_and_scores(x)[1] >= class_statistics.scores().threshold(0.05)).all()
+    assert (class_statistics.scores().shares(class_statistics.logits_and_scores(x)[1]) == 1).all()
+    assert class_statistics.scores().expected(0.05) == (0, 1)
 
 
 def test_a_class_that_is_never_confused_says_little_of_the_temperature():
     tasks, _ = stream()
-    options = Chain(spaces=2, projection=16)
+    options = Statistics(spaces=2, projection=16)
     before = taught(options, tasks)
     rng = np.random.default_rng(5)
     far = np.full(20, sum(CLASSES)), [30 + rng.normal(size=(20, raw.shape[1])) for raw in tasks[-1][1]]
@@ -276,7 +278,10 @@ def test_a_channel_that_was_dead_when_the_space_was_made_outweighs_nothing():
     tasks, test = stream()
     wider = [(labels, [np.concatenate([raw, np.zeros((len(raw), 1))], 1) for raw in raws]) for labels, raws in tasks]
     x = [torch.tensor(np.concatenate([x, np.ones((len(x), 1))], 1)).float() for x in test]
-    dead, without = taught(Chain(spaces=2, projection=None), wider), taught(Chain(spaces=2, projection=None), tasks)
+    dead, without = (
+        taught(Statistics(spaces=2, projection=None), wider),
+        taught(Statistics(spaces=2, projection=None), tasks),
+    )
     assert all(space.std[-1] == torch.inf for space in dead.spaces())
     torch.testing.assert_close(
         dead.head()(x).argmax(1), without.head()([torch.tensor(x).float() for x in test]).argmax(1)
@@ -287,23 +292,24 @@ def test_images_that_are_all_the_same():
     """No class can be told from another, so that all are as likely; and nothing is divided by zero."""
     tasks, test = stream()
     tasks = [(labels, [np.ones_like(raw) for raw in raws]) for labels, raws in tasks]
-    chain = taught(Chain(spaces=2, projection=16), tasks)
-    logp, familiar = chain.judge([torch.tensor(x).float() for x in test])
-    assert familiar.isfinite().all()
+    class_statistics = taught(Statistics(spaces=2, projection=16), tasks)
+    logp, in_distribution_scores = class_statistics.logits_and_scores([torch.tensor(x).float() for x in test])
+    assert in_distribution_scores.isfinite().all()
     torch.testing.assert_close(logp.exp().sum(1), torch.ones(len(logp)))
 
 
 @pytest.mark.parametrize(
-    "name", ["space/0/birth", "space/1/std", "space/1/scatter", "task/1/counts", "task/2/means/1", "task/0/classes"]
+    "name",
+    ["space/0/created_at", "space/1/std", "space/1/scatter", "task/1/counts", "task/2/means/1", "task/0/classes"],
 )
 def test_statistics_that_do_not_fit_each_other(name):
     tasks, _ = stream()
-    state = dict(taught(Chain(spaces=2, projection=16), tasks).tensors.named_buffers())
+    state = dict(taught(Statistics(spaces=2, projection=16), tasks).tensors.named_buffers())
     assert misfit(state) is None
     lacking = {key: value for key, value in state.items() if key != name}
     assert misfit(lacking).rpartition("/")[0] in name
     assert misfit({**state, name: torch.zeros(7, 3)}).rpartition("/")[0] in name
-    fresh = ChainStatistics(Chain(spaces=2, projection=16))
+    fresh = ClassStatistics(Statistics(spaces=2, projection=16))
     with pytest.raises(ValueError, match="is missing, or does not fit the others"):
         fresh.load_state_dict({f"tensors.{key}": value for key, value in lacking.items()})
 
@@ -316,38 +322,38 @@ def test_statistics_that_do_not_fit_each_other(name):
         ("space/1/scatter", torch.nan),
         ("space/0/freedom", -3),
         ("task/0/classes", -1),
-        ("space/1/birth", -1),
+        ("space/1/created_at", -1),
     ],
 )
 def test_statistics_of_no_possible_value(name, value):
     tasks, _ = stream()
-    state = dict(taught(Chain(spaces=2, projection=16), tasks).tensors.named_buffers())
+    state = dict(taught(Statistics(spaces=2, projection=16), tasks).tensors.named_buffers())
     assert misfit({**state, name: torch.full_like(state[name], value)}) == name
 
 
 def test_features_that_do_not_fit_their_statistics():
-    method = Pearl(small_resnet(), classifier=Chain())
+    method = Pearl(small_resnet(), classifier=Statistics())
     learn(method, range(1))
     task, taken = make_task(1), copy.deepcopy(method)
     for part in ("mean", "std"):
-        taken.chain.tensors.add(f"space.0.{part}", taken.chain.tensors[f"space.0.{part}"][:-1])
+        taken.class_statistics.tensors.add(f"space.0.{part}", taken.class_statistics.tensors[f"space.0.{part}"][:-1])
     with pytest.raises(RunError, match=r"class statistics: for 87 features, but the sub-network has 88; restore"):
         next(taken.learn(task))  # before anything is trained
     taken = copy.deepcopy(method)
-    taken.chain.tensors.add("space.0.scatter", -taken.chain.tensors["space.0.scatter"])
+    taken.class_statistics.tensors.add("space.0.scatter", -taken.class_statistics.tensors["space.0.scatter"])
     with pytest.raises(RunError, match="a covariance matrix is not positive definite"):
         next(taken.learn(task))
     method.backbone.conv1.weight.data[0, 0, 0, 0] = torch.nan
     with pytest.raises(TrainingError, match=r"task 2 \(.*\): a sub-network's features of its images are not finite"):
-        method.observe(method.chain, task)
-    assert len(method.chain) == 1
+        method.observe(method.class_statistics, task)
+    assert len(method.class_statistics) == 1
 
 
 def test_before_a_second_task_there_is_no_measure_of_the_temperature():
     tasks, _ = stream()
-    chain = taught(Chain(), tasks[:1])
-    assert not chain.calibrated
-    assert chain.temperature == UNCALIBRATED
+    class_statistics = taught(Statistics(), tasks[:1])
+    assert not class_statistics.calibrated
+    assert class_statistics.temperature == UNCALIBRATED
 
 
 # ------------------------------------------------------------------------------------------------------- in the methods
@@ -400,22 +406,24 @@ def raw_of(method, t, task):
 
 def test_a_method_observes_what_it_has_learnt():
     """The statistics are those of the task's images, not augmented, in every sub-network there is."""
-    method = Pearl(small_resnet(), classifier=Chain(spaces=2))
+    method = Pearl(small_resnet(), classifier=Statistics(spaces=2))
     learn(method, range(3))
-    chain, tasks = method.chain, [make_task(t) for t in range(3)]
-    assert chain.births == [0, 1]
+    class_statistics, tasks = method.class_statistics, [make_task(t) for t in range(3)]
+    assert class_statistics.created_at == [0, 1]
     with torch.no_grad():
         for v in range(2):
             for t in range(v, 3):
-                features = chain.spaces()[v](raw_of(method, v, tasks[t]))
-                for row, c in enumerate(chain.tensors[f"task.{t}.classes"]):
+                features = class_statistics.spaces()[v](raw_of(method, v, tasks[t]))
+                for row, c in enumerate(class_statistics.tensors[f"task.{t}.classes"]):
                     mean = features[tasks[t].labels == c].double().mean(0).float()
-                    torch.testing.assert_close(chain.tensors[f"task.{t}.means.{v}"][row], mean, rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(
+                        class_statistics.tensors[f"task.{t}.means.{v}"][row], mean, rtol=1e-4, atol=1e-4
+                    )
 
 
 def test_an_image_passes_once_through_each_sub_network(monkeypatch):
     """Through a new one as well, which gives the space and what the images are in it; one image is a check before."""
-    seen, method = [], Pearl(small_resnet(), classifier=Chain())
+    seen, method = [], Pearl(small_resnet(), classifier=Statistics())
     forward = WithInner.forward
     monkeypatch.setattr(WithInner, "forward", lambda self, x: (seen.append(len(x)), forward(self, x))[1])
     learn(method, range(2))
@@ -424,21 +432,21 @@ def test_an_image_passes_once_through_each_sub_network(monkeypatch):
 
 @pytest.mark.parametrize(("train", "trained"), [("spaces", [1]), ("all", [1, 2])])
 def test_only_sub_networks_that_are_asked_are_trained(train, trained):
-    method = Pearl(small_resnet(), classifier=Chain(spaces=2, train=train))
+    method = Pearl(small_resnet(), classifier=Statistics(spaces=2, train=train))
     learn(method, range(3))
     assert [t for t in range(3) if method.is_adapted(t)] == trained
 
 
 def test_sub_networks_may_be_trained_on_cosines():
     """The loss of a phase is cross-entropy of 4 times the cosines; nothing else of the network is another."""
-    method = Pearl(small_vit(), classifier=Chain(head="cosine"))
+    method = Pearl(small_vit(), classifier=Statistics(head="cosine"))
     task = make_task(0)
     x, labels = task.view.test(task.images), task.labels
     adapt = next(phase for phase in method.learn(task) if phase.name == "adapt")
     features = method.task_features(x, 0)
     cosines = torch.stack([F.cosine_similarity(features, row[None]) for row in method.heads[0].weight], 1)
     torch.testing.assert_close(adapt.loss(Batch(x, labels, torch.arange(len(x)))), F.cross_entropy(4 * cosines, labels))
-    linear = Pearl(small_vit(), classifier=Chain())
+    linear = Pearl(small_vit(), classifier=Statistics())
     learn(linear, range(1))
     assert {name for name, _ in linear.named_parameters()} - {name for name, _ in method.named_parameters()} == {
         "heads.blocks.0.bias"
@@ -447,7 +455,7 @@ def test_sub_networks_may_be_trained_on_cosines():
 
 def test_a_first_task_of_one_class_is_told_that_it_teaches_nothing():
     one, two = make_task(0, classes=1), make_task(0)
-    method = Pearl(small_resnet(), classifier=Chain())
+    method = Pearl(small_resnet(), classifier=Statistics())
     assert any("a single class cannot train a network" in note for note in method.notes(one))
     assert len(method.notes(two)) == len(method.notes(one)) - 1
     method.backbone.pretrained = True
@@ -455,16 +463,16 @@ def test_a_first_task_of_one_class_is_told_that_it_teaches_nothing():
 
 
 def test_a_later_task_of_one_class_is_learnt_by_its_statistics_alone():
-    method = Isolation(small_resnet(), classifier=Chain())
+    method = Isolation(small_resnet(), classifier=Statistics())
     learn(method, range(1))
     learn(method, range(1, 2), classes=1)
     assert [*method.networks] == ["0"]
-    assert method.chain.births == [0]
-    assert len(method.chain.class_of) == len(make_task(0).classes) + 1
+    assert method.class_statistics.created_at == [0]
+    assert len(method.class_statistics.class_of) == len(make_task(0).classes) + 1
 
 
 def test_all_spaces_of_a_vit_at_once():
-    method = Pearl(small_vit(), classifier=Chain(spaces=3))
+    method = Pearl(small_vit(), classifier=Statistics(spaces=3))
     learn(method, range(3))
     network, _ = method.eval().at_once()
     x = torch.randn(4, 3, SIZE, SIZE)
@@ -506,27 +514,31 @@ def fits_written_out(tasks, test, spaces, skip=None):
 
 def test_fits_are_relative_mahalanobis_distances():
     tasks, test = stream()
-    chain = taught(Chain(spaces=2, projection=16), tasks)
-    found = chain.fits([torch.tensor(x).float() for x in test])
-    np.testing.assert_allclose(found, fits_written_out(tasks, test, chain.spaces()), rtol=1e-3, atol=1e-2)
+    class_statistics = taught(Statistics(spaces=2, projection=16), tasks)
+    found = class_statistics.fits([torch.tensor(x).float() for x in test])
+    np.testing.assert_allclose(found, fits_written_out(tasks, test, class_statistics.spaces()), rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize("per_class", [4, 12])
 def test_images_are_left_out_in_closed_form(per_class):
     """As by statistics that are made anew without each image; but for the trace that their shrinkage takes."""
     tasks, _ = stream(per_class=per_class)
-    chain = taught(Chain(spaces=2, projection=16), tasks)
+    class_statistics = taught(Statistics(spaces=2, projection=16), tasks)
     labels, raws = tasks[2]
     expected = np.concatenate(
         [
-            fits_written_out(tasks, [raw[i : i + 1] for raw in raws], chain.spaces(), skip=(2, i))
+            fits_written_out(tasks, [raw[i : i + 1] for raw in raws], class_statistics.spaces(), skip=(2, i))
             for i in range(len(labels))
         ]
     )
     own, scores, common = torch.tensor(labels), [], []
-    for v, space in enumerate(chain.spaces()):
-        means = torch.cat([chain.tensors[f"task.{t}.means.{v}"] for t in range(v, 3)])
-        rows, metric, place = space(torch.tensor(raws[v]).float()), LeftOut(chain.known(v)), own - 9 + len(means)
+    for v, space in enumerate(class_statistics.spaces()):
+        means = torch.cat([class_statistics.tensors[f"task.{t}.means.{v}"] for t in range(v, 3)])
+        rows, metric, place = (
+            space(torch.tensor(raws[v]).float()),
+            LeftOut(class_statistics.known(v)),
+            own - 9 + len(means),
+        )
         counts = torch.full((len(means),), per_class)
         inside, away = metric.distances(rows, place, means, counts, counted=True)
         scores.append(-0.5 * inside)
@@ -544,9 +556,9 @@ def test_fits_of_images_left_out_are_on_average_those_of_other_images():
     centres = rng.normal(size=(200, 20))
     labels, fresh = np.arange(200).repeat(3), np.arange(200).repeat(20)
     raw = [torch.tensor(centres[y] + rng.normal(size=(len(y), 20))).float() for y in (labels, fresh)]
-    chain = taught(Chain(spaces=1, projection=None), [(labels, [raw[0].numpy()])])
-    found = chain.fits([raw[1]])[torch.arange(len(fresh)), torch.tensor(fresh)].double()
-    location, spread = chain.usual()
+    class_statistics = taught(Statistics(spaces=1, projection=None), [(labels, [raw[0].numpy()])])
+    found = class_statistics.fits([raw[1]])[torch.arange(len(fresh)), torch.tensor(fresh)].double()
+    location, spread = class_statistics.usual()
     assert abs(float(found.mean() - location[0])) < 0.06 * float(spread[0])
     assert float(found.std()) == pytest.approx(float(spread[0]), rel=0.1)
 
@@ -561,12 +573,12 @@ def test_scores_of_older_images_follow_when_classes_arrive():
         return labels, [centres[labels] + rng.normal(size=(len(labels), 20))]
 
     groups = np.arange(36).reshape(12, 3)
-    chain = taught(Chain(spaces=1, projection=None), [draw(group, 12) for group in groups])
-    scores = chain.judge([torch.tensor(draw(np.arange(36), 100)[1][0]).float()])[1]
-    assert chain.scores().images == 432  # of all tasks
-    refused = [float((scores < chain.scores().threshold(rate)).double().mean()) for rate in (0.05, 0.5)]
+    class_statistics = taught(Statistics(spaces=1, projection=None), [draw(group, 12) for group in groups])
+    scores = class_statistics.logits_and_scores([torch.tensor(draw(np.arange(36), 100)[1][0]).float()])[1]
+    assert class_statistics.scores().images == 432  # of all tasks
+    refused = [float((scores < class_statistics.scores().threshold(rate)).double().mean()) for rate in (0.05, 0.5)]
     assert 0.03 < refused[0] < 0.08 and 0.42 < refused[1] < 0.58, refused
-    shifts = [float(chain.tensors[f"task.{t}.score_shift"]) for t in range(12)]
+    shifts = [float(class_statistics.tensors[f"task.{t}.score_shift"]) for t in range(12)]
     assert sum(shifts) < -0.3 and shifts[0] == 0
 
 
@@ -592,20 +604,22 @@ def styles(seed=0, per_class=30, fresh=200):
 def test_each_style_is_refused_at_the_rate():
     """In every style, in the last task and in those before, whose fits have moved since; by one threshold 0 to 70 %."""
     tasks, tests = styles()
-    chain = taught(Chain(spaces=1, projection=None), tasks)
-    assert chain.temperature and chain.scores().images == 480  # of the two newest tasks, which are enough
-    least = chain.scores().threshold(0.1)
-    judged = [chain.judge([torch.tensor(raw).float() for raw in raws])[1] for raws in tests]
+    class_statistics = taught(Statistics(spaces=1, projection=None), tasks)
+    assert (
+        class_statistics.temperature and class_statistics.scores().images == 480
+    )  # of the two newest tasks, which are enough
+    least = class_statistics.scores().threshold(0.1)
+    judged = [class_statistics.logits_and_scores([torch.tensor(raw).float() for raw in raws])[1] for raws in tests]
     refused = [float((scores < least).double().mean()) for scores in judged]
     assert all(0.05 < share < 0.16 for share in refused), refused
-    levels = [chain.tensors[f"task.{t}.levels"] for t in range(3)]
-    shift, wider = (float(part[0]) for part in moved(levels, chain.births))
-    before = taught(Chain(spaces=1, projection=None), tasks[:1])
+    levels = [class_statistics.tensors[f"task.{t}.levels"] for t in range(3)]
+    shift, wider = (float(part[0]) for part in moved(levels, class_statistics.created_at))
+    before = taught(Statistics(spaces=1, projection=None), tasks[:1])
     then, now = (
         each.fits([torch.tensor(raw).float() for raw in tests[0]])[
             torch.arange(1600), torch.arange(8).repeat_interleave(200)
         ]
-        for each in (before, chain)
+        for each in (before, class_statistics)
     )
     assert shift == pytest.approx(float((now - then).mean()), rel=0.35) and abs(shift) > 2
     assert wider == pytest.approx(float(now.std() / then.std()), rel=0.35)
@@ -629,15 +643,15 @@ def test_scores_come_from_the_newest_tasks_until_they_are_enough():
 
 def test_doubt_between_classes_counts_and_between_styles_does_not():
     tasks, _ = stream()
-    chain = taught(Chain(spaces=2, projection=16), tasks)
+    class_statistics = taught(Statistics(spaces=2, projection=16), tasks)
     x = [torch.tensor(tasks[2][1][v]).float() for v in range(2)]
-    away = (chain.fits(x) - chain.usual()[0]) / chain.usual()[1]
+    away = (class_statistics.fits(x) - class_statistics.usual()[0]) / class_statistics.usual()[1]
     share = away.softmax(1)
     expected = away.max(1).values - DOUBT * torch.special.entr(share).sum(1)
-    torch.testing.assert_close(chain.judge(x)[1].double(), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(class_statistics.logits_and_scores(x)[1].double(), expected, rtol=1e-3, atol=1e-3)
     merged = torch.stack([share[:, :3].sum(1), *share[:, 3:].T])  # three prototypes of one class
     one = ByClass(torch.tensor([0, 0, 0, 1, 2, 3, 4, 5, 6]))
-    found = score(chain.fits(x), *chain.usual(), one)
+    found = score(class_statistics.fits(x), *class_statistics.usual(), one)
     torch.testing.assert_close(found, away.max(1).values - DOUBT * torch.special.entr(merged).sum(0))
 
 
@@ -645,30 +659,32 @@ def test_doubt_between_classes_counts_and_between_styles_does_not():
 
 
 def test_left_out_answers_are_those_of_statistics_without_them():
-    """Of the last task, when both spaces are older than it: as a chain answers that has seen the other images."""
+    """Cross-validated predictions equal those of class statistics that have seen the other images only."""
     tasks, _ = stream(per_class=13)
-    chain = taught(Chain(spaces=2), tasks)
+    class_statistics = taught(Statistics(spaces=2), tasks)
     labels, raws = tasks[-1]
     expected = []
     for i in range(0, len(labels), 3):
         part = taught(
-            Chain(spaces=2), [*tasks[:-1], (np.delete(labels, i), [np.delete(raw, i, axis=0) for raw in raws])]
+            Statistics(spaces=2), [*tasks[:-1], (np.delete(labels, i), [np.delete(raw, i, axis=0) for raw in raws])]
         )
-        part.tensors["temperature"].fill_(chain.temperature)
+        part.tensors["temperature"].fill_(class_statistics.temperature)
         part._forget()
         logp = part.head()([torch.tensor(raw[i : i + 1]).float() for raw in raws]).double()
         own = logp[:, 5:].argmax(1) + 5  # classes of the last task
         expected.append((labels[i : i + 1], logp.argmax(1), own, logp.exp().max(1).values))
     for name, parts in zip(("true", "best", "best_own", "sure"), zip(*expected, strict=True), strict=True):
-        np.testing.assert_allclose(getattr(chain.left_out, name)[::3], np.concatenate(parts), atol=2e-3)
+        np.testing.assert_allclose(
+            getattr(class_statistics.cross_validated, name)[::3], np.concatenate(parts), atol=2e-3
+        )
 
 
 def test_one_image_a_class_leaves_nothing_to_say():
-    chain = ChainStatistics(Chain())
+    class_statistics = ClassStatistics(Statistics())
     raw = torch.randn(3, 8)
-    chain.add_space(0, raw)
-    chain.observe([space(raw) for space in chain.spaces()], torch.arange(3))
-    assert chain.left_out is None
+    class_statistics.add_space(0, raw)
+    class_statistics.observe([space(raw) for space in class_statistics.spaces()], torch.arange(3))
+    assert class_statistics.cross_validated is None
 
 
 def gaussian(centres, count, rng, spread=1.0):
@@ -686,16 +702,16 @@ def test_what_remains_of_old_classes_is_near_what_fresh_images_show(distance, lo
     centres = np.concatenate([old, old + distance * away / np.linalg.norm(away, axis=1, keepdims=True)])
     labels, raw = gaussian(centres, 40, rng)
     tasks = [(labels[labels // 4 == t], [raw[labels // 4 == t]]) for t in range(2)]
-    chain = ChainStatistics(Chain(spaces=1, projection=None))
+    class_statistics = ClassStatistics(Statistics(spaces=1, projection=None))
     then = None
     truth, fresh = gaussian(old, 500, rng)
     for t, (own, (rows,)) in enumerate(tasks):
         if t == 0:
-            chain.add_space(0, torch.tensor(rows).float())
-        (space,) = chain.spaces()
-        chain.observe([space(torch.tensor(rows).float())], torch.tensor(own))
-        right = (chain.head()([torch.tensor(fresh).float()]).argmax(1).numpy() == truth).mean()
+            class_statistics.add_space(0, torch.tensor(rows).float())
+        (space,) = class_statistics.spaces()
+        class_statistics.observe([space(torch.tensor(rows).float())], torch.tensor(own))
+        right = (class_statistics.head()([torch.tensor(fresh).float()]).argmax(1).numpy() == truth).mean()
         then = right if then is None else then
-    assert then * retained(chain, 0, round(160 * then), 160) == pytest.approx(right, abs=0.08)
+    assert then * retained(class_statistics, 0, round(160 * then), 160) == pytest.approx(right, abs=0.08)
     assert lowest <= right < 0.995
     assert distance > 5 or right < then - 0.1

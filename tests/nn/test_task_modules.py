@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pearl.methods.pearl import Pearl
-from pearl.nn.growing import TaskHeads
+from pearl.nn.task_modules import TaskHeads
 from pearl.testing.tiny import images, small_vit
 from zoo import taught
 

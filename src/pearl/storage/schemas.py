@@ -61,7 +61,7 @@ class Trained(Record):
     seconds: Number
 
 
-class Moment(Part):
+class CheckpointManifest(Part):
     """resume/*/manifest.json, and that of a cached phase. The first versions wrote only phase and steps."""
 
     phase: Text

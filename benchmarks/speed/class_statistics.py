@@ -1,6 +1,7 @@
 """Class statistics over 20 tasks against a plain pass of the network: three sub-networks serve all tasks.
 
-    python benchmarks/speed/chain.py                      one image, eight, and a batch of a test set; a minute
+    python benchmarks/speed/class_statistics.py      one image, eight, and a batch of a test set; a
+    minute
 
 Goal: at most K + 0.3 plain passes with K feature spaces, for any number of tasks. The statistics are random.
 """
@@ -14,23 +15,23 @@ from inference import learnt
 from timing import Row, ratios, show
 
 from pearl.evaluation.evaluate import Ensemble
-from pearl.methods.common.chain import ChainStatistics
-from pearl.methods.common.classifiers import Chain
+from pearl.methods.common.class_statistics import ClassStatistics
+from pearl.methods.common.classifiers import Statistics
 from pearl.methods.pearl import Pearl
-from pearl.nn.inner import inner_layers
+from pearl.nn.intermediate_features import inner_layers
 
 
 @torch.no_grad()
 def observed(method: Pearl, spaces: int, classes: int, size: int) -> Pearl:
     """Return the method with class statistics in this many feature spaces, of random features for every task."""
-    method.chain = ChainStatistics(Chain(spaces=spaces))
+    method.class_statistics = ClassStatistics(Statistics(spaces=spaces))
     method.layers = inner_layers(method.backbone)
     raw = [part.float() for part in method.spaces(range(spaces))(torch.randn(32, 3, size, size))]
     for t in range(len(method.heads)):
         if t < spaces:
-            method.chain.add_space(t, raw[t])
-        features = [torch.randn(4 * classes, 512) for _ in method.chain.births]
-        method.chain.observe(features, torch.arange(t * classes, (t + 1) * classes).repeat(4))
+            method.class_statistics.add_space(t, raw[t])
+        features = [torch.randn(4 * classes, 512) for _ in method.class_statistics.created_at]
+        method.class_statistics.observe(features, torch.arange(t * classes, (t + 1) * classes).repeat(4))
     return method.eval()
 
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from pearl.data.csv_list import SUFFIXES, read_list
 from pearl.data.decoding import Decoding
-from pearl.data.listed import SUFFIXES, read_list
-from pearl.data.pictures import Picture, is_one, one_of, pixels_of, read_all
+from pearl.data.images import Picture, is_one, one_of, pixels_of, read_all
 from pearl.data.sources import Files, class_names, columns, is_from_hub, labelled, left_out, some, tree
 from pearl.errors import DataError, counted, printable
 from pearl.names import class_name
@@ -25,7 +25,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Given:
+class Inputs:
     """Images with their classes: paths of files, pictures that a library reads, or pixels.
 
     `labels` (N,) int64 are indices into `classes`, which `in_order` has sorted. `place` is the path or name of the
@@ -56,7 +56,7 @@ class Given:
         """Return the name of an image: its file, or its number from 0."""
         return printable(str(self.images[index])) if isinstance(self.images, tuple) else f"image {index}"
 
-    def renamed(self, names: Mapping[str, str]) -> "Given":
+    def renamed(self, names: Mapping[str, str]) -> "Inputs":
         """Return the images with some classes renamed; classes that get the same name are merged."""
         names = by_class_name(names)
         named = [names.get(name, name) for name in self.classes]
@@ -74,7 +74,7 @@ def given(
     nested: bool = False,
     decoding: Decoding | None = None,
     on_progress: Progress | None = None,
-) -> Given:
+) -> Inputs:
     """Read images with classes from any supported input.
 
     A folder holds a folder of images per class, or a folder `part` of this layout; if `nested`, classes are the
@@ -95,7 +95,7 @@ def given(
     if str(data).startswith(_LIBRARIES) and not root.exists():
         source = SOURCES.build(SOURCES.resolve(str(data), "data"))
         split = source.train if part == "train" else source.test
-        found = Given(str(data), source.name, source.classes, split.images, split.labels, decoding=decoding)
+        found = Inputs(str(data), source.name, source.classes, split.images, split.labels, decoding=decoding)
         return _sorted(found)
     if root.is_file() and root.suffix.lower() in SUFFIXES:
         return _of_files(root, *read_list(root), decoding)
@@ -109,7 +109,7 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(found, key=int) if all(name.isascii() and name.isdigit() for name in found) else found
 
 
-def check_aliases(aliases: Mapping[str, str], parts: Sequence[Given]) -> None:
+def check_aliases(aliases: Mapping[str, str], parts: Sequence[Inputs]) -> None:
     """Raise if an alias names a folder that none of the inputs has, since a typing error would create another class.
 
     Raises:
@@ -139,13 +139,13 @@ def name_of(data: Any) -> str:
     return class_name(place.parent.name or place.name if place.name == "train" else place.name)
 
 
-def _of_files(place: Path, files: Files, notes: Iterable[str], decoding: Decoding) -> Given:
+def _of_files(place: Path, files: Files, notes: Iterable[str], decoding: Decoding) -> Inputs:
     classes, notes = tuple(in_order(files)), tuple(notes)
     split = labelled(files, classes)
-    return Given(str(place.absolute()), name_of(place), classes, split.images, split.labels, notes, decoding)
+    return Inputs(str(place.absolute()), name_of(place), classes, split.images, split.labels, notes, decoding)
 
 
-def _sorted(found: Given) -> Given:
+def _sorted(found: Inputs) -> Inputs:
     """Return the images with only the classes that have some, sorted."""
     present = {found.classes[label]: label for label in np.unique(found.labels)}
     names = in_order(present)
@@ -154,7 +154,7 @@ def _sorted(found: Given) -> Given:
     return replace(found, classes=tuple(names), labels=place[found.labels])
 
 
-def _in_memory(data: Any, size: int, decoding: Decoding, on_progress: Progress | None) -> Given:
+def _in_memory(data: Any, size: int, decoding: Decoding, on_progress: Progress | None) -> Inputs:
     pairs, names = _pairs(data)
     count = len(data) if isinstance(data, Sized) and not isinstance(data, tuple) else 0
     pixels, labels = bytearray(), []
@@ -171,7 +171,7 @@ def _in_memory(data: Any, size: int, decoding: Decoding, on_progress: Progress |
     images = np.frombuffer(pixels, np.uint8).reshape(len(labels), size, size, 3)
     rows = {name: row for row, name in enumerate(classes)}
     ordered = np.array([rows[str(label)] for label in labels])
-    return Given(None, some(classes, 3), classes, images, ordered, decoding=decoding)
+    return Inputs(None, some(classes, 3), classes, images, ordered, decoding=decoding)
 
 
 def _pairs(data: Any) -> tuple[Iterable[tuple[Picture, Any]], tuple[str, ...]]:

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 
 @dataclass(frozen=True)
-class Born:
-    """Marks an option added after the first release of its part: `Annotated[int, Born(0)]`.
+class AddedLater:
+    """Marks an option added after the first release of its part: `Annotated[int, AddedLater(0)]`.
 
     With `value`, plain JSON, everything is as before the option existed. Such an option does not enter a run's name,
     and older configurations are read with `value`, whatever the current default is.
@@ -19,17 +19,17 @@ class Born:
 
 
 def later(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the options of a pydantic model that were added later, with their `Born` values."""
+    """Return the options of a pydantic model that were added later, with their `AddedLater` values."""
     return {
         name: marker.value
         for name, field in model.model_fields.items()
         for marker in field.metadata
-        if isinstance(marker, Born)
+        if isinstance(marker, AddedLater)
     }
 
 
 def without_born(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values without later options that have their `Born` values, including sections."""
+    """Return values without later options that have their `AddedLater` values, including sections."""
     born, sections = later(model), _sections(model)
     return {
         name: without_born(sections[name], value) if name in sections else value

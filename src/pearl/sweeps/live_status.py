@@ -100,7 +100,7 @@ class Status:
         return ", ".join(parts)
 
 
-class Board:
+class LiveStatus:
     """Receives the progress of all runs. The base class shows nothing."""
 
     def say(self, line: str) -> None:
@@ -113,14 +113,14 @@ class Board:
         """Called when all runs have ended, successfully or not."""
 
 
-def board(quiet: bool = False) -> Board:
+def board(quiet: bool = False) -> LiveStatus:
     """Return the board that fits the output."""
     if quiet:
-        return Board()
+        return LiveStatus()
     return LiveBoard() if sys.stderr.isatty() else LineBoard()
 
 
-class LineBoard(Board):
+class LineBoard(LiveStatus):
     """Prints a line for each run that ends, and one for all every minute and when the first one starts."""
 
     interval = 60.0

@@ -17,7 +17,7 @@ THIN = 8  # a rank this many times below the full rank gains on every layer (doc
 
 
 @dataclass(frozen=True)
-class Beside:
+class ParallelLora:
     """An update scale * B A of a convolution, as its forward hook; A (r, n), B (m, r)."""
 
     layer: str  # its name
@@ -53,7 +53,7 @@ def fits_beside(layer: nn.Module, rank: int, fold: Fold) -> bool:
     return plain and 0 < THIN * rank <= min(matrix_shape(layer.weight.shape, fold))
 
 
-def with_beside(net: nn.Module, updates: Iterable[Beside]) -> nn.Module:
+def with_beside(net: nn.Module, updates: Iterable[ParallelLora]) -> nn.Module:
     """Return a copy of `net` in training mode with the updates that `fits_beside` allows; it shares its tensors."""
     network = with_weights(net, {}).train()
     for update in updates:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pearl.methods.pearl import Pearl
-from pearl.nn.fast.beside import THIN, Beside, fits_beside, with_beside
+from pearl.nn.fast.parallel_lora import THIN, ParallelLora, fits_beside, with_beside
 from pearl.nn.lowrank import matrix_shape, updated
 from pearl.nn.rank_rules import FixedRule
 from pearl.nn.resnet import resnet18
@@ -29,7 +29,7 @@ def test_a_pair_of_convolutions_is_the_update(fold, kernel, how):
     rows, columns = matrix_shape(net[0].weight.shape, fold)
     a, b = torch.randn(3, columns).double().requires_grad_(), torch.randn(rows, 3).double().requires_grad_()
     x = torch.randn(2, 6, 12, 11).double().requires_grad_()
-    ours = with_beside(net, [Beside("0", a, b, 0.7, fold)])(x)
+    ours = with_beside(net, [ParallelLora("0", a, b, 0.7, fold)])(x)
     merged = F.conv2d(x, updated(net[0].weight, a, b, 0.7, fold), net[0].bias, **how)
     torch.testing.assert_close(ours, merged)
     direction = torch.randn_like(ours)

@@ -21,20 +21,20 @@ from pearl.errors import Interrupted, RunError, counted
 from pearl.methods.base import Method, Phase
 from pearl.storage.checkpoint import changed, read_part, snapshot, write_part
 from pearl.storage.inside import remove_tree
-from pearl.storage.shapes import Moment
+from pearl.storage.schemas import CheckpointManifest
 from pearl.training.optimizers import Optimizers, states
 from pearl.training.stop import Stop
 from pearl.training.world import World
 
-_MOMENT = re.compile(r"[0-9]{3,}-[0-9]{2,}-[0-9]{8,}")  # task, phase, step
+_CHECKPOINT = re.compile(r"[0-9]{3,}-[0-9]{2,}-[0-9]{8,}")  # task, phase, step
 
 
 @dataclass
 class Progress:
     """Progress of a phase: steps done, losses of the current epoch (device tensors), and events of its epochs.
 
-    `key` is the digest of what determines its result (see `content`), if equal for all its steps; a `reused` phase was
-    trained by another run, in `seconds`.
+    `key` is the digest of what determines its result (see `fingerprint`), if equal for all its steps; a `reused` phase
+    was trained by another run, in `seconds`.
     """
 
     done: int = 0
@@ -57,7 +57,7 @@ class Progress:
         return cls(manifest["steps"], losses, **known)
 
 
-class Replay:
+class Resume:
     """Stores checkpoints of one task under `folder`: after a phase, on interruption, and every `minutes`.
 
     With `folder` None nothing is stored, and an interruption loses the task. With several ranks the first one stores
@@ -85,7 +85,7 @@ class Replay:
 
     def keep_only(self, task: int) -> None:
         """Remove checkpoints of other tasks: a process may have died between completing one and removing them."""
-        for place in self._moments("") if self.world.first else []:
+        for place in self._checkpoints("") if self.world.first else []:
             if not place.name.startswith(f"{task:03d}-"):
                 remove_tree(place, self.run)
         if self.folder and self.world.first:
@@ -122,7 +122,7 @@ class Replay:
         random = None if finished else self.world.gather(_random_state(scene.method.device))
         if self.folder and self.world.first:
             prefix = "{:03d}-{:02d}-".format(*at)
-            older = self._moments(prefix)
+            older = self._checkpoints(prefix)
             place = self.folder / f"{prefix}{progress.done:08d}"
             tensors = scene.state(self.start, progress, random)
             write_part(place, tensors, {"phase": scene.phase.name, **progress.facts}, within=self.run)
@@ -149,17 +149,17 @@ class Replay:
         return progress
 
     def _newest(self, prefix: str, scene: "Scene") -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
-        for place in reversed(self._moments(prefix)):
+        for place in reversed(self._checkpoints(prefix)):
             # incomplete, damaged or foreign: resuming from an older checkpoint gives the same bits
             with suppress(RunError):
-                tensors, manifest = read_part(place, Moment)
+                tensors, manifest = read_part(place, CheckpointManifest)
                 if scene.fits(tensors, manifest):
                     return place, tensors, manifest
         return None
 
-    def _moments(self, prefix: str) -> list[Path]:
+    def _checkpoints(self, prefix: str) -> list[Path]:
         there = self.folder.iterdir() if self.folder and self.folder.is_dir() else ()
-        return sorted(place for place in there if _MOMENT.fullmatch(place.name) and place.name.startswith(prefix))
+        return sorted(place for place in there if _CHECKPOINT.fullmatch(place.name) and place.name.startswith(prefix))
 
 
 @dataclass
@@ -186,7 +186,7 @@ class Scene:
             "extra": snapshot(self.phase.extra.state_dict()) if self.phase.extra else {},
             "loose": snapshot({str(i): p for i, p in self._loose().items()}),
         }
-        if random is not None or self.phase.hands_on:
+        if random is not None or self.phase.keep_optimizer:
             known = states(self.optimizers)
             groups["optimizer"] = snapshot(
                 {

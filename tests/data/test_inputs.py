@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from pearl.data.given import Given, given, name_of
-from pearl.data.pictures import to_pixels
+from pearl.data.images import to_pixels
+from pearl.data.inputs import Inputs, given, name_of
 from pearl.errors import DataError, PearlError
 from photos import digit, write_photos
 
@@ -42,11 +42,11 @@ def arrays() -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([digit(label)[:COUNT] for label in NAMES.values()]), np.repeat([0, 1, 2], COUNT)
 
 
-def take(data: Any, **options: Any) -> Given:
+def take(data: Any, **options: Any) -> Inputs:
     return given(data, SIZE, part="train", **options)
 
 
-def images_of(found: Given) -> dict[str, list[bytes]]:
+def images_of(found: Inputs) -> dict[str, list[bytes]]:
     """The images of each class, whatever their order."""
     pixels, wrong = found.pixels(0, len(found), SIZE)
     assert wrong == [] and pixels.shape == (len(found), SIZE, SIZE, 3) and pixels.dtype == np.uint8

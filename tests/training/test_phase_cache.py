@@ -19,7 +19,7 @@ from pearl.methods.adapters.seqlora import SeqLora
 from pearl.methods.base import Phase, own_loss
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
-from pearl.methods.common.classifiers import Chain
+from pearl.methods.common.classifiers import Statistics
 from pearl.methods.pearl import Pearl
 from pearl.methods.prototypes.fecam import FeCam
 from pearl.methods.prototypes.ncm import NearestMean
@@ -31,11 +31,11 @@ from pearl.storage.files import read_json
 from pearl.testing import conformance
 from pearl.testing.conformance import Cut
 from pearl.testing.tiny import SIZE, config, make_task, small_resnet
-from pearl.training import content, kept
 from pearl.training import engine as engines
+from pearl.training import fingerprint, phase_cache
 from pearl.training.engine import Engine, Observer
-from pearl.training.kept import Kept
-from pearl.training.replay import Progress, Replay
+from pearl.training.phase_cache import PhaseCache
+from pearl.training.resume import Progress, Resume
 from pearl.training.world import World
 
 SHORT = config(train={"epochs": 1, "batch_size": 8, "phases": {"isolation": {"epochs": 2}}})
@@ -55,13 +55,13 @@ class Record(Observer):
         return [facts for found, facts in self.events if found == kind]
 
 
-def taught(make, root=None, tasks=2, settings=None, replay=None):
+def taught(make, root=None, tasks=2, settings=None, resume=None):
     """A method after some tasks, what was reused in each, and what was told meanwhile."""
     told, method = Record(), make()
-    engine = Engine(settings or SHORT, device="cpu", observer=told, kept=root and Kept(root))
+    engine = Engine(settings or SHORT, device="cpu", observer=told, phase_cache=root and PhaseCache(root))
     reused, seconds = [], []
     for t in range(tasks):
-        seconds.append(engine.learn(method, make_task(t), replay and replay(t)))
+        seconds.append(engine.learn(method, make_task(t), resume and resume(t)))
         reused.append(engine.reused)
     return method, reused, told, seconds
 
@@ -94,15 +94,15 @@ def test_a_phase_is_trained_once(tmp_path):
 def test_what_was_learnt_before_and_is_not_read_does_not_matter(tmp_path):
     """The third task's probe depends on no adapter of the second task and no statistics."""
     taught(pearl(), tmp_path, tasks=3)
-    (_, reused, _, _) = taught(pearl(init="svd", fold="view", classifier=Chain(spaces=3)), tmp_path, tasks=3)
+    (_, reused, _, _) = taught(pearl(init="svd", fold="view", classifier=Statistics(spaces=3)), tmp_path, tasks=3)
     assert reused == [["reference"], ["probe"], ["probe"]]
 
 
 def test_isolation_with_another_classifier_trains_nothing(tmp_path):
     taught(lambda: Isolation(small_resnet()), tmp_path)
-    again, reused, told, _ = taught(lambda: Isolation(small_resnet(), classifier=Chain(train="all")), tmp_path)
+    again, reused, told, _ = taught(lambda: Isolation(small_resnet(), classifier=Statistics(train="all")), tmp_path)
     assert reused == [["isolation"]] * 2 and told.steps == 2
-    assert equal(again, taught(lambda: Isolation(small_resnet(), classifier=Chain(train="all")))[0])
+    assert equal(again, taught(lambda: Isolation(small_resnet(), classifier=Statistics(train="all")))[0])
 
 
 def test_methods_share_what_they_train_alike(tmp_path):
@@ -113,7 +113,7 @@ def test_methods_share_what_they_train_alike(tmp_path):
 def test_what_comes_after_draws_the_same_numbers(tmp_path):
     def drawn():
         method, draws = Isolation(small_resnet()), []
-        engine = Engine(SHORT, device="cpu", kept=Kept(tmp_path))
+        engine = Engine(SHORT, device="cpu", phase_cache=PhaseCache(tmp_path))
         method.learn_own = lambda task, own=method.learn_own: (yield from _then(own(task), draws))
         engine.learn(method, make_task(0))
         return draws
@@ -132,7 +132,7 @@ class Asked(Exception):
     pass
 
 
-class Ask(Kept):
+class Ask(PhaseCache):
     """Says the key that is looked for."""
 
     def claimed(self, key, *_):
@@ -149,7 +149,7 @@ class One(Finetune):
     def learn(self, task):
         loss = self.changes.pop("loss", own_loss)(self.backbone, self.head, task)
         params = [*self.backbone.parameters(), *self.head.parameters()]
-        phase = Phase(self.changes.pop("name", "finetune"), params, loss, reads=(self.backbone, self.head))
+        phase = Phase(self.changes.pop("name", "finetune"), params, loss, depends_on=(self.backbone, self.head))
         for key, value in self.changes.items():
             setattr(phase, key, value)
         yield phase
@@ -159,7 +159,7 @@ def key_of(method=None, task=None, at=0, world=None, **settings):
     """What decides a phase; empty if it is not kept."""
     torch.manual_seed(3)
     method, task = method or One(), task or make_task(0)
-    made = Engine(config(**settings), device="cpu", kept=Ask(None))
+    made = Engine(config(**settings), device="cpu", phase_cache=Ask(None))
     made.world = world or made.world
     if at:  # after a phase of another kind
         method.learn = lambda task, own=method.learn: (yield from (Phase("finetune", *_other(method)), *own(task)))
@@ -269,7 +269,7 @@ INGREDIENTS = {
     "the phase": lambda: key_of(One(name="another")),
     "what trains": lambda: key_of(One(groups={"": [*small_resnet().parameters()][:0]})),
     "groups": lambda: key_of(changed(lambda m: m.changes.update(groups={"body": [], "": [*m.head.parameters()]}))),
-    "steadiness": lambda: key_of(One(steady=True)),
+    "steadiness": lambda: key_of(One(capturable=True)),
     "a value in the structure": lambda: key_of(changed(lambda m: setattr(m.backbone.bn1, "eps", 1e-4))),
     "another module": lambda: key_of(changed(lambda m: setattr(m.backbone, "maxpool", nn.Dropout()))),
     "a share": lambda: key_of(changed(lambda m: setattr(m.backbone, "maxpool", nn.Dropout(0.1)))),
@@ -305,9 +305,9 @@ MACHINES = {
     "the CPU": ("pearl.training.machine._cpu_name", lambda: "Pentium"),
     "torch": ("torch.__config__.show", lambda: "another build"),
     "a version": ("pearl.training.machine.versions", lambda: {"pearl": "0"}),
-    "pearl's code": ("pearl.training.content.code", lambda: "edited"),
+    "pearl's code": ("pearl.training.fingerprint.code", lambda: "edited"),
     "a flag": ("torch.are_deterministic_algorithms_enabled", lambda: True),
-    "the format": ("pearl.training.content.FORMAT", 99),
+    "the format": ("pearl.training.fingerprint.FORMAT", 99),
 }
 
 
@@ -344,13 +344,13 @@ def test_how_exact_products_are_counts_however_it_is_set(name):
 
 def test_the_code_is_that_of_all_rooms_that_train(tmp_path, monkeypatch):
     def code():
-        content._digest_of.cache_clear()
-        return content.code()
+        fingerprint._digest_of.cache_clear()
+        return fingerprint.code()
 
     before = code()
-    home = shutil.copytree(content.HOME, tmp_path / "pearl")
-    monkeypatch.setattr(content, "HOME", home)
-    monkeypatch.setattr(content, "LOADED", float("inf"))
+    home = shutil.copytree(fingerprint.HOME, tmp_path / "pearl")
+    monkeypatch.setattr(fingerprint, "HOME", home)
+    monkeypatch.setattr(fingerprint, "LOADED", float("inf"))
     assert before == code()
     for file in ("cli/run.py", "methods/base.py", "nn/resnet.py", "training/engine.py", "data/augment.py"):
         (home / file).write_text((home / file).read_text() + "\n")
@@ -359,8 +359,8 @@ def test_the_code_is_that_of_all_rooms_that_train(tmp_path, monkeypatch):
 
 
 def test_code_that_was_changed_since_it_was_loaded_vouches_for_nothing(tmp_path, monkeypatch):
-    home = shutil.copytree(content.HOME, tmp_path / "pearl")  # with the times that they had; moved here just now
-    monkeypatch.setattr(content, "HOME", home)
+    home = shutil.copytree(fingerprint.HOME, tmp_path / "pearl")  # with the times that they had; moved here just now
+    monkeypatch.setattr(fingerprint, "HOME", home)
     assert key_of() == ""
 
 
@@ -368,7 +368,7 @@ def test_an_engine_of_another_kind_trains_for_itself():
     class Other(Engine):
         pass
 
-    assert Other(config(train={"epochs": 1}), device="cpu", kept=Ask(None)).learn(One(), make_task(0))
+    assert Other(config(train={"epochs": 1}), device="cpu", phase_cache=Ask(None)).learn(One(), make_task(0))
 
 
 # ------------------------------------------------------------------------------------- what nobody can vouch for
@@ -397,11 +397,11 @@ def lambda_loss(features, head, task):
         pytest.param(lambda: One(after_step=lambda batch: None), id="hook"),
         pytest.param(lambda: One(after_backward=lambda: None), id="hook on gradients"),
         pytest.param(lambda: One(project=lambda before: None), id="projection"),
-        pytest.param(lambda: One(hands_on=True), id="optimizer handed on"),
-        pytest.param(lambda: One(reads=()), id="does not say"),
+        pytest.param(lambda: One(keep_optimizer=True), id="optimizer handed on"),
+        pytest.param(lambda: One(depends_on=()), id="does not say"),
         pytest.param(lambda: One(loss=lambda_loss), id="code of a user's"),
         pytest.param(lambda: One(loss=lambda f, head, task: own_loss(small_resnet(), head, task)), id="module unsaid"),
-        pytest.param(lambda: changed(lambda m: m.changes.update(reads=(m.backbone,))), id="head unsaid"),
+        pytest.param(lambda: changed(lambda m: m.changes.update(depends_on=(m.backbone,))), id="head unsaid"),
         pytest.param(
             lambda: changed(lambda m: m.backbone.bn1.register_forward_hook(lambda *x: None)), id="hook of a module"
         ),
@@ -429,7 +429,7 @@ def test_a_phase_after_one_that_hands_its_optimizer_on_is_not_kept():
     class Twice(One):
         def learn(self, task):
             (first,) = super().learn(task)
-            first.reads, first.hands_on = (), True
+            first.reads, first.keep_optimizer = (), True
             yield first
             yield from super().learn(task)
 
@@ -472,8 +472,8 @@ def only(root):
     return entry.path
 
 
-def one_phase(root, replay=None):
-    return taught(lambda: Isolation(small_resnet()), root, tasks=1, replay=replay)
+def one_phase(root, resume=None):
+    return taught(lambda: Isolation(small_resnet()), root, tasks=1, resume=resume)
 
 
 def flip(place):
@@ -529,7 +529,7 @@ def test_where_nothing_can_be_written_it_is_said_once(error, once, tmp_path, mon
         (args[0]).mkdir()
         raise error
 
-    monkeypatch.setattr(kept, "write_part", fails)
+    monkeypatch.setattr(phase_cache, "write_part", fails)
     method, _, told, _ = taught(lambda: Isolation(small_resnet()), tmp_path)
     (note,) = told.of("note")
     assert note["text"].startswith("finished phases are not cached")
@@ -544,11 +544,11 @@ def test_a_folder_that_may_only_be_read_serves(once, tmp_path, monkeypatch):
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(kept.Lock, "acquire", refused)
+    monkeypatch.setattr(phase_cache.Lock, "acquire", refused)
     monkeypatch.setattr(phases.os, "utime", refused)
     assert one_phase(tmp_path)[1] == [["isolation"]]
     shutil.rmtree(only(tmp_path))
-    monkeypatch.setattr(kept, "write_part", refused)
+    monkeypatch.setattr(phase_cache, "write_part", refused)
     _, reused, told, _ = one_phase(tmp_path)
     assert reused == [[]] and "Permission denied" in told.of("note")[0]["text"]
 
@@ -570,7 +570,7 @@ def test_a_folder_that_may_not_be_looked_into_stops_nothing(once, tmp_path, monk
 def test_a_phase_that_is_removed_while_it_is_read_was_never_there(once, tmp_path, monkeypatch):
     """Another process makes room: nothing is damaged, and the phase is trained and kept again."""
     shutil.copytree(once[0], tmp_path, dirs_exist_ok=True)
-    usual = kept.read_part
+    usual = phase_cache.read_part
 
     def removed(place, *args):
         if place.parent == tmp_path and place.exists():
@@ -578,7 +578,7 @@ def test_a_phase_that_is_removed_while_it_is_read_was_never_there(once, tmp_path
         return usual(place, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kept, "read_part", removed)
+        patch.setattr(phase_cache, "read_part", removed)
         method, reused, told, _ = one_phase(tmp_path)
     assert reused == [[]] and told.of("note") == [] and equal(method, once[1])
     assert one_phase(tmp_path)[1] == [["isolation"]]
@@ -594,16 +594,16 @@ def test_a_process_that_comes_second_waits(tmp_path):
         told.set()
 
     def second():
-        with Kept(tmp_path).claimed(key, [nn.Linear(2, 2)], 3, World(), note) as progress:
+        with PhaseCache(tmp_path).claimed(key, [nn.Linear(2, 2)], 3, World(), note) as progress:
             found.append(progress)
 
-    first = Kept(tmp_path)
+    first = PhaseCache(tmp_path)
     with first.claimed(key, [network], 3, World(), note) as progress:
         assert progress is None
         waiting = threading.Thread(target=second)
         waiting.start()
         assert told.wait(20)
-        with Kept(tmp_path).claimed("b" * 64, [network], 3, World(), note) as other:
+        with PhaseCache(tmp_path).claimed("b" * 64, [network], 3, World(), note) as other:
             assert other is None
         first.keep("probe", [network], Progress(3, seconds=1.5, key=key), note)
         assert found == []
@@ -614,9 +614,9 @@ def test_a_process_that_comes_second_waits(tmp_path):
 
 
 def test_who_waits_for_one_that_fails_trains(tmp_path):
-    with pytest.raises(KeyboardInterrupt), Kept(tmp_path).claimed("a" * 64, [], 3, World(), print):
+    with pytest.raises(KeyboardInterrupt), PhaseCache(tmp_path).claimed("a" * 64, [], 3, World(), print):
         raise KeyboardInterrupt
-    with Kept(tmp_path).claimed("a" * 64, [], 3, World(), pytest.fail) as progress:
+    with PhaseCache(tmp_path).claimed("a" * 64, [], 3, World(), pytest.fail) as progress:
         assert progress is None
 
 
@@ -627,7 +627,7 @@ def cut_off(make, root, folder, settings=None, every=(2, 3, 5)):
     """A task that is stopped again and again, and how often."""
     for count, steps in enumerate(every * 100):
         try:
-            return taught(make, root, tasks=1, settings=settings, replay=lambda t: Cut(folder, steps)), count  # noqa: B023
+            return taught(make, root, tasks=1, settings=settings, resume=lambda t: Cut(folder, steps)), count  # noqa: B023
         except Interrupted:
             continue
     return None
@@ -649,11 +649,11 @@ def test_a_phase_that_was_cut_off_is_kept_when_it_ends(once, tmp_path):
 def test_steps_that_were_made_elsewhere_are_not_kept(tmp_path, monkeypatch):
     """A task goes on with another version: no other run may take the mixture for its own."""
     with pytest.raises(Interrupted):
-        one_phase(tmp_path / "kept", replay=lambda t: Cut(tmp_path / "moments", 2))
+        one_phase(tmp_path / "kept", resume=lambda t: Cut(tmp_path / "moments", 2))
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(content, "code", lambda: "another")
-        one_phase(tmp_path / "kept", replay=lambda t: Cut(tmp_path / "moments", 2))
-    one_phase(tmp_path / "kept", replay=lambda t: Replay(tmp_path / "moments"))
+        patch.setattr(fingerprint, "code", lambda: "another")
+        one_phase(tmp_path / "kept", resume=lambda t: Cut(tmp_path / "moments", 2))
+    one_phase(tmp_path / "kept", resume=lambda t: Resume(tmp_path / "moments"))
     assert phases.entries(tmp_path / "kept") == []
 
 
@@ -661,9 +661,9 @@ def test_an_interruption_after_a_phase_was_taken_does_not_need_the_folder_again(
     taught(pearl(reference="given"), tmp_path / "kept", tasks=1)
     make = pearl(reference="given", rank=EnergyRule())
     with pytest.raises(Interrupted):
-        taught(make, tmp_path / "kept", tasks=1, replay=lambda t: Cut(tmp_path / "moments", 2))
+        taught(make, tmp_path / "kept", tasks=1, resume=lambda t: Cut(tmp_path / "moments", 2))
     phases.empty(tmp_path / "kept")
-    method, reused, _, _ = taught(make, None, tasks=1, replay=lambda t: Replay(tmp_path / "moments"))
+    method, reused, _, _ = taught(make, None, tasks=1, resume=lambda t: Resume(tmp_path / "moments"))
     assert reused == [["probe"]], "whose mark and seconds are in the stored moment"
     assert equal(method, taught(make, tasks=1)[0])
 

@@ -7,8 +7,8 @@ from pearl.errors import counted, printable
 from pearl.reports.text import expected_unknown
 
 if TYPE_CHECKING:
+    from pearl.lifecycle.accuracy_estimate import Outcome
     from pearl.lifecycle.model import Model
-    from pearl.lifecycle.outcome import Outcome
 
 HOW = {
     "left out": "estimated on {} of its own, each left out of the statistics (cross-validation)",

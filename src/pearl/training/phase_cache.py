@@ -19,15 +19,15 @@ from pearl.settings.config import ModelConfig
 from pearl.storage import phases
 from pearl.storage.checkpoint import read_part, snapshot, write_part
 from pearl.storage.locks import Held, Lock
-from pearl.storage.shapes import Moment
-from pearl.training.content import together
-from pearl.training.replay import Progress
+from pearl.storage.schemas import CheckpointManifest
+from pearl.training.fingerprint import together
+from pearl.training.resume import Progress
 from pearl.training.world import World
 
 Tell = Callable[[str], object]  # a message for the user
 
 
-class Kept:
+class PhaseCache:
     """A phase cache in a folder. With several ranks, the first one locks, searches and writes; each one reads."""
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +35,7 @@ class Kept:
         self._told = False
 
     @classmethod
-    def of(cls, config: ModelConfig, world: World) -> "Kept | None":
+    def of(cls, config: ModelConfig, world: World) -> "PhaseCache | None":
         """Return the cache of the settings and the environment; None if it is disabled. The first rank decides for all.
 
         Raises:
@@ -138,7 +138,7 @@ def _read(place: Path, key: str, modules: Sequence[nn.Module], steps: int) -> tu
     Raises:
         RunError: it is damaged, or belongs to another phase.
     """
-    tensors, manifest = read_part(place, Moment)
+    tensors, manifest = read_part(place, CheckpointManifest)
     wanted = together(modules).state_dict()
     shapes = {name: (value.dtype, value.shape) for name, value in tensors.items()}
     fits = shapes == {name: (value.dtype, value.shape) for name, value in wanted.items()}

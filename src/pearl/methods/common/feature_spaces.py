@@ -14,7 +14,7 @@ WHOLE = ("birth", "freedom", "images", "classes", "counts", "measured")  # tenso
 DEAD = 1e-3  # relative to the mean standard deviation: dimensions below are ignored
 
 
-class Space(nn.Module):
+class FeatureSpace(nn.Module):
     """Maps the raw features (B, p_raw) of a sub-network to a feature space (B, p), and these to scores (B, prototypes).
 
     Raw and projected features are standardised by the task that created the space and scaled to length
@@ -104,29 +104,29 @@ class Background(nn.Module):
         return ((features @ self.quadratic) * features).sum(1) + features @ self.linear + self.constant
 
 
-class ChainHead(nn.Module):
+class ClassStatisticsHead(nn.Module):
     """Predictor: raw features (B, p_raw) of every space's sub-network -> log P (B, classes), float32."""
 
     def __init__(
         self,
-        spaces: Sequence[Space],
+        spaces: Sequence[FeatureSpace],
         discriminants: Sequence[Discriminants],
-        births: Sequence[int],
+        created_at: Sequence[int],
         task_of: Tensor,
         class_of: Tensor,
         temperature: float,
     ) -> None:
         super().__init__()
         self.spaces, self.discriminants = nn.ModuleList(spaces), nn.ModuleList(discriminants)
-        self.births, self.temperature = tuple(births), temperature
+        self.created_at, self.temperature = tuple(created_at), temperature
         self.first = [made.first for made in discriminants]
-        self.begins, self.by_class = begins_of(task_of, births), ByClass(class_of)
+        self.begins, self.by_class = begins_of(task_of, created_at), ByClass(class_of)
 
     def forward(self, raw: Sequence[Tensor]) -> Tensor:
         """See the class."""
         return self._answer(self._scores(raw)[1])
 
-    def judge(self, raw: Sequence[Tensor], backgrounds: Sequence[Background]) -> tuple[Tensor, Tensor]:
+    def logits_and_scores(self, raw: Sequence[Tensor], backgrounds: Sequence[Background]) -> tuple[Tensor, Tensor]:
         """Return log P (B, classes), and the fit to each prototype (B, prototypes); see `fits`."""
         features, scores = self._scores(raw)
         common = [shared(x) for shared, x in zip(backgrounds, features, strict=True)]
@@ -137,11 +137,11 @@ class ChainHead(nn.Module):
         return features, [made(rows) for made, rows in zip(self.discriminants, features, strict=True)]
 
     def _answer(self, scores: Sequence[Tensor]) -> Tensor:
-        return self.by_class(chain_rule(scores, self.first, self.begins, self.births, self.temperature))
+        return self.by_class(chain_rule(scores, self.first, self.begins, self.created_at, self.temperature))
 
 
 def chain_rule(
-    scores: Sequence[Tensor], first: Sequence[int], begins: Sequence[int], births: Sequence[int], temperature: float
+    scores: Sequence[Tensor], first: Sequence[int], begins: Sequence[int], created_at: Sequence[int], temperature: float
 ) -> Tensor:
     """Combine scores (B, prototypes from `first` on) in each feature space to log P (B, prototypes).
 
@@ -155,7 +155,9 @@ def chain_rule(
     last = len(begins) - 1
     for u, begin in enumerate(begins):
         known = [
-            rows[:, begin - start :] for rows, start, birth in zip(scores, first, births, strict=True) if birth <= u
+            rows[:, begin - start :]
+            for rows, start, created in zip(scores, first, created_at, strict=True)
+            if created <= u
         ]
         logq = (temperature * sum(known[1:], known[0]) / len(known)).log_softmax(1)
         if u == last:
@@ -181,9 +183,9 @@ def fits(scores: Sequence[Tensor], common: Sequence[Tensor]) -> Tensor:
     return total / count
 
 
-def begins_of(task_of: Tensor, births: Sequence[int]) -> list[int]:
+def begins_of(task_of: Tensor, created_at: Sequence[int]) -> list[int]:
     """Return the first prototypes of the tasks up to the last space's."""
-    return torch.searchsorted(task_of, torch.arange(max(births) + 1)).tolist()
+    return torch.searchsorted(task_of, torch.arange(max(created_at) + 1)).tolist()
 
 
 class ByClass(nn.Module):
@@ -248,17 +250,17 @@ def misfit(tensors: Mapping[str, Tensor]) -> str | None:
         expected |= {f"space/{v}/{name}": shape for name, shape in of.items()}
         expected |= {f"space/{v}/{name}": (p * (p + 1) // 2,) for name in ("scatter", "moment")}
         optional[f"space/{v}/projection"] = (32,)
-    births = [tensors.get(f"space/{v}/birth") for v in spaces]
-    made = [int(birth) for birth in births if birth is not None and birth.numel() == 1]
+    created_at = [tensors.get(f"space/{v}/created_at") for v in spaces]
+    made = [int(created) for created in created_at if created is not None and created.numel() == 1]
     for t in tasks:
         classes = size.get(f"task/{t}/classes", 0)
-        seen = sum(birth <= t for birth in made)
+        seen = sum(created <= t for created in made)
         of = {"classes": (classes,), "counts": (classes,), "location": (), "spread": (), "scores": (101,)}
         of |= {"measured": (), "levels": (seen, 4), "score_shift": ()}
         expected |= {f"task/{t}/{name}": shape for name, shape in of.items()}
         optional |= {f"task/{t}/losses": (TRIED,)}
-        for v, birth in enumerate(births):
-            if birth is not None and birth.numel() == 1 and birth <= t:
+        for v, created in enumerate(created_at):
+            if created is not None and created.numel() == 1 and created <= t:
                 expected[f"task/{t}/means/{v}"] = (classes, size.get(f"space/{v}/projected_mean", 0))
     expected |= {name: shape for name, shape in optional.items() if name in shapes}
     wrong = (name for name, shape in expected.items() if shapes.get(name) != shape or not possible(name, tensors[name]))

@@ -70,16 +70,16 @@ def digest(phase: Phase, task: Task, facts: Mapping[str, Any]) -> str:
     """
     data = phase.data or task
     hooks = (phase.after_backward, phase.project, phase.after_step)
-    if not phase.reads or phase.hands_on or any(hooks) or not isinstance(data, Task):
+    if not phase.depends_on or phase.keep_optimizer or any(hooks) or not isinstance(data, Task):
         return ""
     try:
-        said = _Said(phase.reads)
+        said = _Said(phase.depends_on)
         names = {id(p): name for name, p in said.whole.named_parameters(remove_duplicate=False)}
         content = {
             "format": FORMAT,
             "code": code(),
             "phase": phase.name,
-            "steady": phase.steady,
+            "steady": phase.capturable,
             "modules": said.of(said.whole),
             "tied": _tied(said.whole),
             "trained": {group: [names[id(p)] for p in params] for group, params in phase.groups.items()},

@@ -10,8 +10,10 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Follows:
-    """Marks an option that can depend on the configuration: `Annotated[int | Literal["auto"], Follows(rule)] = "auto"`.
+class DerivedDefault:
+    """Marks an option whose default depends on the configuration.
+
+    Use it as `Annotated[int | Literal["auto"], DerivedDefault(rule)] = "auto"`.
 
     A checked configuration has rule(configuration) instead of `auto`, so that it contains the actual value, and a run
     with the same explicit value has the same name. If the rule returns `auto`, the part chooses when it is created.
@@ -26,7 +28,7 @@ def followed(model: type[BaseModel], values: Mapping[str, Any], config: Any) -> 
         name: marker.rule
         for name, field in model.model_fields.items()
         for marker in field.metadata
-        if isinstance(marker, Follows)
+        if isinstance(marker, DerivedDefault)
     }
     return {name: rules[name](config) if name in rules and value == AUTO else value for name, value in values.items()}
 
@@ -61,9 +63,9 @@ def usual_resize(size: int) -> int:
     return round(size * 256 / 224)
 
 
-def on_cifar(cifar: Any, other: Any) -> Follows:
+def on_cifar(cifar: Any, other: Any) -> DerivedDefault:
     """Return a rule with authors' values for CIFAR-100 and for ImageNet-R; all other data uses the latter."""
-    return Follows(lambda config: cifar if data_of(config) == "cifar100" else other)
+    return DerivedDefault(lambda config: cifar if data_of(config) == "cifar100" else other)
 
 
 def convolutional(config: Any) -> bool:

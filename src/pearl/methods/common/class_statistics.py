@@ -17,10 +17,25 @@ import torch
 from torch import Tensor, nn
 
 from pearl.errors import RunError
-from pearl.methods.base import Answers
+from pearl.methods.base import Predictions
 from pearl.methods.common import calibration
-from pearl.methods.common.calibration import ENOUGH, Judge, Known, LeftOut, Scores, measured, stored
-from pearl.methods.common.classifiers import Chain
+from pearl.methods.common.calibration import ENOUGH, Known, LeftOut, OODScorer, Scores, measured, stored
+from pearl.methods.common.classifiers import Statistics
+from pearl.methods.common.feature_spaces import (
+    TRIED,
+    Background,
+    ByClass,
+    ClassStatisticsHead,
+    Discriminants,
+    FeatureSpace,
+    alive,
+    begins_of,
+    chain_rule,
+    digest_of,
+    fits,
+    misfit,
+    projection,
+)
 from pearl.methods.common.scatter import (
     MANY,
     drawn,
@@ -33,22 +48,7 @@ from pearl.methods.common.scatter import (
     statistics,
     unpack,
 )
-from pearl.methods.common.spaces import (
-    TRIED,
-    Background,
-    ByClass,
-    ChainHead,
-    Discriminants,
-    Space,
-    alive,
-    begins_of,
-    chain_rule,
-    digest_of,
-    fits,
-    misfit,
-    projection,
-)
-from pearl.nn.growing import TaskTensors
+from pearl.nn.task_modules import TaskTensors
 
 UNCALIBRATED = 0.2  # temperature before two tasks allow its measurement
 # Pairs of an image and a prototype: so many are scored, at most, when a task is learnt; and at each of 40 temperatures.
@@ -56,7 +56,7 @@ PAIRS, TEMPERED = 2**22, 2**19
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), TRIED, dtype=torch.float64)
 
 
-class ChainStatistics(nn.Module):
+class ClassStatistics(nn.Module):
     """Class statistics: feature spaces, prototypes (a class in one task) and a temperature, all in buffers.
 
     A space belongs to the task at whose end it was created, and has the prototypes of that task and later ones.
@@ -65,19 +65,21 @@ class ChainStatistics(nn.Module):
     # suffixes of the names of tensors that a task replaces
     running = ("/scatter", "/moment", "/sum", "/images", "/freedom")
 
-    def __init__(self, options: Chain) -> None:
+    def __init__(self, options: Statistics) -> None:
         super().__init__()
         self.options = options
-        # "space.v.birth" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",
+        # "space.v.created_at" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",
         # ".projected_std" (p,); of all images ".scatter" within prototypes and ".moment" (p(p+1)/2,), ".sum" (p,),
         # ".images" and ".freedom" (); "task.t.classes", ".counts" (k,),
         # ".means.v" (k, p); ".location" () and ".spread" () of fits, ".levels" (spaces, 4), see `calibration`;
         # ".scores" (101,), percentiles of in-distribution scores of ".measured" () images left out, ".score_shift" ();
         # ".losses" (40,), of these images at each temperature of the grid; "temperature" ()
         self.tensors = TaskTensors(buffers=True)
-        self._head: list[ChainHead] = []  # in lists, so that they are not part of the state
-        self._judge: list[Judge] = []
-        self.left_out: Answers | None = None  # of the task observed last, see `observe`; not part of the state either
+        self._head: list[ClassStatisticsHead] = []  # in lists, so that they are not part of the state
+        self._scorer: list[OODScorer] = []
+        self.cross_validated: Predictions | None = (
+            None  # of the task observed last, see `observe`; not part of the state either
+        )
 
     # ---------------------------------------------------------------------------------------------------- what is there
 
@@ -86,14 +88,14 @@ class ChainStatistics(nn.Module):
         return sum(name.endswith("/classes") for name, _ in self.tensors.named_buffers())
 
     @property
-    def births(self) -> list[int]:
+    def created_at(self) -> list[int]:
         """Return the task at whose end each feature space was created."""
-        count = sum(name.endswith("/birth") for name, _ in self.tensors.named_buffers())
-        return [int(self.tensors[f"space.{v}.birth"]) for v in range(count)]
+        count = sum(name.endswith("/created_at") for name, _ in self.tensors.named_buffers())
+        return [int(self.tensors[f"space.{v}.created_at"]) for v in range(count)]
 
     def wants_space(self) -> bool:
         """Return True if the next task's sub-network becomes a feature space."""
-        return self.options.spaces == "all" or len(self.births) < self.options.spaces
+        return self.options.spaces == "all" or len(self.created_at) < self.options.spaces
 
     @property
     def task_of(self) -> Tensor:
@@ -120,14 +122,14 @@ class ChainStatistics(nn.Module):
     # --------------------------------------------------------------------------------------------------------- learning
 
     @torch.no_grad()
-    def add_space(self, birth: int, raw: Tensor) -> None:
+    def add_space(self, created: int, raw: Tensor) -> None:
         """A new space from the raw features (N, p_raw) of the images that its sub-network learnt."""
-        v, raw_dim = len(self.births), raw.shape[1]
+        v, raw_dim = len(self.created_at), raw.shape[1]
         dim = self.options.projection
         made = projection(v, raw_dim, dim).to(raw.device) if dim is not None and dim < raw_dim else None
         facts = {"mean": raw.double().mean(0).to(raw), "std": alive(raw.double().std(0, unbiased=False)).to(raw)}
         none = raw.new_zeros(1)
-        rows = Space(facts | {"projected_mean": none, "projected_std": none}, made).projected(raw).double()
+        rows = FeatureSpace(facts | {"projected_mean": none, "projected_std": none}, made).projected(raw).double()
         p = rows.shape[1]
         facts |= {"projected_mean": rows.mean(0).to(raw), "projected_std": alive(rows.std(0, unbiased=False)).to(raw)}
         if made is not None:
@@ -136,7 +138,7 @@ class ChainStatistics(nn.Module):
             facts[name] = torch.zeros(size, dtype=torch.float64, device=raw.device)
         for name in ("images", "freedom"):
             facts[name] = torch.zeros((), dtype=torch.long, device=raw.device)
-        facts["birth"] = torch.tensor(birth, device=raw.device)
+        facts["birth"] = torch.tensor(created, device=raw.device)
         for name, value in facts.items():
             self.tensors.add(f"space.{v}.{name}", value)
         self._forget()
@@ -189,7 +191,7 @@ class ChainStatistics(nn.Module):
 
     def _updates(self, v: int, t: int) -> bool:
         """Return True if task t's images are included in the covariance of space v."""
-        return self.options.covariance == "updated" or t < 2 or t == self.births[v]
+        return self.options.covariance == "updated" or t < 2 or t == self.created_at[v]
 
     def _calibrate(self, metrics: Sequence[LeftOut], features: Sequence[Tensor], classes: Tensor, own: Tensor) -> None:
         """Measure, on the newest task's images, the temperature and the scores of images of known classes.
@@ -218,7 +220,7 @@ class ChainStatistics(nn.Module):
         scores, common = [], []
         for v, (metric, x) in enumerate(zip(metrics, features, strict=True)):
             means = torch.cat(self._means(v))
-            sizes = torch.cat([self.tensors[f"task.{u}.counts"] for u in range(self.births[v], t + 1)])
+            sizes = torch.cat([self.tensors[f"task.{u}.counts"] for u in range(self.created_at[v], t + 1)])
             place = own[some] + len(means) - len(classes)
             inside, away = metric.distances(x[some], place, means, sizes, counted=self._updates(v, t))
             scores.append(-0.5 * inside)
@@ -227,9 +229,9 @@ class ChainStatistics(nn.Module):
         every = fits(scores, common).scatter(1, place[:, None], own_fits[at, None])
         self._scores(t, every, (own_fits.sum() - own_fits[at]) / (len(own_fits) - 1))
         # features of training images in their own sub-network are biased; the first task has no other
-        births = [birth for birth in self.births if birth < t or t == 0]
+        created_at = [created for created in self.created_at if created < t or t == 0]
         few = drawn(torch.arange(len(some), device=some.device), max(1, TEMPERED // len(self.class_of)))
-        self._temper([each[few] for each in scores[: len(births)]], births, classes, classes[own[some][few]])
+        self._temper([each[few] for each in scores[: len(created_at)]], created_at, classes, classes[own[some][few]])
 
     def _note(self, t: int, location: Tensor, spread: Tensor) -> None:
         """Store mean and spread of the fits of task t's images, () each; no scores yet."""
@@ -237,7 +239,7 @@ class ChainStatistics(nn.Module):
         facts |= {"measured": torch.zeros_like(location, dtype=torch.long), "score_shift": torch.zeros_like(location)}
         for name, value in facts.items():
             self.tensors.add(f"task.{t}.{name}", value)
-        self.left_out = None
+        self.cross_validated = None
 
     def _scores(self, t: int, found: Tensor, without: Tensor) -> None:
         """Keep the percentiles of in-distribution scores of task t's images left out: their fits (N, prototypes).
@@ -252,14 +254,14 @@ class ChainStatistics(nn.Module):
         self.tensors.add(f"task.{t}.measured", torch.tensor(len(every), device=every.device))
         self.tensors.add(f"task.{t}.score_shift", shift)
 
-    def _temper(self, scores: Sequence[Tensor], births: Sequence[int], classes: Tensor, labels: Tensor) -> None:
+    def _temper(self, scores: Sequence[Tensor], created_at: Sequence[int], classes: Tensor, labels: Tensor) -> None:
         """Measure the temperature, and what is said of the images, of scores in some spaces and labels (N,)."""
-        t, begins = len(self) - 1, begins_of(self.task_of, births)
-        first = [int((self.task_of < birth).sum()) for birth in births]
+        t, begins = len(self) - 1, begins_of(self.task_of, created_at)
+        first = [int((self.task_of < created).sum()) for created in created_at]
         by_class = ByClass(self.class_of).to(labels.device)
 
         def answer(temperature: float) -> Tensor:
-            return by_class(chain_rule(scores, first, begins, births, temperature))
+            return by_class(chain_rule(scores, first, begins, created_at, temperature))
 
         losses = torch.stack([-answer(float(each)).gather(1, labels[:, None]).sum() for each in GRID]).cpu()
         best = UNCALIBRATED
@@ -272,7 +274,7 @@ class ChainStatistics(nn.Module):
             self.tensors.add(f"task.{t}.losses", losses.to(labels.device))
         logp = answer(best)
         among = torch.isin(torch.arange(logp.shape[1], device=classes.device), classes)
-        self.left_out = Answers.of(logp, labels, among.expand_as(logp))
+        self.cross_validated = Predictions.of(logp, labels, among.expand_as(logp))
 
     def usual(self) -> tuple[Tensor, Tensor]:
         """Return the mean and spread of the fits of each prototype's images: (prototypes,) each, on the CPU.
@@ -283,7 +285,7 @@ class ChainStatistics(nn.Module):
             [measured(self.tensors[f"task.{t}.{name}"].cpu()) for t in range(len(self))]
             for name in ("levels", "location", "spread")
         )
-        location, spread = calibration.usual(levels, locations, spreads, self.births)
+        location, spread = calibration.usual(levels, locations, spreads, self.created_at)
         return location[self.task_of], spread[self.task_of]
 
     def scores(self) -> Scores:
@@ -301,15 +303,15 @@ class ChainStatistics(nn.Module):
 
     # ---------------------------------------------------------------------------------------------------------- scoring
 
-    def spaces(self) -> list[Space]:
+    def spaces(self) -> list[FeatureSpace]:
         """Return the maps from raw features to features, in every space.
 
         Raises:
             RunError: this torch draws other random numbers than the one that made a projection.
         """
         found = []
-        for v in range(len(self.births)):
-            tensors = {name: self.tensors[f"space.{v}.{name}"] for name in Space.parts}
+        for v in range(len(self.created_at)):
+            tensors = {name: self.tensors[f"space.{v}.{name}"] for name in FeatureSpace.parts}
             made = None
             if f"space.{v}.projection" in self.tensors:
                 made = projection(v, len(tensors["mean"]), len(tensors["projected_mean"]))
@@ -319,50 +321,50 @@ class ChainStatistics(nn.Module):
                         f"other numbers; use the version that environment.json names"
                     )
                 made = made.to(tensors["mean"].device)
-            found.append(Space(tensors, made))
+            found.append(FeatureSpace(tensors, made))
         return found
 
     @torch.no_grad()
-    def head(self) -> ChainHead:
+    def head(self) -> ClassStatisticsHead:
         """Return the predictor, created once per task; in the features' dtype, float32."""
         if not self._head:
-            like, spaces = self.tensors["space.0.mean"], range(len(self.births))
+            like, spaces = self.tensors["space.0.mean"], range(len(self.created_at))
             made = [self._discriminants(v, dtype=like.dtype) for v in spaces]
-            place = self.births, self.task_of, self.class_of, self.temperature
-            self._head.append(ChainHead(self.spaces(), made, *place).to(like))
+            place = self.created_at, self.task_of, self.class_of, self.temperature
+            self._head.append(ClassStatisticsHead(self.spaces(), made, *place).to(like))
         return self._head[0]
 
     @torch.no_grad()
-    def judging(self) -> Judge:
+    def ood_scorer(self) -> OODScorer:
         """Return the OOD scorer; created once until a task is observed, since with many classes this is slow."""
-        if not self._judge:
-            backgrounds = [self._background(v) for v in range(len(self.births))]
-            self._judge.append(Judge(self.head(), backgrounds, *self.usual()).to(self.tensors["space.0.mean"]))
-        return self._judge[0]
+        if not self._scorer:
+            backgrounds = [self._background(v) for v in range(len(self.created_at))]
+            self._scorer.append(OODScorer(self.head(), backgrounds, *self.usual()).to(self.tensors["space.0.mean"]))
+        return self._scorer[0]
 
     @torch.no_grad()
-    def judge(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def logits_and_scores(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return log P (B, classes) and in-distribution scores (B,) of raw features."""
-        return self.judging().forward(raw)
+        return self.ood_scorer().forward(raw)
 
     @torch.no_grad()
     def fits(self, raw: Sequence[Tensor]) -> Tensor:
         """See `spaces.fits`, of raw features: (B, prototypes)."""
-        return self.judging().fits(raw)[1]
+        return self.ood_scorer().fits(raw)[1]
 
     def _discriminants(self, v: int, dtype: torch.dtype = torch.float64) -> Discriminants:
-        """Space v's, computed in float64."""
-        first = int((self.task_of < self.births[v]).sum())
+        """FeatureSpace v's, computed in float64."""
+        first = int((self.task_of < self.created_at[v]).sum())
         return Discriminants(pieces(self._means(v)), inverse(shrunk(*self.covariance(v))), first, dtype)
 
     def _background(self, v: int) -> Background:
-        """Space v's, in float64."""
+        """FeatureSpace v's, in float64."""
         space = self.known(v)
         pooled, share = self.covariance(v)
         return Background(inverse(shrunk(pooled, share)), space.centre, inverse(shrunk(space.of_all(), share)))
 
     def _means(self, v: int) -> list[Tensor]:
-        return [self.tensors[f"task.{t}.means.{v}"] for t in range(self.births[v], len(self))]
+        return [self.tensors[f"task.{t}.means.{v}"] for t in range(self.created_at[v], len(self))]
 
     def known(self, v: int) -> Known:
         """Return the moments of all images in space v, float64."""
@@ -381,9 +383,9 @@ class ChainStatistics(nn.Module):
 
     def _forget(self) -> None:
         self._head.clear()
-        self._judge.clear()
+        self._scorer.clear()
 
-    def _apply(self, *args: Any, **kwargs: Any) -> "ChainStatistics":
+    def _apply(self, *args: Any, **kwargs: Any) -> "ClassStatistics":
         self._forget()  # the tensors go elsewhere
         super()._apply(*args, **kwargs)
         return self
