@@ -188,5 +188,5 @@ def test_training_that_fails_is_noted(shop: Path, tmp_path: Path) -> None:
     opened = pearl.load(shop / "model")
     pixels, labels = torch.from_numpy(np.stack([*digit(1)[:20], *digit(0)[:20]])), torch.arange(2).repeat_interleave(20)
     pixels, view = pixels[..., None].expand(-1, -1, -1, 3), opened.view
-    assert not [*unlearnt(opened.method, view, pixels, labels, np.arange(2))]
-    assert [*unlearnt(opened.method, view, pixels, 1 - labels, np.arange(2))]
+    assert not [*unlearnt(opened.method, view, pixels, labels, np.arange(2), 0)]
+    assert [*unlearnt(opened.method, view, pixels, 1 - labels, np.arange(2), 0)]

@@ -17,7 +17,7 @@ from torch import Tensor
 from pearl.errors import ConfigError, RunError, counted, printable
 from pearl.lifecycle.changing import Event, changed, edit_events, list_classes
 from pearl.lifecycle.choices import has_statistics
-from pearl.methods.common.subnetworks import SubNetworks
+from pearl.methods.common.subnetworks import TASK_TENSOR, SubNetworks
 from pearl.names import class_name
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
@@ -30,7 +30,6 @@ from pearl.storage.stored_task import MANIFEST, StoredTask
 
 Tensors = dict[str, Tensor]
 
-_OWN = re.compile(r"((?:heads\.blocks|tensors|statistics|networks)\.)(\d+)([./].+)")  # tensors of one task
 _PROTOTYPES = re.compile(r"(class_statistics\.tensors\.task/\d+/)(classes|counts|means/\d+)")  # a row per class
 
 
@@ -116,7 +115,7 @@ def forget_task(path: Path, name: str, *, dry_run: bool = False) -> str:
                 f"covariance; {last}remove its classes with --class, or learn the other tasks into a new model"
             )
         for task in tasks[at:]:
-            if shared := [tensor for tensor in task.manifest["tensors"] if not _OWN.fullmatch(tensor)]:
+            if shared := [tensor for tensor in task.manifest["tensors"] if not TASK_TENSOR.fullmatch(tensor)]:
                 raise RunError(
                     f"{path}: task {printable(task.name)} trained weights that other tasks use ({shared[0]}), and "
                     f"cannot be removed; learn the other tasks into a new model"
@@ -258,4 +257,4 @@ def _remove_task(change: Change, tasks: list[StoredTask], at: int) -> None:
 
 
 def _renumbered(tensors: Tensors, *, task: int) -> Tensors:
-    return {_OWN.sub(rf"\g<1>{task}\g<3>", name): value for name, value in tensors.items()}
+    return {TASK_TENSOR.sub(rf"\g<before>{task}\g<after>", name): value for name, value in tensors.items()}

@@ -138,7 +138,7 @@ def _learn(
             )
         # before decoding images: errors here are cheaper to find
         written = done > 0 or (known.get("config") == settings and directory.reference_manifest.is_file())
-        method = build_method(config, structure_only=written)
+        method = build_method(config, structure_only=written, without_timm=True)
         if method.oracle:
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         engine = Engine(config, device=device)
@@ -188,11 +188,11 @@ def _learn(
                 origin = {"data": found.place or "", "nested": options.nested, "precision": work.engine.precision}
                 directory.write(directory.pending_file, {**facts, **origin})
             if begun:
-                method = load_method(path, config, done, place=work.engine.place)
+                method = load_method(path, config, done, place=work.engine.place, without_timm=True)
             else:
                 method = work.begin(build_method(config) if written else method)
             view = View(config.images, channels_last=config.engine.channels_last)
-            place = view, work.engine.fabric.device
+            place = view, work.engine.device
             # by name: then the task is the same, bit by bit, without an earlier one, see `forget`
             task = Task(done, name, new, len(every), pixels, labels, *place, train=not options.fast, seed_part=name)
             if holdout:

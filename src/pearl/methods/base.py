@@ -284,6 +284,13 @@ class Method(nn.Module):
         """Return the file of `storage.checkpoint.FILES` that stores a tensor of the state_dict."""
         return in_weights(name)
 
+    def is_fixed(self, name: str, task: int) -> bool:
+        """Return True if learning a task cannot change this tensor of the state_dict, which belongs to an earlier one.
+
+        Such tensors are neither copied before the task nor compared after its phases.
+        """
+        return False
+
     def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
         """Return how many tasks' weights, from the first, class statistics need for predictions; None: all."""
         return None

@@ -1,5 +1,6 @@
 """Base of methods with a frozen sub-network per task: task inference by heads or class statistics."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -26,6 +27,9 @@ from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
 Spaces = Callable[[Tensor], Sequence[Tensor]]  # maps images to the raw features of every feature space's sub-network
 
 HEADS = Heads()
+# names of the tensors of one task: of an isolated sub-network, and of class statistics
+TASK_TENSOR = re.compile(r"(?P<before>(?:heads\.blocks|tensors|statistics|networks)\.)(?P<task>\d+)(?P<after>[./].+)")
+_TASK_STATISTICS = re.compile(r"class_statistics\.tensors\.task/(?P<task>\d+)/")
 USUAL_RATE = 0.05  # false-rejection rates at which the expected range is recorded
 COSINES = 4.0  # factor of cosines in training with a cosine head
 
@@ -270,6 +274,12 @@ class SubNetworks(Method):
         if self.class_statistics is None or not name.startswith("class_statistics."):
             return WEIGHTS
         return RUNNING if name.endswith(ClassStatistics.running) else STATISTICS
+
+    def is_fixed(self, name: str, task: int) -> bool:
+        """See `Method.is_fixed`: tensors of isolated sub-networks, and statistics of earlier tasks."""
+        own = TASK_TENSOR.fullmatch(name) if vars(type(self)).get("isolated") else None
+        own = own or _TASK_STATISTICS.match(name)
+        return own is not None and int(own["task"]) < task
 
     def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
         """See `Method.needed`. Sub-networks never change; those of all spaces exist after the last space's task."""
