@@ -3,19 +3,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from pearl.errors import ConfigError
-from pearl.settings.added_later import AddedLater, as_written, without_born
 from pearl.settings.config import (
     RunConfig,
-    as_stored,
     check_config,
     load_config,
     merge,
@@ -25,7 +22,7 @@ from pearl.settings.config import (
     recipe_names,
 )
 from pearl.settings.parts import BACKBONES, METHODS, RANK_RULES, SOURCES
-from pearl.settings.registry import Registry, nearest
+from pearl.settings.registry import nearest
 from pearl.settings.sections import EngineConfig, ImagesConfig, StreamConfig, TrainConfig
 
 CIFAR = "cifar100-5t-resnet18"  # its method has an option: targets
@@ -705,116 +702,8 @@ def test_a_rank_may_be_a_number(method: str) -> None:
     assert "unknown rank rule '4'" in problems("method.rank=4")[0]
 
 
-# ------------------------------------------------------------------------------------------------- names that stay
-
-
-def test_a_run_keeps_its_name() -> None:
-    """ids.json has the ends of the names that each recipe's runs have had from the start, by method and rank rule.
-
-    A new option must not change them: give it `AddedLater`. New recipes, methods and rules are new entries there. Where
-    a default or a recipe has been mended since, `THEN` has what it was: whoever asks for that still gets the run.
-    """
-    kept = json.loads(Path(__file__).with_name("ids.json").read_text())
-    now = {
-        recipe: {key: check_config(_of_then(raw_config(recipe, _as_overrides(key)))).id[-8:] for key in row}
-        for recipe, row in kept.items()
-    }
-    assert now == kept
-
-
-def _as_overrides(key: str) -> list[str]:
-    method, _, rule = key.partition(", ")
-    return [*([f"method={method}"] if method else []), *([f"method.rank.name={rule}"] if rule else [])]
-
-
-THEN: dict[str, dict[str, Any]] = {
-    "inflora": {"tasks": 10},
-    "agile": {"tasks": 1, "task_of_memory": True, "old_biases": False, "ema_tasks": 1.3},
-    "ocdnet": {"ema_tasks": 0.65},
-    "tamil": {"ema_tasks": 1.3},
-    "trire": {"ema_tasks": 0.65},
-    "coda_prompt": {"per_task": 10},
-    "derpp": {"beta": 0.5},
-    "ewc": {"e_lambda": 10.0},
-    "dia": {"align_among": "all"},
-    "lae": {"head_std": None},
-    "loranpac": {"tuning": "none"},
-    "pae": {"on_growth": "continue"},
-    "cpg": {"on_growth": "continue"},
-    "sparcl_ewc": {"forgotten_among": "own"},
-    "convprompt": {"similarity_over": "new"},
-    "fecam": {"alpha1": 1.0, "alpha2": 1.0, "shrinkages": 2, "unit": False},
-}
-
-
-def _of_then(raw: dict[str, Any]) -> dict[str, Any]:
-    """A recipe as it was when the names were given."""
-    phases = raw["train"]["phases"]
-    later = {"inflora": "schedule", "coda_prompt": "schedule"}  # a cosine of another form, the recipe's
-    if raw["recipe"] == "cpu-cifar20-resnet18":
-        later["sparcl_ewc"] = "clip"
-    for name in later.keys() & phases.keys():
-        phases[name] = {key: value for key, value in phases[name].items() if key != later[name]}
-    for name in phases.keys() & {
-        "dualprompt",
-        "lgcl",
-        "dualprompt_pgp",
-        "l2p_pgp",
-        "convprompt",
-        "pass",
-        "il2a",
-        "ssre",
-        "ssre_first",
-    }:
-        phases[name] = {key: value for key, value in phases[name].items() if key != "images"}
-    for name in phases.keys() & {"hide_identity", "hide_identity_align", "hide_prompt", "hide_align"}:
-        own = {key: value for key, value in phases[name].items() if key not in ("images", "end_lr")}
-        if name == "hide_prompt":
-            own.pop("schedule", None)  # the recipe's, a cosine
-        phases[name] = own | {"weight_decay": 0.0005}
-    if raw["recipe"] == "photos-vit":  # it had the rates of PEARL alone
-        raw["train"]["phases"] = {name: phases[name] for name in ("probe", "allocate", "adapt")}
-    if raw["recipe"].startswith("tinyimagenet"):
-        phases["ewc"] = {**phases["ewc"], "lr": 0.1}
-    then = dict(THEN.get(raw["method"]["name"], {}))
-    if raw["method"]["name"] == "sparcl_ewc" and raw["recipe"].endswith(("vit", "deit_tiny")):
-        then["e_lambda"] = 1e5
-    return merge(raw, {"method": then})
-
-
-class Part:
-    """A part whose second option came later, and has another default by now."""
-
-    def __init__(self, *, first: int = 1, second: Annotated[str, AddedLater("old")] = "new") -> None: ...
-
-
-def test_an_option_that_came_later_is_told_by_where_it_differs_from_what_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = Registry("part", "parts", {"part": f"{__name__}:Part"})
-    now = parts.resolve("part", "part")
-    assert now == {"name": "part", "first": 1, "second": "new"}
-    assert parts.decisive(now) == now, "it is not as it was, so it has another name"
-    assert parts.decisive({**now, "second": "old"}) == {"name": "part", "first": 1}
-    assert parts.as_written({"name": "part", "first": 1}) == {"name": "part", "first": 1, "second": "old"}
-    assert parts.as_written(now) == now
-
-
 @pytest.mark.parametrize("override", ["seed=0", "train.images.pad=2", "train.phases.adapt.images.pad=2"])
 def test_a_stored_configuration_has_the_name_of_its_run(override: str) -> None:
     config = load(override)
-    stored = check_config(as_stored(yaml.safe_load(config.to_yaml()), RunConfig))
+    stored = check_config(yaml.safe_load(config.to_yaml()))
     assert (stored, stored.id) == (config, config.id)
-
-
-class Inner(BaseModel):
-    size: Annotated[int, AddedLater(0)] = 5
-
-
-class Outer(BaseModel):
-    inner: Inner = Inner()
-    free: dict[str, Any] = {}
-
-
-def test_so_is_one_of_a_section() -> None:
-    assert without_born(Outer, {"inner": {"size": 0}, "free": {"size": 0}}) == {"inner": {}, "free": {"size": 0}}
-    assert without_born(Outer, {"inner": {"size": 5}}) == {"inner": {"size": 5}}
-    assert as_written(Outer, {"inner": {}, "free": {}}) == {"inner": {"size": 0}, "free": {}}

@@ -2,8 +2,7 @@
 
 import pytest
 
-from pearl.settings.config import ModelConfig, as_stored, check_config, load_config, raw_config, unused_phases
-from pearl.settings.declared import declared
+from pearl.settings.config import ModelConfig, check_config, load_config, raw_config, used_phases
 from pearl.settings.parts import METHODS
 from pearl.settings.sections import PhaseConfig
 
@@ -84,14 +83,8 @@ def test_every_method_for_vits_has_its_rates_at_the_photo_recipe():
     lacking = {
         (name, phase)
         for name in METHODS.own
-        if (kind := METHODS.load(name)).backbones == "vit"
-        for phase in {*declared(kind)} - {"reference", "extractor"} - unused_phases({"name": name})
+        if METHODS.load(name).backbones == "vit"
+        for phase in used_phases(METHODS.resolve(name, "method")) - {"reference", "extractor"}
         if "lr" not in phases.get(phase, PhaseConfig()).model_fields_set
     }
     assert lacking == set()
-
-
-def test_a_run_of_fecam_that_was_written_before_stays_what_it_was():
-    raw = load_config("imagenet_r-5t-vit", ["method=fecam"]).model_dump(mode="json")
-    raw["method"] = {"name": "fecam", "tukey": "auto", "alpha1": 1.0, "alpha2": 1.0, "shrinkages": 2}
-    assert check_config(as_stored(raw, type(load_config("digits")))).method["unit"] is False

@@ -26,7 +26,7 @@ from pearl.lifecycle.runs import Run, execute
 from pearl.methods.pearl import Pearl
 from pearl.reports.records import read as read_run
 from pearl.reports.text import duration
-from pearl.settings.config import ConfigError, phase_names
+from pearl.settings.config import ConfigError
 from pearl.settings.declared import declared
 from pearl.storage.files import read_json
 from pearl.tables import spec
@@ -99,12 +99,12 @@ def test_the_schedule_is_the_papers_on_smaller_networks() -> None:
     for paper, small in (("cifar100-5t-resnet18", "schedule-resnet18"), ("cifar100-5t-bsc", "schedule-bsc")):
         whole, half = load(paper), load(small)
         assert (half.stream, half.images, half.data) == (whole.stream, whole.images, whole.data)
-        for phase in phase_names("pearl"):  # but for the schedule, which the paper does not state
+        for phase in declared(Pearl):  # but for the schedule, which the paper does not state
             mine, theirs = half.train.phase(phase), whole.train.phase(phase)
             assert mine.model_copy(update={"schedule": theirs.schedule, "milestones": theirs.milestones}) == theirs
         assert half.backbone == whole.backbone | {"width": 32}
     whole, tiny = load("imagenet_r-10t-vit").train, load("schedule-deit_tiny").train
-    for phase in phase_names("pearl"):
+    for phase in declared(Pearl):
         assert tiny.phase(phase) == whole.phase(phase)
     rows = [row.name for row in fill(read("fixed_rank"), "schedule").rows]
     assert rows == [row.name for row in fill(read("fixed_rank"), "paper").rows]

@@ -8,7 +8,6 @@ stored, since the user may not be allowed to keep them. MODEL/resume/task.json d
 import hashlib
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from pearl.lifecycle.recognition import check_known
 from pearl.lifecycle.saved import build_method, learnt_images, load_method, read_config, resume_command
 from pearl.lifecycle.session import session
 from pearl.names import class_name, without_marks
-from pearl.settings.config import ModelConfig, as_stored, check_config
+from pearl.settings.config import ModelConfig, check_config
 from pearl.storage.aside import remove_leftovers
 from pearl.storage.inside import remove_tree
 from pearl.storage.run_directory import RunDirectory
@@ -86,7 +85,7 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
     Raises:
         RunError: there is none, or its images have changed.
     """
-    known, directory = _interrupted_task(path), RunDirectory(path)
+    known, directory = RunDirectory(path).interrupted_task, RunDirectory(path)
     if not known and directory.pending_file.is_file():  # its process died when the task was finished
         with session(path, read_config(path), again="", device=device):
             return
@@ -119,7 +118,7 @@ def _learn(
 ) -> None:
     show, aliases, holdout = show or Observer(), dict(options.aliases or {}), options.holdout
     size, before, directory = config.images.stored, RunDirectory(source or path), RunDirectory(path)
-    known, settings = {} if options.discard else _interrupted_task(path), config.model_dump(mode="json")
+    known, settings = {} if options.discard else RunDirectory(path).interrupted_task, config.model_dump(mode="json")
     try:
         read: dict[str, Any] = {"decoding": Decoding.of(config.images), "on_progress": _progress(show)}
         found = given(data, size, part="train", nested=options.nested, **read)
@@ -251,16 +250,6 @@ def facts_of(pixels: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
         "images_per_class": np.bincount(labels).tolist(),
         "images_sha256": hashlib.sha256(pixels.data).hexdigest(),
     }
-
-
-def _interrupted_task(path: Path) -> dict[str, Any]:
-    """Return the record of the interrupted task; empty if there is none."""
-    known = RunDirectory(path).interrupted_task
-    if known:
-        known = {"fast": False, "aliases": {}, "nested": False, "holdout": 0.0, **known}
-        with suppress(ConfigError):  # a damaged one equals no other, so that the task starts again
-            known["config"] = as_stored(known["config"], ModelConfig)
-    return known
 
 
 def _check_nothing_interrupted(path: Path, known: Mapping[str, Any], config: ModelConfig) -> None:

@@ -14,7 +14,7 @@ from pearl.data import copies
 from pearl.data.batches import fold
 from pearl.errors import ConfigError, RunError, short_of_memory
 from pearl.methods.base import Method
-from pearl.settings.config import ModelConfig, RunConfig, as_stored, check_config
+from pearl.settings.config import ModelConfig, RunConfig, check_config
 from pearl.settings.parts import BACKBONES, METHODS
 from pearl.settings.registry import readable
 from pearl.storage.checkpoint import load_state, read_part, sha256
@@ -34,7 +34,7 @@ def read_config(path: Path) -> ModelConfig:
     raw = directory.config
     try:
         kind = RunConfig if "recipe" in raw else ModelConfig
-        return check_config(as_stored(raw, kind), kind)
+        return check_config(raw, kind)
     except (ValueError, TypeError, AttributeError, KeyError, ConfigError) as error:
         reason = " ".join(str(error).split())
         raise RunError(

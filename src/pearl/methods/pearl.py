@@ -27,7 +27,6 @@ from pearl.methods.pearl_updates import LowRankNetworks
 from pearl.nn.dynamic.rule import DynamicRule
 from pearl.nn.lowrank import Fold, Init
 from pearl.nn.rank_rules import Choice, FixedRule, PaperRule, RankRule
-from pearl.settings.added_later import AddedLater
 from pearl.settings.declared import Phases, PhaseSpec
 from pearl.settings.parts import CLASSIFIERS, RANK_RULES
 
@@ -64,7 +63,7 @@ class Pearl(LowRankNetworks):
     phases: Phases = (
         PhaseSpec("reference", "reference"),
         PhaseSpec("probe", "adapted", probed_images, when=probes),
-        PhaseSpec("allocate", "adapted", partial(updated_images, "allocate"), when=allocates, added_later=True),
+        PhaseSpec("allocate", "adapted", partial(updated_images, "allocate"), when=allocates),
         PhaseSpec("adapt", "adapted", partial(updated_images, "adapt")),
     )
 
@@ -79,12 +78,12 @@ class Pearl(LowRankNetworks):
         alpha: Annotated[float, Field(gt=0)] | Literal["2r"] = "2r",
         lora_bias: bool = False,
         reference: Literal["auto", "given", "first_task"] = "auto",
-        classifier: Annotated[Classifier, CLASSIFIERS, AddedLater({"name": "heads"})] = HEADS,
-        probe: Annotated[Literal["full", "targets", "lora", "adam", "gradients"], AddedLater("full")] = "full",
-        probe_images: Annotated[float, Field(gt=0, le=1), AddedLater(1.0)] = 1.0,
-        probe_rank: Annotated[int, Field(ge=1), AddedLater(32)] = 32,
-        probe_distance: Annotated[float, Field(gt=0, lt=1), AddedLater(0.8)] = 0.8,
-        rotations: Annotated[bool, AddedLater(False)] = False,
+        classifier: Annotated[Classifier, CLASSIFIERS] = HEADS,
+        probe: Literal["full", "targets", "lora", "adam", "gradients"] = "full",
+        probe_images: Annotated[float, Field(gt=0, le=1)] = 1.0,
+        probe_rank: Annotated[int, Field(ge=1)] = 32,
+        probe_distance: Annotated[float, Field(gt=0, lt=1)] = 0.8,
+        rotations: bool = False,
     ) -> None:
         updates: dict[str, Any] = {"targets": targets, "fold": fold, "init": init, "alpha": alpha}
         super().__init__(backbone, classifier, **updates, lora_bias=lora_bias, reference=reference)

@@ -15,11 +15,10 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from pearl.errors import ConfigError
-from pearl.settings.added_later import as_written, later, without_born
 from pearl.settings.declared import declared
 from pearl.settings.parts import BACKBONES, METHODS, SOURCES
 from pearl.settings.registry import Spec, nearest, problems_of, readable
-from pearl.settings.sections import EngineConfig, ImagesConfig, PhaseConfig, Section, Seed, StreamConfig, TrainConfig
+from pearl.settings.sections import EngineConfig, ImagesConfig, Section, Seed, StreamConfig, TrainConfig
 from pearl.yaml_io import DEPTH, parse_yaml
 
 
@@ -70,17 +69,11 @@ class RunConfig(ModelConfig):
 
     @property
     def decides(self) -> dict[str, Any]:
-        """Return the settings that affect the result, without other methods' phases and `AddedLater` values."""
-        values = without_born(RunConfig, self.model_dump(mode="json", exclude={"about", "expected"}))
-        values |= {key: registry.decisive(values[key]) for key, registry in _PARTS.items()}
+        """Return the settings that affect the result, without phases that the method does not have."""
+        values = self.model_dump(mode="json", exclude={"about", "expected"})
         values["engine"] = {key: value for key, value in values["engine"].items() if key not in _SAME_RESULT}
-        own, train = phase_names(self.method["name"]) - unused_phases(self.method), values["train"]
-        usual = {key: value for key, value in later(PhaseConfig).items() if key not in train}
-        train["phases"] = {
-            name: {key: value for key, value in phase.items() if key not in usual or value != usual[key]}
-            for name, phase in train["phases"].items()
-            if name in own
-        }
+        own, train = used_phases(self.method), values["train"]
+        train["phases"] = {name: phase for name, phase in train["phases"].items() if name in own}
         return values
 
     @property
@@ -274,13 +267,6 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = (), *, smoke: boo
     return check_config(raw_config(recipe, overrides, smoke=smoke))
 
 
-def as_stored(raw: dict[str, Any], kind: type[ModelConfig]) -> dict[str, Any]:
-    """Return a stored configuration, unchecked, plus options that were added after it (see `AddedLater`)."""
-    raw = as_written(kind, raw)
-    parts = {key: raw[key] for key in _PARTS if isinstance(raw.get(key), dict) and "name" in raw[key]}
-    return raw | {key: _PARTS[key].as_written(spec) for key, spec in parts.items()}
-
-
 def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:  # type: ignore[assignment]
     """Return a complete mapping as a `RunConfig` (or another type), with the parts' defaults filled in.
 
@@ -307,16 +293,11 @@ def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:
     return config.model_copy(update={"method": METHODS.follow(config.method, config)})
 
 
-def phase_names(*methods: str) -> set[str]:
-    """Return the names of the phases of these methods."""
-    return {*_phases(methods)}
-
-
-def unused_phases(method: Spec) -> set[str]:
-    """Return later-added phases that a method, a resolved spec, does not have with its options."""
+def used_phases(method: Spec) -> set[str]:
+    """Return the phases that a method, a resolved spec, has with its options."""
     with suppress(ConfigError):
         phases = declared(METHODS.load(method["name"]))
-        return {name for name, spec in phases.items() if spec.added_later and not spec.used(method)}
+        return {name for name, spec in phases.items() if spec.used(method)}
     return set()
 
 

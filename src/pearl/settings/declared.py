@@ -83,8 +83,6 @@ class PhaseSpec:
     `features_only`: it trains on features, which pass through heads and not through the network.
     `groups`: names of the groups that its parameters are in.
     `when`: the options of the method with which there is such a phase; by default all.
-    `added_later`: the phase came after the method's first release. Its settings do not enter the name of a run without
-        it.
     """
 
     name: str
@@ -95,7 +93,6 @@ class PhaseSpec:
     features_only: bool = False
     groups: tuple[str, ...] = ()
     when: Callable[[Options], bool] | None = None
-    added_later: bool = False
 
     def sizes(self, task: UpcomingTask) -> list[int]:
         """Images of an epoch, a number for each time that the phase comes in this task."""

@@ -22,13 +22,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from pearl.errors import ConfigError, Interrupted, PearlError, printable
 from pearl.names import without_marks
-from pearl.settings.added_later import AddedLater, as_written, without_born
 from pearl.settings.declared import are_phases
 from pearl.settings.derived_defaults import followed
 from pearl.settings.user_code import Code, in_words, run_file
@@ -293,30 +292,9 @@ class Registry:
             raise ConfigError(*problems)
         return {"name": name, **checked.model_dump(mode="json", warnings=False)}
 
-    def decisive(self, spec: Spec) -> Spec:
-        """Return a resolved spec without values that do not enter a run's name (see `AddedLater`)."""
-        return self._each(spec, Registry.decisive, without_born)
-
-    def as_written(self, spec: Spec) -> Spec:
-        """Return a stored spec plus options that were added later (see `AddedLater`).
-
-        Raises:
-            ConfigError: no such part.
-        """
-        return self._each(spec, Registry.as_written, as_written)
-
     def follow(self, spec: Spec, config: BaseModel) -> Spec:
         """Return a resolved spec with the rules' values instead of `auto` (see `DerivedDefault`)."""
         return spec if self.closed(spec["name"]) else followed(self.options(spec["name"]), spec, config)
-
-    def _each(self, spec: Spec, change: Callable[["Registry", Spec], Spec], of_options: Callable[..., Spec]) -> Spec:
-        """Apply a change to a spec's options, first to those of nested parts."""
-        name = spec["name"]
-        if self.closed(name):
-            return spec  # only its file defines its options
-        nested = _nested_registries(self.load(name))
-        values = {key: change(nested[key], value) if key in nested else value for key, value in spec.items()}
-        return of_options(self.options(name), values)
 
     def build(self, spec: Spec, *args: Any) -> Any:
         """Create the part that a resolved spec describes; `args` are passed before its options."""
@@ -384,9 +362,7 @@ def _model_of(part: Callable[..., Any]) -> type[BaseModel]:
     for parameter in _keyword_only(part):
         name, default = parameter.name, parameter.default
         if name in nested:
-            born = [note for note in hints[name].__metadata__ if isinstance(note, AddedLater)]
-            kind = Annotated[dict[str, Any], *born] if born else dict[str, Any]
-            fields[name] = (kind, nested[name].spec_of(default))
+            fields[name] = (dict[str, Any], nested[name].spec_of(default))
         else:
             fields[name] = (hints[name], ... if default is inspect.Parameter.empty else default)
     return create_model("Options", __config__=ConfigDict(extra="forbid", allow_inf_nan=False), **fields)

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
-from pearl.settings.added_later import AddedLater
 from pearl.settings.derived_defaults import AUTO, usual_resize
 
 Positive = Annotated[float, Field(gt=0)]
@@ -42,7 +41,7 @@ class StreamConfig(Section):
     """Share of each class's training images to hold out."""
     evaluate_on: Literal["test", "validation"] = "test"
     """`validation`: the held-out images, or the source's own validation images."""
-    domains: Annotated[list[Domain], AddedLater([])] = []
+    domains: list[Domain] = []
     """Styles in which all tasks come, one after the other; domains share no training images."""
 
     @model_validator(mode="after")
@@ -67,9 +66,9 @@ class AugmentConfig(Section):
     """Smallest and largest share of the area in a random `resized_crop`."""
     flip: bool = True
     """Mirror half of the training images, with `crop` and `resized_crop`."""
-    policy: Annotated[Policy, AddedLater("none")] = "none"
+    policy: Policy = "none"
     """Policy of random operations such as shears and changes of colour, after crop and flip."""
-    brightness: Annotated[Share, AddedLater(0.0)] = 0.0
+    brightness: Share = 0.0
     """Half the range, around 1, of a random brightness factor per training image."""
 
     @model_validator(mode="after")
@@ -92,9 +91,9 @@ class ImagesConfig(AugmentConfig):
     """Mean of red, green and blue, for values in [0, 1]."""
     std: tuple[Positive, Positive, Positive] = (1.0, 1.0, 1.0)
     """Standard deviations of red, green and blue."""
-    bits: Annotated[int, Field(ge=8, le=16, strict=True), AddedLater(16)] = 16
+    bits: Annotated[int, Field(ge=8, le=16, strict=True)] = 16
     """Used bits of 16-bit grey images, such as 12 of many cameras; the upper 8 of them are kept."""
-    reduced: Annotated[bool, AddedLater(False)] = False
+    reduced: bool = False
     """Decode large JPEG files at a half, quarter or eighth of their size, if that is twice the kept size."""
 
     @property
@@ -122,7 +121,7 @@ class OptimizerConfig(Section):
     """Decay rates of `adam` and `adamw`."""
     momentum: Share = 0.9
     """Of `sgd`."""
-    nesterov: Annotated[bool, AddedLater(False)] = False
+    nesterov: bool = False
     """Nesterov's momentum, for `sgd`."""
     weight_decay: NotNegative = 0.0
     """Weight decay of all parameters; decoupled from the gradient in `adamw`."""
@@ -133,17 +132,17 @@ class PhaseConfig(OptimizerConfig):
 
     epochs: Annotated[int, Field(ge=1)] = 50
     """Passes over the task's images."""
-    steps: Annotated[Count | None, AddedLater(None)] = None
+    steps: Count | None = None
     """Length of the phase in steps, instead of epochs."""
     batch_size: Annotated[int, Field(ge=1)] = 32
     """Images per step, over all processes."""
     schedule: Literal["constant", "cosine", "quarter_cosine", "multistep"] = "constant"
     """Learning-rate schedule: `cosine` falls to `end_lr`, `quarter_cosine` nearly to 0, epoch by epoch."""
-    end_lr: Annotated[NotNegative, AddedLater(0.0)] = 0.0
+    end_lr: NotNegative = 0.0
     """Final rate of `cosine`."""
-    warmup: Annotated[Share, AddedLater(0.0)] = 0.0
+    warmup: Share = 0.0
     """Share of the steps with a linear warm-up of the rate."""
-    warmup_lr: Annotated[NotNegative, AddedLater(0.0)] = 0.0
+    warmup_lr: NotNegative = 0.0
     """Initial rate of the warm-up."""
     milestones: list[Annotated[float, Field(gt=0, lt=1)]] = []
     """Shares of the phase at which `multistep` multiplies the rate by `gamma`."""
@@ -151,9 +150,9 @@ class PhaseConfig(OptimizerConfig):
     """Factor of `multistep`, see `milestones`."""
     clip: Positive | None = None
     """Maximum norm of the gradient (clipping)."""
-    groups: Annotated[dict[str, OptimizerConfig], AddedLater({})] = {}
+    groups: dict[str, OptimizerConfig] = {}
     """Differences of single groups of a phase's parameters, by the method's names for them."""
-    images: Annotated[AugmentConfig, AddedLater({})] = AugmentConfig()
+    images: AugmentConfig = AugmentConfig()
     """Differences from the augmentation of `images`, for images of the task (not of a memory)."""
 
     @field_serializer("images")
@@ -212,7 +211,7 @@ class EngineConfig(Section):
     """Maximum steps of a phase; `--smoke` sets 1."""
     cuda_graphs: bool = False
     """Run training steps on a GPU as CUDA graphs, 3 to 4 times as fast for small batches. Losses are equal."""
-    reuse: Annotated[bool, AddedLater(True)] = True
+    reuse: bool = True
     """Use the phase cache: load phases that another run has trained, bit by bit the same, and store new ones."""
-    earlier_states: Annotated[bool, AddedLater(True)] = False
+    earlier_states: bool = False
     """Keep files that only earlier states need (`--tasks`): with class statistics megabytes per task."""

@@ -1,14 +1,12 @@
 """Images in a folder per class."""
 
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
 from pearl.data.sources.folder_scan import Files, copies_among, draw, labelled, left_out, split_hash, tree
 from pearl.data.sources.source import Source, checked, some
 from pearl.errors import DataError, counted
-from pearl.settings.added_later import AddedLater
 from pearl.storage.paths import find
 
 
@@ -18,7 +16,7 @@ def folder(
     seed: int = 0,
     test_share: float = 0.2,
     validation_share: float = 0.0,
-    nested: Annotated[bool, AddedLater(False)] = False,
+    nested: bool = False,
 ) -> Source:
     """Images in a folder per class: PATH/train/CLASS/* and test/ and val/ (or valid/, validation/), or PATH/CLASS/*.
 

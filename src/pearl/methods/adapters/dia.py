@@ -23,7 +23,6 @@ from pearl.methods.common.statistics import ClassStatistics
 from pearl.nn import vit
 from pearl.nn.precision import full, outside_autocast
 from pearl.nn.task_modules import Grown
-from pearl.settings.added_later import AddedLater
 from pearl.settings.declared import PhaseSpec
 
 TINY = 1e-6
@@ -103,7 +102,7 @@ class Dia(FrozenVit):
         pdl: Annotated[float, Field(ge=0)] = 0.1,
         prototypes: Count = 32,
         beta: Share = 0.7,
-        align_among: Annotated[Literal["own", "all"], AddedLater("all")] = "own",
+        align_among: Literal["own", "all"] = "own",
     ) -> None:
         super().__init__(backbone)
         depth = len(backbone.blocks)  # type: ignore[arg-type]

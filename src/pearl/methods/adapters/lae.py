@@ -23,7 +23,6 @@ from pearl.nn.functional import functional_call
 from pearl.nn.lowrank import Target
 from pearl.nn.precision import outside_autocast
 from pearl.nn.task_modules import TaskHeads, TaskTensors
-from pearl.settings.added_later import AddedLater
 from pearl.settings.declared import PhaseSpec
 
 Count = Annotated[int, Field(ge=1)]
@@ -123,7 +122,7 @@ class Lae(Method):
         size: Count | Literal["auto"] = "auto",
         adapt_blocks: Blocks = (0, 1, 2, 3, 4),
         ema_decay: Annotated[float, Field(ge=0, le=1)] = 0.9999,
-        head_std: Annotated[Annotated[float, Field(ge=0)] | None, AddedLater(None)] = 0.001,
+        head_std: Annotated[float, Field(ge=0)] | None = 0.001,
         reference: Literal["auto", "given", "first_task"] = "auto",
     ) -> None:
         super().__init__(backbone.requires_grad_(False))

@@ -21,7 +21,6 @@ from pearl.methods.prompts.prefixes import check_blocks
 from pearl.nn import vit
 from pearl.nn.precision import full, outside_autocast
 from pearl.nn.task_modules import Grown
-from pearl.settings.added_later import AddedLater
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 
 FEW = 3  # fewer errors give no standard deviation
@@ -140,7 +139,7 @@ class Sema(FrozenVit):
         adapt_end_layer: Block = 11,
         exp_threshold: float = 2.0,
         detect_batch_size: Count | None = None,
-        hold_out: Annotated[float, Field(ge=0, lt=1), AddedLater(0.0)] = 0.0,
+        hold_out: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     ) -> None:
         super().__init__(backbone)
         check_blocks(backbone, [adapt_end_layer], "adapt_end_layer")

@@ -10,7 +10,6 @@ from pearl.data.batches import Task
 from pearl.methods.base import Phase, whole
 from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
-from pearl.settings.added_later import AddedLater
 from pearl.settings.parts import CLASSIFIERS
 
 
@@ -24,7 +23,7 @@ class Isolation(SubNetworks):
         self,
         backbone: nn.Module,
         *,
-        classifier: Annotated[Classifier, CLASSIFIERS, AddedLater({"name": "heads"})] = HEADS,
+        classifier: Annotated[Classifier, CLASSIFIERS] = HEADS,
     ) -> None:
         super().__init__(backbone.requires_grad_(False), classifier)  # the initial weights of every copy, never trained
         self.networks = nn.ModuleDict()  # by task number

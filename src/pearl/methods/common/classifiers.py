@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pearl.nn.intermediate_features import Layers
-from pearl.settings.added_later import AddedLater
 
 
 class Classifier:
@@ -39,4 +38,4 @@ class Statistics(Classifier):
     projection: Annotated[int, Field(ge=1, le=65536)] | None = 1024
     covariance: Literal["updated", "frozen"] = "updated"
     train: Literal["spaces", "all"] = "spaces"
-    head: Annotated[Literal["linear", "cosine"], AddedLater("linear")] = "linear"
+    head: Literal["linear", "cosine"] = "linear"

@@ -25,7 +25,6 @@ from pearl.methods.prompts.text import TextFeatures
 from pearl.nn import vit
 from pearl.nn.precision import full
 from pearl.nn.task_modules import Classifier, TaskHeads, TaskTensors
-from pearl.settings.added_later import AddedLater
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -93,7 +92,7 @@ class ConvPrompt(PromptMethod):
         train_norms: bool = True,
         norm_share: Annotated[float, Field(ge=0, le=1)] = 0.005,
         stay: NotNegative = 0.01,
-        similarity_over: Annotated[Literal["earlier", "new"], AddedLater("new")] = "earlier",
+        similarity_over: Literal["earlier", "new"] = "earlier",
     ) -> None:
         super().__init__(backbone)
         depth, self.parts = len(backbone.blocks), backbone.blocks[0].attn.num_heads  # type: ignore[arg-type, index, union-attr]

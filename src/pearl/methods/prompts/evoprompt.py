@@ -21,7 +21,6 @@ from pearl.methods.common.statistics import ClassStatistics
 from pearl.methods.common.transport import transport
 from pearl.methods.prompts.pool import PromptMethod
 from pearl.nn import vit
-from pearl.settings.added_later import AddedLater
 
 Count = Annotated[int, Field(ge=1)]
 
@@ -60,7 +59,7 @@ class EvoPrompt(PromptMethod):
         alpha: Annotated[float, Field(ge=0, le=1)] = 0.5,
         num_heads: Count | Literal["auto"] | None = "auto",
         temp: Annotated[float, Field(gt=0)] = 0.05,
-        align: Annotated[Literal["hidden", "both"], AddedLater("hidden")] = "hidden",
+        align: Literal["hidden", "both"] = "hidden",
     ) -> None:
         super().__init__(backbone)
         if num_heads == "auto":

@@ -19,10 +19,9 @@ from pearl.methods.prompts.l2p import L2P
 from pearl.methods.prompts.l2p import Count as OneOrMore
 from pearl.methods.prompts.prefixes import by_block
 from pearl.nn.vit import heads
-from pearl.settings.added_later import AddedLater
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Criterion = Annotated[Literal["energy", "squared"], AddedLater("energy")]
+Criterion = Literal["energy", "squared"]
 
 
 class DualPromptPgp(DualPrompt):

@@ -19,7 +19,6 @@ from pearl.methods.prototypes.closed_form import correlation, mahalanobis, shrin
 from pearl.methods.prototypes.extractor import FrozenExtractor
 from pearl.nn.lowrank import has_attention
 from pearl.nn.task_modules import TaskTensors
-from pearl.settings.added_later import AddedLater
 from pearl.settings.derived_defaults import AUTO, DerivedDefault, convolutional, data_of
 
 Alpha = Annotated[float, Field(ge=0)]
@@ -81,7 +80,7 @@ class FeCam(FrozenExtractor):
         alpha2: Annotated[Alpha | Auto, DerivedDefault(_alpha2)] = "auto",
         shrinkages: Annotated[Annotated[int, Field(ge=0)] | Auto, _on_convolutions(2)] = "auto",
         normalise: bool = True,
-        unit: Annotated[bool | Auto, AddedLater(False), _on_convolutions(False)] = "auto",
+        unit: Annotated[bool | Auto, _on_convolutions(False)] = "auto",
     ) -> None:
         super().__init__(backbone, extractor=extractor)
         transformer = has_attention(backbone)

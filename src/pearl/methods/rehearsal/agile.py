@@ -23,7 +23,6 @@ from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Reh
 from pearl.methods.rehearsal.tamil import Count, of
 from pearl.nn.precision import full, outside_autocast
 from pearl.nn.task_modules import TaskHeads, TaskTensors
-from pearl.settings.added_later import AddedLater
 from pearl.settings.derived_defaults import DerivedDefault, stream_length
 
 
@@ -65,7 +64,7 @@ class Agile(Rehearsing):
         backbone: nn.Module,
         *,
         code_dim: Count = 256,
-        tasks: Annotated[Count | Literal["auto"], DerivedDefault(stream_length), AddedLater(1)] = "auto",
+        tasks: Annotated[Count | Literal["auto"], DerivedDefault(stream_length)] = "auto",
         task_loss_weight: Weight = 1.0,
         task_of_memory: bool = False,
         pairwise_weight: Weight = 0.1,

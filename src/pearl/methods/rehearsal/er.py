@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase
 from pearl.methods.common.memory import Memory, Policy
-from pearl.settings.added_later import AddedLater
 
 Images = Annotated[int, Field(ge=0, strict=True)]
 
@@ -46,7 +45,7 @@ class Er(Method):
         buffer_size: Images = 200,
         minibatch_size: Annotated[int, Field(ge=1, strict=True)] = 32,
         policy: Policy = "reservoir",
-        passes: Annotated[Literal["together", "separate"], AddedLater("together")] = "together",
+        passes: Literal["together", "separate"] = "together",
     ) -> None:
         super().__init__(backbone)
         self.minibatch_size, self.passes = minibatch_size, passes

@@ -16,7 +16,6 @@ from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.subnetworks import HEADS, SubNetworks
 from pearl.methods.sparse.masks import Owners, weight_names
 from pearl.nn.functional import functional_call
-from pearl.settings.added_later import AddedLater
 from pearl.settings.parts import CLASSIFIERS
 
 
@@ -43,7 +42,7 @@ class PackNet(SubNetworks):
         backbone: nn.Module,
         *,
         prune: Annotated[float, Field(ge=0, lt=1)] = 0.75,
-        classifier: Annotated[Classifier, CLASSIFIERS, AddedLater({"name": "heads"})] = HEADS,
+        classifier: Annotated[Classifier, CLASSIFIERS] = HEADS,
     ) -> None:
         super().__init__(backbone, classifier)
         self.prune = prune

@@ -22,7 +22,6 @@ from pearl.methods.sparse.stable_units import HoldOut
 from pearl.methods.sparse.units import Units
 from pearl.nn.functional import functional_call
 from pearl.nn.task_modules import TaskTensors
-from pearl.settings.added_later import AddedLater
 from pearl.settings.declared import Phases, PhaseSpec
 from pearl.settings.derived_defaults import DerivedDefault, stream_length
 
@@ -30,7 +29,7 @@ Multiplier = Annotated[float, Field(ge=1)]
 Percent = Annotated[float, Field(ge=0, le=100)]
 Tasks = Annotated[Annotated[int, Field(ge=1, strict=True)] | Literal["auto"], DerivedDefault(stream_length)]
 Goal = Literal["scratch", "finetuned"]
-OnGrowth = Annotated[Literal["restart", "continue"], AddedLater("continue")]
+OnGrowth = Literal["restart", "continue"]
 
 TARGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)  # shares of a layer freed, one after the other
 RAMP, EVERY = 0.2, 10  # the first part of a phase, and its steps, in which weights are freed

@@ -25,7 +25,6 @@ from pearl.nn.functional import shallow_copy
 from pearl.nn.intermediate_features import pooling
 from pearl.nn.precision import full
 from pearl.nn.task_modules import TaskTensors
-from pearl.settings.added_later import AddedLater
 from pearl.settings.parts import CLASSIFIERS
 from pearl.settings.patterns import compiled
 
@@ -54,7 +53,7 @@ class Progressive(Isolation):
         backbone: nn.Module,
         *,
         stages: str = r"(layer|stages\.|blocks\.)\d+",
-        classifier: Annotated[Classifier, CLASSIFIERS, AddedLater({"name": "heads"})] = HEADS,
+        classifier: Annotated[Classifier, CLASSIFIERS] = HEADS,
     ) -> None:
         super().__init__(backbone, classifier=classifier)
         names = [name for name, _ in backbone.named_modules() if name]

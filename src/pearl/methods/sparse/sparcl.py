@@ -20,7 +20,6 @@ from pearl.methods.common.entries import within
 from pearl.methods.regularization.ewc import ELambda, Gamma, OnlineEwc, weight_in
 from pearl.methods.sparse.masks import inner_weights, nonzero
 from pearl.nn.task_modules import TaskTensors
-from pearl.settings.added_later import AddedLater
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.settings.derived_defaults import DerivedDefault
 
@@ -77,7 +76,7 @@ class SparClEwc(OnlineEwc):
         sample_frequency: Annotated[int, Field(ge=1, strict=True)] = 30,
         remove: Share = 0.3,
         removals: Annotated[int, Field(ge=1, strict=True)] = 4,
-        forgotten_among: Annotated[Literal["all", "own"], AddedLater("own")] = "all",
+        forgotten_among: Literal["all", "own"] = "all",
     ) -> None:
         super().__init__(backbone, e_lambda=e_lambda, gamma=gamma)
         self.rounds, self.sparsity, self.regrow = rounds, sparsity, regrow
