@@ -15,6 +15,7 @@ from pearl.data.augment import View
 from pearl.data.batches import Task
 from pearl.data.policies import CIFAR, FILL, USUAL, Operation, augmented, blended, draw_policy, moved, tabulated
 from pearl.settings.sections import ImagesConfig, TrainConfig
+from pearl.testing.fake_device import CROSSED, FAKE_DEVICE, fake_device
 
 O = Operation  # noqa: E741
 NAMED = {each.name.title().replace("_", ""): each for each in Operation if each != O.AUTOCONTRAST}
@@ -181,6 +182,20 @@ def test_a_gpu_does_the_same_without_choosing_rows(policy: Any) -> None:
         for step in (moved, blended, tabulated):
             plain = step(plain, *draws[:, slot].unbind(1))
     assert torch.equal(augmented(raw, draws), plain) and not torch.equal(plain, raw)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_gpu_never_waits(policy: Any) -> None:
+    see, raw = view(augment="crop", policy=policy), photos(20)
+    draws = see.draw(20, (32, 32), generator())
+    with fake_device():
+        there = raw.to(FAKE_DEVICE), tuple(each.to(FAKE_DEVICE) for each in draws)
+        see.train(*there)  # the first call copies the constants of normalisation
+        CROSSED.clear()
+        found = see.train(*there)
+        assert not CROSSED
+        found = found.cpu()
+    torch.testing.assert_close(found, see.train(raw, draws))
 
 
 # In a view and in batches

@@ -4,13 +4,30 @@ import math
 
 import numpy as np
 import pytest
+import test_devices
 import torch
 
 from pearl.data.batches import Batch
 from pearl.methods.common.rotations import turned_loss
 from pearl.methods.pearl import Pearl
+from pearl.testing.conformance import checks
 from pearl.testing.tiny import config, learn, make_task, small_resnet
 from pearl.training.engine import Engine
+
+
+def make() -> Pearl:
+    return Pearl(small_resnet(), rotations=True)
+
+
+@pytest.mark.parametrize("check", checks(), ids=lambda check: check.__name__)
+def test_contract(check):
+    check(make)
+
+
+def test_no_step_waits_for_the_device(monkeypatch):
+    monkeypatch.setitem(test_devices.ZOO, "rotations", make)
+    few, many = (test_devices.waits("rotations", "crop", steps) for steps in (2, 6))
+    assert few and few == many
 
 
 class Recorded(torch.nn.Module):
