@@ -155,7 +155,7 @@ class Lanes:
         scores = {name: self.score(pilot_of(name)) for name in made}
         chosen = choose(scores)
         each = PILOT_IMAGES * (2 * PILOT_EPOCHS + PROBE)
-        rate = len(VARIANTS) * each / max(1.0, seconds - STARTUP)
+        rate = sum(map(bool, scores.values())) * each / max(1.0, seconds - STARTUP)  # of those that finished
         epochs = TURNS if self.smoke else epochs_for(0.9 * rate * (self.left - 2 * STARTUP))
         facts = {"chosen": vars(chosen), "epochs": epochs, "held-out class-IL": scores}
         facts |= {"pilot seconds": round(seconds, 1), "images per second": round(rate)}
