@@ -245,7 +245,14 @@ def misfit(tensors: Mapping[str, Tensor]) -> str | None:
     optional: dict[str, tuple[int, ...]] = {"temperature": ()}
     for v in spaces:
         raw, p = size.get(f"space/{v}/mean", 0), size.get(f"space/{v}/projected_mean", 0)
-        of = {"created_at": (), "mean": (raw,), "std": (raw,), "projected_mean": (p,), "projected_std": (p,), "freedom": ()}
+        of = {
+            "created_at": (),
+            "mean": (raw,),
+            "std": (raw,),
+            "projected_mean": (p,),
+            "projected_std": (p,),
+            "freedom": (),
+        }
         of |= {"sum": (p,), "images": ()}
         expected |= {f"space/{v}/{name}": shape for name, shape in of.items()}
         expected |= {f"space/{v}/{name}": (p * (p + 1) // 2,) for name in ("scatter", "moment")}
