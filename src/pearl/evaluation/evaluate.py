@@ -49,9 +49,7 @@ class Evaluator:
         logits = self.logits(method, tests)
         return count(logits, [test.labels for test in tests], shown, domains=method.domains)
 
-    def logits(
-        self, method: Method, tests: Sequence[TestSet], experts: Iterable[Expert] | None = None
-    ) -> list[Tensor]:
+    def logits(self, method: Method, tests: Sequence[TestSet], experts: Iterable[Expert] | None = None) -> list[Tensor]:
         """Return logits (n, classes seen) float32 on the CPU, per test set; with `experts`, those of their classes."""
         keep = merged_size(method) <= KEPT
         columns = []

@@ -108,9 +108,7 @@ def sample(task: Task) -> tuple[Tensor, Tensor]:
     return task.images[rows.to(task.images.device)].clone(), task.labels.cpu()[rows]
 
 
-def unlearnt(
-    method: Method, view: View, images: Tensor, labels: Tensor, shown: np.ndarray, task: int
-) -> Iterator[str]:
+def unlearnt(method: Method, view: View, images: Tensor, labels: Tensor, shown: np.ndarray, task: int) -> Iterator[str]:
     """Return a warning if a method classifies the training images of its last task no better than by chance.
 
     Args:

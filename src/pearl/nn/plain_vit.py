@@ -26,7 +26,7 @@ def plain_vit(model: str, image_size: int) -> "PlainViT | None":
     dim, depth = WIDTHS[found[1]]
     with torch.device("meta"):  # drawing initial weights takes longer than reading the real ones
         network = PlainViT(image_size, int(found[2]), dim, depth, dim // HEAD)
-    return network.to_empty(device="cpu")
+    return network._apply(lambda tensor: torch.empty(tensor.shape))  # to_empty imports sympy
 
 
 class PlainViT(nn.Module):
