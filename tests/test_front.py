@@ -149,7 +149,8 @@ PREDICTED = """
 import json, sys
 from pearl.cli import app
 app(sys.argv[1:], standalone_mode=False)
-print(json.dumps([m for m in ("timm", "torchvision", "torch._dynamo", "sympy", "lightning_fabric") if m in sys.modules]))
+slow = ("timm", "torchvision", "torch._dynamo", "sympy", "lightning_fabric")
+print(json.dumps([m for m in slow if m in sys.modules]))
 """
 
 

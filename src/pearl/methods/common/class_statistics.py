@@ -350,8 +350,7 @@ class ClassStatistics(nn.Module):
                 self._make_head(within)
             every = [inverse(shrunk(space.of_all(), space.share)) for space in known]
             backgrounds = [
-                Background(own, space.centre, of_all)
-                for own, space, of_all in zip(within, known, every, strict=True)
+                Background(own, space.centre, of_all) for own, space, of_all in zip(within, known, every, strict=True)
             ]
             self._scorer.append(OODScorer(self.head(), backgrounds, *self.usual()).to(self.tensors["space.0.mean"]))
         return self._scorer[0]
