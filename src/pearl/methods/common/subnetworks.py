@@ -14,6 +14,7 @@ from pearl.methods.base import Expert, Method, Phase, Predictions
 from pearl.methods.common.class_statistics import ClassStatistics
 from pearl.methods.common.classifiers import Classifier, Heads, Statistics
 from pearl.methods.common.retained import retained
+from pearl.methods.common.scatter import drawn
 from pearl.methods.common.whitening import Whitening
 from pearl.nn.fast.fusing import Part, fuse, fusible
 from pearl.nn.intermediate_features import WithInner, inner_layers
@@ -30,6 +31,7 @@ HEADS = Heads()
 # names of the tensors of one task: of an isolated sub-network, and of class statistics
 TASK_TENSOR = re.compile(r"(?P<before>(?:heads\.blocks|tensors|statistics|networks)\.)(?P<task>\d+)(?P<after>[./].+)")
 _TASK_STATISTICS = re.compile(r"class_statistics\.tensors\.task/(?P<task>\d+)/")
+FITTED = 64  # images of a task whose features are kept until the next one, see `fitted`
 USUAL_RATE = 0.05  # false-rejection rates at which the expected range is recorded
 COSINES = 4.0  # factor of cosines in training with a cosine head
 
@@ -48,6 +50,8 @@ class SubNetworks(Method):
     def __init__(self, backbone: nn.Module, classifier: Classifier = HEADS) -> None:
         super().__init__(backbone)
         self.class_statistics: ClassStatistics | None = None
+        # raw features of some images of the task observed last, in every space, and their labels; not part of the state
+        self._observed: tuple[list[Tensor], Tensor] | None = None
         self._fusible: list[Part] | None = None
         if isinstance(classifier, Statistics):
             self.class_statistics = ClassStatistics(classifier)
@@ -169,6 +173,8 @@ class SubNetworks(Method):
         class_statistics.observe(
             [space(raw) for space, raw in zip(class_statistics.spaces(), raws, strict=True)], task.labels
         )
+        some = drawn(torch.arange(len(task), device=task.labels.device), FITTED)
+        self._observed = [raw[some] for raw in raws], task.labels[some]
 
     def _raw(self, spaces: Spaces, task: Task, batch: int) -> list[Tensor]:
         parts = [spaces(x) for x, _, _ in task.in_order(batch)]
@@ -226,6 +232,17 @@ class SubNetworks(Method):
     def cross_validated(self) -> Predictions | None:
         """See `Method.left_out`: from the calibration of the temperature."""
         return None if self.class_statistics is None else self.class_statistics.cross_validated
+
+    @torch.no_grad()
+    def fitted(self) -> Predictions | None:
+        """See `Method.fitted`: from the features that the statistics were computed of."""
+        if self.class_statistics is None or self._observed is None:
+            return None
+        raws, labels = self._observed
+        logits = self.class_statistics.head()(raws)
+        own = torch.zeros(logits.shape[1], dtype=torch.bool, device=labels.device)
+        own[self.columns(len(self.class_statistics) - 1)] = True
+        return Predictions.of(logits, labels, own.expand_as(logits))
 
     def retained_accuracy(self, task: int, right: int, images: int) -> float | None:
         """See `Method.retained_accuracy`: by images sampled from the statistics."""
