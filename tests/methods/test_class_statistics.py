@@ -738,3 +738,28 @@ def test_learnt_images_are_recognised_without_another_pass() -> None:
     Engine(config(), device="cpu").learn(method, make_task(1, per_class=70))
     fitted = method.fitted()
     assert len(fitted.true) == 64 and {*fitted.true} == {2, 3} == {*fitted.best_own}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_statistics_and_predictions_are_of_features_in_one_precision(precision: str) -> None:
+    method = Pearl(small_vit(), classifier=Statistics(precision=precision))
+    engine = Engine(config(engine={"precision": "bf16"}), device="cpu")
+    task = make_task(0)
+    x, labels = task.view.test(task.images), task.labels
+    engine.learn(method, task)
+    network = WithInner(method.merged(0), method.layers)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        raw = network(x)
+    space = method.class_statistics.spaces()[0]
+    means = torch.stack([space(raw)[labels == label].mean(0) for label in (0, 1)])
+    torch.testing.assert_close(method.class_statistics.tensors["task.0.means.0"], means, rtol=0, atol=1e-5)
+    with torch.no_grad():
+        expected = method.class_statistics.head()([raw])
+        for context in (False, True):  # evaluation of a run in float32 and bfloat16
+            with torch.autocast("cpu", torch.bfloat16, enabled=context):
+                (expert,) = method.experts()
+                ways = [method(x), expert.forward(x), method.ood_scorer()(x)[0]]
+                ways += [method.at_once()[0](x)] if precision == "float32" else []
+            for found in ways:
+                torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert (method.at_once() is None) == (precision == "bfloat16")

@@ -106,6 +106,11 @@ def network(method: Method, images: ImagesConfig) -> Network:
     shared: dict[int, Any] = {id(tensor): _frozen(tensor, tensor) for tensor in tensors}
     class_statistics = method.class_statistics if isinstance(method, SubNetworks) else None
     if class_statistics is not None:
+        if class_statistics.options.precision != "float32":
+            raise ExportError(
+                "its statistics are of features in bfloat16, and programs compute in float32; make a model with "
+                "method.classifier.precision=float32"
+            )
         class_statistics.ood_scorer()  # created here; not part of the program
     if not isinstance(method, SubNetworks) or not method.separable:
         whole = copy.deepcopy(method, shared)

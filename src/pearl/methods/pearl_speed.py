@@ -13,6 +13,7 @@ from pearl.nn.fast.stacking import Updates, stack_updates, stackable, stacked, w
 from pearl.nn.functional import functional_call
 from pearl.nn.intermediate_features import WithInner
 from pearl.nn.lowrank import Target
+from pearl.nn.precision import outside_autocast
 
 
 def in_training(method: LowRankNetworks, t: int) -> Network:
@@ -34,6 +35,8 @@ def at_once(method: LowRankNetworks) -> tuple[Network, int] | None:
     """Return all sub-networks of a ViT in one batch; the updates are not merged. See `Method.at_once`."""
     names = [target.parameter.removesuffix(".weight") for target in method.targets]
     chosen = list(range(len(method.heads))) if method.class_statistics is None else method.class_statistics.created_at
+    if method.class_statistics is not None and method.class_statistics.options.precision != "float32":
+        return None
     if method.norms or not stackable(method.backbone, names) or len(chosen) <= method.first_adapted:
         return None
     updates: dict[str, list[Updates]] = {name: [] for name in names}
@@ -44,9 +47,11 @@ def at_once(method: LowRankNetworks) -> tuple[Network, int] | None:
         network = WithInner(network, method.layers)
 
     def logits(x: Tensor) -> Tensor:
-        features = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
         if method.class_statistics is not None:
-            return method.class_statistics.head()(features.unbind())
+            with outside_autocast(x):
+                features = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
+                return method.class_statistics.head()(features.unbind())
+        features = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
         return torch.cat([head(own) for head, own in zip(method.heads, features, strict=True)], dim=1)
 
     return logits, worthwhile(method.backbone, tasks, method.device)

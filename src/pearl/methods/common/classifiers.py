@@ -31,6 +31,8 @@ class Statistics(Classifier):
             trains one for every task, as the method without this classifier does.
         head: the head a sub-network is trained with, unused afterwards: `linear`, as without this classifier; `cosine`,
             whose logits are 4 times the cosine between features and a class's weight.
+        precision: of the features, for statistics and predictions alike: `float32` gives the same predictions on every
+            machine; `bfloat16` is faster on some CPUs and slower on others (docs/performance.md).
     """
 
     spaces: Annotated[int, Field(ge=1)] | Literal["all"] = 3
@@ -39,3 +41,4 @@ class Statistics(Classifier):
     covariance: Literal["updated", "frozen"] = "updated"
     train: Literal["spaces", "all"] = "spaces"
     head: Literal["linear", "cosine"] = "linear"
+    precision: Literal["float32", "bfloat16"] = "float32"

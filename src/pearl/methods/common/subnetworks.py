@@ -19,7 +19,7 @@ from pearl.methods.common.whitening import Whitening
 from pearl.nn.fast.fusing import Part, fuse, fusible
 from pearl.nn.intermediate_features import WithInner, inner_layers
 from pearl.nn.once import once
-from pearl.nn.precision import outside_autocast
+from pearl.nn.precision import computing, outside_autocast
 from pearl.nn.task_modules import CosineHeads
 from pearl.settings.declared import UpcomingTask
 from pearl.settings.parts import CLASSIFIERS
@@ -156,7 +156,7 @@ class SubNetworks(Method):
         class_statistics.check(self.spaces(class_statistics.created_at)(next(task.in_order(1))[0]))
 
     @torch.no_grad()
-    def observe(self, class_statistics: ClassStatistics, task: Task, batch: int = 256) -> None:
+    def observe(self, class_statistics: ClassStatistics, task: Task, batch: int = 32) -> None:
         """Compute class statistics of a task's images, not augmented, in every space; first add its own sub-network's
         space.
         """
@@ -183,9 +183,18 @@ class SubNetworks(Method):
     # --------------------------------------------------------------------------------------------------- answering
 
     def spaces(self, tasks: Iterable[int]) -> Spaces:
-        """Return the sub-networks of some tasks with intermediate features, merged on first use."""
+        """Return the sub-networks of some tasks with intermediate features, merged on first use.
+
+        They compute in the classifier's precision, so that statistics fit the features they are used with.
+        """
         networks = once(lambda: [self._asked(t) for t in tasks])
-        return lambda x: [network(x) for network in networks()]
+        bf16 = self.class_statistics is not None and self.class_statistics.options.precision == "bfloat16"
+
+        def raw(x: Tensor) -> list[Tensor]:
+            with computing(x, bf16=bf16):
+                return [network(x) for network in networks()]
+
+        return raw
 
     def _asked(self, t: int) -> nn.Module:
         """Return task t's sub-network in its fastest form; for class statistics, with intermediate features."""
@@ -203,7 +212,13 @@ class SubNetworks(Method):
         if (class_statistics := self.class_statistics) is None:
             return None
         spaces = self.spaces(class_statistics.created_at)
-        return lambda x: class_statistics.logits_and_scores(spaces(x))
+
+        def scored(x: Tensor) -> tuple[Tensor, Tensor]:
+            raw = spaces(x)
+            with outside_autocast(x):
+                return class_statistics.logits_and_scores(raw)
+
+        return scored
 
     def describing(self) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None:
         """See `Method.describing`: features of all feature spaces, side by side."""
