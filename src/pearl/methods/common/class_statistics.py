@@ -11,7 +11,7 @@ several, joined by a chain of decisions over the tasks.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from pearl.errors import RunError
 from pearl.methods.base import Predictions
 from pearl.methods.common import calibration
 from pearl.methods.common.calibration import ENOUGH, Known, LeftOut, OODScorer, Scores, measured, stored
-from pearl.methods.common.classifiers import Statistics
 from pearl.methods.common.feature_spaces import (
     TRIED,
     Background,
@@ -50,6 +49,9 @@ from pearl.methods.common.scatter import (
 )
 from pearl.nn.task_modules import TaskTensors
 
+if TYPE_CHECKING:
+    from pearl.methods.common.by_statistics import Statistics
+
 UNCALIBRATED = 0.2  # temperature before two tasks allow its measurement
 # Pairs of an image and a prototype: so many are scored, at most, when a task is learnt; and at each of 40 temperatures.
 PAIRS, TEMPERED = 2**22, 2**19
@@ -65,7 +67,7 @@ class ClassStatistics(nn.Module):
     # suffixes of the names of tensors that a task replaces
     running = ("/scatter", "/moment", "/sum", "/images", "/freedom")
 
-    def __init__(self, options: Statistics) -> None:
+    def __init__(self, options: "Statistics") -> None:
         super().__init__()
         self.options = options
         # "space.v.created_at" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",

@@ -1,41 +1,83 @@
-"""Classifiers over the classes of all tasks, for methods with a sub-network per task."""
+"""What a classifier over a method's sub-networks defines. A new one is a file beside `by_heads` and `by_statistics`."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from torch import Tensor, nn
 
-from pearl.nn.intermediate_features import Layers
+from pearl.data.batches import Task
+from pearl.methods.base import Expert
+from pearl.methods.classifier import TaskClassifier
+from pearl.settings.declared import UpcomingTask
+from pearl.storage.checkpoint import WEIGHTS
+
+if TYPE_CHECKING:
+    from pearl.methods.common.subnetworks import SubNetworks
 
 
 class Classifier:
-    """Base class: a classifier over the classes of all tasks, for a method with a sub-network per task."""
+    """Base class of the options of a classifier, a frozen dataclass that is registered in `settings.parts`."""
+
+    def prepare(self, method: "SubNetworks") -> None:
+        """Add the modules that the classifier keeps in the method, and set its flags; called once."""
+
+    def of(self, method: "SubNetworks") -> "SubNetworkClassifier":
+        """Return the classifier of a prepared method."""
+        raise NotImplementedError
+
+    def trains_on(self, task: UpcomingTask) -> bool:
+        """Return True if a task gets a trained sub-network, from what is known before learning."""
+        return True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Heads(Classifier):
-    """The concatenated raw logits of the heads, as in the PEARL paper."""
+class SubNetworkClassifier(TaskClassifier):
+    """A classifier over the frozen sub-networks of a method. It holds no state: that is in the method's modules."""
 
+    def __init__(self, method: "SubNetworks") -> None:
+        self.method = method
 
-@dataclass(frozen=True, kw_only=True)
-class Statistics(Classifier):
-    """Class statistics in the feature spaces of the first sub-networks; see `common.class_statistics`.
+    def untrained(self, task: Task) -> str | None:
+        """Return the reason why a task gets no trained sub-network; None if it gets one."""
+        return None
 
-    Options:
-        spaces: number of sub-networks, from the first; `all` uses every task's. Each costs a forward pass per image.
-        layers: `auto` also uses intermediate features (see `nn.inner.inner_layers`), `final` only the final ones.
-        projection: maximum dimensions of a feature space; wider features get a random projection, with null none.
-        covariance: `updated` - of all images so far, so that scores of old classes change with new tasks; `frozen` - of
-            the first two tasks, in a later space of the task that created it: scores of a class then never change.
-        train: `spaces` trains a sub-network only for tasks that add a feature space, since others are never used; `all`
-            trains one for every task, as the method without this classifier does.
-        head: the head a sub-network is trained with, unused afterwards: `linear`, as without this classifier; `cosine`,
-            whose logits are 4 times the cosine between features and a class's weight.
-    """
+    def check(self, task: Task) -> None:
+        """Check before a task is trained that what is stored fits together."""
 
-    spaces: Annotated[int, Field(ge=1)] | Literal["all"] = 3
-    layers: Layers = "auto"
-    projection: Annotated[int, Field(ge=1, le=65536)] | None = 1024
-    covariance: Literal["updated", "frozen"] = "updated"
-    train: Literal["spaces", "all"] = "spaces"
-    head: Literal["linear", "cosine"] = "linear"
+    def fit(self, task: Task) -> None:
+        """Fit the classifier to a task whose sub-network is trained."""
+
+    def notes(self, task: Task) -> list[str]:
+        """Return warnings for the user before a task is learnt."""
+        return []
+
+    def sub_networks(self) -> Sequence[int]:
+        """Return the tasks whose sub-networks every image passes through."""
+        return range(len(self.method.heads))
+
+    def network(self, network: nn.Module) -> nn.Module:
+        """Return a sub-network with the outputs that `logits` uses."""
+        return network
+
+    def logits(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return logits (B, classes seen) from the outputs of all `sub_networks`."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """See `Method.forward`."""
+        raise NotImplementedError
+
+    def experts(self) -> Iterable[Expert]:
+        """See `Method.experts`."""
+        raise NotImplementedError
+
+    def columns(self, task: int) -> slice | Tensor:
+        """See `Method.columns`."""
+        return self.method.heads.columns(task)
+
+    def file_of(self, name: str) -> str:
+        """See `Method.file_of`."""
+        return WEIGHTS
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """See `Method.facts`."""
+        return {}
