@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pearl.errors import ExportError, counted
 from pearl.export.trained import FACTS, FORMAT, Trained, compare, importing, on_cpu, refusing, seen
-from pearl.methods.common.by_heads import HeadsClassifier
+from pearl.methods.common.subnetworks import HeadsClassifier
 from pearl.methods.pearl import Pearl
 from pearl.nn import lowrank, networks
 from pearl.nn.lowrank import Fold

@@ -99,7 +99,7 @@ CLASSIFIERS = Registry(
     "classifier",
     "classifiers",
     {
-        "heads": "pearl.methods.common.by_heads:Heads",
+        "heads": "pearl.methods.common.subnetworks:Heads",
         "statistics": "pearl.methods.common.by_statistics:Statistics",
     },
 )

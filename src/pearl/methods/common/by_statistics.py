@@ -3,34 +3,30 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any, cast
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.errors import TrainingError
 from pearl.methods.base import Expert, Predictions
-from pearl.methods.common.class_statistics import ClassStatistics
-from pearl.methods.common.classifiers import Classifier, SubNetworkClassifier
+from pearl.methods.common.class_statistics import ClassStatistics, StatisticsOptions
 from pearl.methods.common.retained import retained
+from pearl.methods.common.subnetworks import Classifier, Spaces, SubNetworkClassifier, SubNetworks
 from pearl.methods.common.whitening import Whitening
-from pearl.nn.intermediate_features import Layers, WithInner, inner_layers
+from pearl.nn.intermediate_features import WithInner, inner_layers
 from pearl.nn.precision import outside_autocast
 from pearl.nn.task_modules import CosineHeads
 from pearl.settings.declared import UpcomingTask
 from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
-
-if TYPE_CHECKING:
-    from pearl.methods.common.subnetworks import Spaces, SubNetworks
 
 USUAL_RATE = 0.05  # the false-rejection rate whose expected range is recorded
 COSINES = 4.0  # factor of cosines in training with a cosine head
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistics(Classifier):
+class Statistics(StatisticsOptions, Classifier):
     """Class statistics in the feature spaces of the first sub-networks; see `common.class_statistics`.
 
     Options:
@@ -46,14 +42,7 @@ class Statistics(Classifier):
             whose logits are 4 times the cosine between features and a class's weight.
     """
 
-    spaces: Annotated[int, Field(ge=1)] | Literal["all"] = 3
-    layers: Layers = "auto"
-    projection: Annotated[int, Field(ge=1, le=65536)] | None = 1024
-    covariance: Literal["updated", "frozen"] = "updated"
-    train: Literal["spaces", "all"] = "spaces"
-    head: Literal["linear", "cosine"] = "linear"
-
-    def prepare(self, method: "SubNetworks") -> None:
+    def prepare(self, method: SubNetworks) -> None:
         """See `Classifier.prepare`. Classes may come again, and are compared with those of other tasks."""
         method.class_statistics = ClassStatistics(self)
         method.layers = inner_layers(method.backbone, self.layers)
@@ -61,7 +50,7 @@ class Statistics(Classifier):
             method.heads = CosineHeads(method.heads.dim, COSINES)
         method.task_local_loss, method.allows_repeated_classes = False, True
 
-    def of(self, method: "SubNetworks") -> SubNetworkClassifier:
+    def of(self, method: SubNetworks) -> SubNetworkClassifier:
         """See `Classifier.of`."""
         return StatisticsClassifier(method)
 
@@ -79,7 +68,7 @@ class StatisticsClassifier(SubNetworkClassifier):
     @property
     def statistics(self) -> ClassStatistics:
         """Return the statistics, a module of the method."""
-        return self.method.class_statistics
+        return cast(ClassStatistics, self.method.class_statistics)
 
     # --------------------------------------------------------------------------------------------------- learning
 
@@ -166,10 +155,10 @@ class StatisticsClassifier(SubNetworkClassifier):
         with outside_autocast(outputs[0]):
             return self.statistics.head()(outputs)
 
-    def _spaces(self) -> "Spaces":
+    def _spaces(self) -> Spaces:
         return self.method.spaces(self.statistics.created_at)
 
-    def _log_p(self, spaces: "Spaces", x: Tensor) -> Tensor:
+    def _log_p(self, spaces: Spaces, x: Tensor) -> Tensor:
         return self.logits(spaces(x))
 
     # -------------------------------------------------------------------------- unknown images, estimates, storage

@@ -11,9 +11,11 @@ several, joined by a chain of decisions over the tasks.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from pearl.errors import RunError
@@ -47,15 +49,25 @@ from pearl.methods.common.scatter import (
     statistics,
     unpack,
 )
+from pearl.nn.intermediate_features import Layers
 from pearl.nn.task_modules import TaskTensors
-
-if TYPE_CHECKING:
-    from pearl.methods.common.by_statistics import Statistics
 
 UNCALIBRATED = 0.2  # temperature before two tasks allow its measurement
 # Pairs of an image and a prototype: so many are scored, at most, when a task is learnt; and at each of 40 temperatures.
 PAIRS, TEMPERED = 2**22, 2**19
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), TRIED, dtype=torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatisticsOptions:
+    """Options of class statistics; `by_statistics.Statistics` explains them."""
+
+    spaces: Annotated[int, Field(ge=1)] | Literal["all"] = 3
+    layers: Layers = "auto"
+    projection: Annotated[int, Field(ge=1, le=65536)] | None = 1024
+    covariance: Literal["updated", "frozen"] = "updated"
+    train: Literal["spaces", "all"] = "spaces"
+    head: Literal["linear", "cosine"] = "linear"
 
 
 class ClassStatistics(nn.Module):
@@ -67,7 +79,7 @@ class ClassStatistics(nn.Module):
     # suffixes of the names of tensors that a task replaces
     running = ("/scatter", "/moment", "/sum", "/images", "/freedom")
 
-    def __init__(self, options: "Statistics") -> None:
+    def __init__(self, options: StatisticsOptions) -> None:
         super().__init__()
         self.options = options
         # "space.v.created_at" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",

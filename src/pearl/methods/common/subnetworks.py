@@ -1,23 +1,123 @@
-"""Base of methods with a frozen sub-network per task. A classifier infers the task (see `classifiers`)."""
+"""Base of methods with a frozen sub-network per task, and of classifiers over them; the paper's concatenates heads.
+
+A classifier infers the task of an image. Another one is a file like `by_statistics`, and a line in `settings.parts`.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.base import Expert, Method, Phase
-from pearl.methods.common.by_heads import Heads
-from pearl.methods.common.classifiers import Classifier, SubNetworkClassifier
+from pearl.methods.classifier import TaskClassifier
 from pearl.nn.fast.fusing import Part, fuse, fusible
 from pearl.nn.once import once
 from pearl.settings.declared import UpcomingTask
 from pearl.settings.parts import CLASSIFIERS
-
-if TYPE_CHECKING:
-    from pearl.methods.common.class_statistics import ClassStatistics
+from pearl.storage.checkpoint import WEIGHTS
 
 Spaces = Callable[[Tensor], Sequence[Tensor]]  # maps images to the raw features of every feature space's sub-network
+
+
+class Classifier:
+    """Base class of the options of a classifier, a frozen dataclass that is registered in `settings.parts`."""
+
+    def prepare(self, method: "SubNetworks") -> None:
+        """Add the modules that the classifier keeps in the method, and set its flags; called once."""
+
+    def of(self, method: "SubNetworks") -> "SubNetworkClassifier":
+        """Return the classifier of a prepared method."""
+        raise NotImplementedError
+
+    def trains_on(self, task: UpcomingTask) -> bool:
+        """Return True if a task gets a trained sub-network, from what is known before learning."""
+        return True
+
+
+class SubNetworkClassifier(TaskClassifier):
+    """A classifier over the frozen sub-networks of a method. It holds no state: that is in the method's modules."""
+
+    def __init__(self, method: "SubNetworks") -> None:
+        self.method = method
+
+    def untrained(self, task: Task) -> str | None:
+        """Return the reason why a task gets no trained sub-network; None if it gets one."""
+        return None
+
+    def check(self, task: Task) -> None:
+        """Check before a task is trained that what is stored fits together."""
+
+    def fit(self, task: Task) -> None:
+        """Fit the classifier to a task whose sub-network is trained."""
+
+    def notes(self, task: Task) -> list[str]:
+        """Return warnings for the user before a task is learnt."""
+        return []
+
+    def sub_networks(self) -> Sequence[int]:
+        """Return the tasks whose sub-networks every image passes through."""
+        return range(len(self.method.heads))
+
+    def network(self, network: nn.Module) -> nn.Module:
+        """Return a sub-network with the outputs that `logits` uses."""
+        return network
+
+    def logits(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return logits (B, classes seen) from the outputs of all `sub_networks`."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """See `Method.forward`."""
+        raise NotImplementedError
+
+    def experts(self) -> Iterable[Expert]:
+        """See `Method.experts`."""
+        raise NotImplementedError
+
+    def columns(self, task: int) -> slice | Tensor:
+        """See `Method.columns`."""
+        return self.method.heads.columns(task)
+
+    def file_of(self, name: str) -> str:
+        """See `Method.file_of`."""
+        return WEIGHTS
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """See `Method.facts`."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads(Classifier):
+    """The concatenated raw logits of the heads, as in the PEARL paper."""
+
+    def of(self, method: "SubNetworks") -> SubNetworkClassifier:
+        """See `Classifier.of`."""
+        return HeadsClassifier(method)
+
+
+class HeadsClassifier(SubNetworkClassifier):
+    """Concatenated logits. Heads are trained apart, so their scales need not agree."""
+
+    def logits(self, outputs: Sequence[Tensor]) -> Tensor:
+        """See `SubNetworkClassifier.logits`; outputs are features (B, dim)."""
+        return torch.cat([head(own) for head, own in zip(self.method.heads, outputs, strict=True)], dim=1)
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """See `Method.forward`."""
+        method = self.method
+        tasks = range(len(method.heads)) if task is None else [task]
+        return torch.cat([method.heads[t](method.task_features(x, t)) for t in tasks], dim=1)
+
+    def experts(self) -> Iterable[Expert]:
+        """Return an expert per task."""
+        method = self.method
+        return [method.expert(t, partial(method.evaluated_network, t)) for t in range(len(method.heads))]
+
 
 HEADS = Heads()
 
@@ -32,8 +132,7 @@ class SubNetworks(Method):
     task_local_loss = True
     separable = True  # False: sub-networks depend on others, and `sub_network` is not available
     isolated = False  # True: no tensor of a task depends on other tasks, see `lifecycle.forget`; not inherited
-    class_statistics: "ClassStatistics"  # there with this classifier, as are `layers`, those with intermediate features
-    layers: Sequence[str]
+    layers: Sequence[str] = ()  # layers whose outputs the classifier uses, besides the features
 
     def __init__(self, backbone: nn.Module, classifier: Classifier = HEADS) -> None:
         super().__init__(backbone)

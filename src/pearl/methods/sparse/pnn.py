@@ -18,9 +18,7 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Expert, Phase, own_loss
 from pearl.methods.bounds.isolation import Isolation
-from pearl.methods.common.by_heads import HeadsClassifier
-from pearl.methods.common.classifiers import Classifier
-from pearl.methods.common.subnetworks import HEADS, Spaces
+from pearl.methods.common.subnetworks import HEADS, Classifier, HeadsClassifier, Spaces
 from pearl.nn import lowrank
 from pearl.nn.functional import shallow_copy
 from pearl.nn.intermediate_features import pooling
