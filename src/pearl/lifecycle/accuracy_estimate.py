@@ -17,7 +17,8 @@ from pearl.errors import RunError, counted
 from pearl.evaluation import sureness
 from pearl.evaluation.evaluate import Evaluator, TestSet
 from pearl.lifecycle.evaluation import Evaluation, percent
-from pearl.methods.base import Method, Predictions
+from pearl.methods.base import Method
+from pearl.methods.classifier import Predictions
 from pearl.storage.stored_task import StoredTask
 
 OLD = 10  # maximum number of old tasks to estimate

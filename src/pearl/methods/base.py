@@ -2,11 +2,10 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -104,38 +103,6 @@ class Expert:
     forward: Network
     frozen: bool = False
     task: int | None = None  # its logits are those of this task, and `forward(x, task)` needs no other expert
-
-
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """Predictions for N images, ready to be counted: arrays (N,).
-
-    `true` are logit indices, `best` the predictions among all classes, `best_own` those among the classes of the
-    image's task; `sure` is the probability of `best`, from 0 to 1.
-    """
-
-    true: np.ndarray
-    best: np.ndarray
-    best_own: np.ndarray
-    sure: np.ndarray
-
-    @classmethod
-    def of(cls, logits: Tensor, true: Tensor, own: Tensor) -> "Predictions":
-        """Build from logits (N, classes), logit indices (N,), and a mask (N, classes) of the classes of each image's
-        task.
-        """
-        sure, best = logits.double().softmax(1).max(1)
-        best_own = logits.masked_fill(~own, -torch.inf).argmax(1)
-        return cls(*(part.cpu().numpy() for part in (true, best, best_own, sure)))
-
-    @classmethod
-    def joined(cls, parts: Sequence["Predictions"]) -> "Predictions":
-        """Concatenate the predictions of several batches."""
-        return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
-
-    def __getitem__(self, rows: np.ndarray) -> "Predictions":
-        """Return the predictions for some images."""
-        return Predictions(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 class Method(nn.Module):

@@ -1,14 +1,45 @@
 """The classifier of a method over the classes of all tasks, as prediction, calibration and storage see it."""
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 
+import numpy as np
+import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from pearl.methods.base import Predictions
-
 Scored = tuple[Tensor, Tensor]  # logits (B, classes) and in-distribution scores (B,)
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Predictions for N images, ready to be counted: arrays (N,).
+
+    `true` are logit indices, `best` the predictions among all classes, `best_own` those among the classes of the
+    image's task; `sure` is the probability of `best`, from 0 to 1.
+    """
+
+    true: np.ndarray
+    best: np.ndarray
+    best_own: np.ndarray
+    sure: np.ndarray
+
+    @classmethod
+    def of(cls, logits: Tensor, true: Tensor, own: Tensor) -> "Predictions":
+        """Build from logits (N, classes), logit indices (N,), and a mask (N, classes) of the classes of each image's
+        task.
+        """
+        sure, best = logits.double().softmax(1).max(1)
+        best_own = logits.masked_fill(~own, -torch.inf).argmax(1)
+        return cls(*(part.cpu().numpy() for part in (true, best, best_own, sure)))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Predictions"]) -> "Predictions":
+        """Concatenate the predictions of several batches."""
+        return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
+
+    def __getitem__(self, rows: np.ndarray) -> "Predictions":
+        """Return the predictions for some images."""
+        return Predictions(*(getattr(self, f.name)[rows] for f in fields(self)))
 
 
 class TaskClassifier:
@@ -43,7 +74,7 @@ class TaskClassifier:
         """Return the range, 0 to 1, of the false-rejection rate in nine of ten cases; None without scores."""
         return None
 
-    def cross_validated(self) -> "Predictions | None":
+    def cross_validated(self) -> Predictions | None:
         """Return cross-validated predictions for the images of the last task, each left out of the statistics.
 
         None if images cannot be left out, or if the method has only been loaded.

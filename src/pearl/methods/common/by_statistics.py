@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.errors import TrainingError
-from pearl.methods.base import Expert, Predictions
-from pearl.methods.common.class_statistics import ClassStatistics, StatisticsOptions
+from pearl.methods.base import Expert
+from pearl.methods.classifier import Predictions
+from pearl.methods.common.class_statistics import ClassStatistics
 from pearl.methods.common.retained import retained
+from pearl.methods.common.statistics_options import StatisticsOptions
 from pearl.methods.common.subnetworks import Classifier, Spaces, SubNetworkClassifier, SubNetworks
 from pearl.methods.common.whitening import Whitening
 from pearl.nn.intermediate_features import WithInner, inner_layers

@@ -11,15 +11,13 @@ several, joined by a chain of decisions over the tasks.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from pearl.errors import RunError
-from pearl.methods.base import Predictions
+from pearl.methods.classifier import Predictions
 from pearl.methods.common import calibration
 from pearl.methods.common.calibration import ENOUGH, Known, LeftOut, OODScorer, Scores, measured, stored
 from pearl.methods.common.feature_spaces import (
@@ -49,25 +47,13 @@ from pearl.methods.common.scatter import (
     statistics,
     unpack,
 )
-from pearl.nn.intermediate_features import Layers
+from pearl.methods.common.statistics_options import StatisticsOptions
 from pearl.nn.task_modules import TaskTensors
 
 UNCALIBRATED = 0.2  # temperature before two tasks allow its measurement
 # Pairs of an image and a prototype: so many are scored, at most, when a task is learnt; and at each of 40 temperatures.
 PAIRS, TEMPERED = 2**22, 2**19
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), TRIED, dtype=torch.float64)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StatisticsOptions:
-    """Options of class statistics; `by_statistics.Statistics` explains them."""
-
-    spaces: Annotated[int, Field(ge=1)] | Literal["all"] = 3
-    layers: Layers = "auto"
-    projection: Annotated[int, Field(ge=1, le=65536)] | None = 1024
-    covariance: Literal["updated", "frozen"] = "updated"
-    train: Literal["spaces", "all"] = "spaces"
-    head: Literal["linear", "cosine"] = "linear"
 
 
 class ClassStatistics(nn.Module):
