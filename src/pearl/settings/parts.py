@@ -119,3 +119,16 @@ RANK_RULES = Registry(
         "dylora": "pearl.nn.dynamic.dylora:DyloraRule",
     },
 )
+
+LEARNERS = Registry(
+    "online learner",
+    "learners",
+    {
+        "pearl": "pearl.online.pearl:OnlinePearl",
+        "slda": "pearl.online.frozen:Slda",
+        "ncm": "pearl.online.frozen:NearestMean",
+        "ranpac": "pearl.online.frozen:RanPac",
+        "er": "pearl.online.rehearsal:OnlineEr",
+        "derpp": "pearl.online.rehearsal:OnlineDerPlusPlus",
+    },
+)
