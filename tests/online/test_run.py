@@ -168,7 +168,7 @@ def test_wrong_settings_are_named(change: dict[str, Any], complaint: str) -> Non
 
 
 def test_a_stream_of_several_tasks_has_known_boundaries() -> None:
-    with pytest.raises(ConfigError, match="stream.tasks"):
+    with pytest.raises(ConfigError, match=r"stream\.tasks"):
         small("stream.tasks=5")
 
 
