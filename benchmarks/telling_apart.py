@@ -181,7 +181,7 @@ def row(run: Run) -> dict[str, Any]:
 
 def kept(method: Any) -> int:
     """Return the bytes that a method stores of its tasks besides networks: statistics, or rehearsal images."""
-    class_statistics = getattr(method, "statistics", None)
+    class_statistics = getattr(method, "class_statistics", None)
     if class_statistics is None and hasattr(method, "sub_network"):
         return 0
     named = (method if class_statistics is None else class_statistics).named_buffers()
