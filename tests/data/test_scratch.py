@@ -72,9 +72,7 @@ def test_a_full_disk_is_one_line_before_anything_is_written(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    line = (
-        rf"{re.escape(str(tmp_path))}: no room for 0\.0 GB of decoded images, .* \(No space left on device\); free "
-    )
+    line = rf"{re.escape(str(tmp_path))}: no room for 0\.0 GB of decoded images, .* \(No space left on device\); free "
     with scratch.beside(tmp_path / "model"), pytest.raises(DataError, match=line):
         scratch.room(SHAPE)
 

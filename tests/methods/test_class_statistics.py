@@ -14,9 +14,9 @@ from pearl.data.batches import Batch
 from pearl.errors import RunError, TrainingError
 from pearl.lifecycle.recognition import unlearnt
 from pearl.methods.bounds.isolation import Isolation
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.common.calibration import DOUBT, ENOUGH, LeftOut, Scores, moved, score
 from pearl.methods.common.class_statistics import GRID, UNCALIBRATED, ClassStatistics
-from pearl.methods.common.classifiers import Statistics
 from pearl.methods.common.feature_spaces import ByClass, fits, misfit, projection
 from pearl.methods.common.retained import retained
 from pearl.methods.common.scatter import pieces
@@ -348,7 +348,7 @@ def test_features_that_do_not_fit_their_statistics():
         next(taken.learn(task))
     method.backbone.conv1.weight.data[0, 0, 0, 0] = torch.nan
     with pytest.raises(TrainingError, match=r"task 2 \(.*\): a sub-network's features of its images are not finite"):
-        method.observe(method.class_statistics, task)
+        method.classifier.fit(task)
     assert len(method.class_statistics) == 1
 
 
@@ -722,21 +722,22 @@ def test_what_remains_of_old_classes_is_near_what_fresh_images_show(distance, lo
 
 def test_learnt_images_are_recognised_without_another_pass() -> None:
     method = Pearl(small_vit(), classifier=Statistics())
-    assert method.fitted() is None
+    assert method.classifier.fitted() is None
     task = make_task(0)
     images, labels, view = task.images.clone(), task.labels.clone(), task.view
     Engine(config(), device="cpu").learn(method, task)
-    fitted = method.fitted()
+    fitted = method.classifier.fitted()
     with torch.no_grad():
         expected = method(view.test(images))
     assert fitted is not None and (fitted.true == labels.numpy()).all()
     assert (fitted.best == expected.argmax(1).numpy()).all() and (fitted.best_own == fitted.best).all()
     with mock.patch.object(method, "spaces", side_effect=AssertionError("another pass")):
         assert not [*unlearnt(method, view, images, labels, np.arange(2), 0)]
-        method._observed = method._observed[0], 1 - labels  # as after a training that failed
+        statistics = method.class_statistics
+        statistics.observed = statistics.observed[0], 1 - labels  # as after a training that failed
         assert [*unlearnt(method, view, images, labels, np.arange(2), 0)]
     Engine(config(), device="cpu").learn(method, make_task(1, per_class=70))
-    fitted = method.fitted()
+    fitted = method.classifier.fitted()
     assert len(fitted.true) == 64 and {*fitted.true} == {2, 3} == {*fitted.best_own}
 
 
@@ -758,8 +759,7 @@ def test_statistics_and_predictions_are_of_features_in_one_precision(precision: 
         for context in (False, True):  # evaluation of a run in float32 and bfloat16
             with torch.autocast("cpu", torch.bfloat16, enabled=context):
                 (expert,) = method.experts()
-                ways = [method(x), expert.forward(x), method.ood_scorer()(x)[0]]
-                ways += [method.at_once()[0](x)] if precision == "float32" else []
+                ways = [method(x), expert.forward(x), method.classifier.ood_scorer()(x)[0]]
+                ways.append(method.at_once()[0](x))
             for found in ways:
                 torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
-    assert (method.at_once() is None) == (precision == "bfloat16")

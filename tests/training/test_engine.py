@@ -13,7 +13,7 @@ from pearl.methods.base import Method, Phase
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.bounds.joint import Joint
-from pearl.methods.common.classifiers import Statistics
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.pearl import Pearl
 from pearl.nn.rank_rules import FixedRule, RankRule
 from pearl.nn.resnet import resnet18

@@ -121,7 +121,7 @@ def unlearnt(method: Method, view: View, images: Tensor, labels: Tensor, shown: 
     """
     if len(shown) < 2:
         return
-    fitted, chance = method.fitted(), 1 / len(shown)
+    fitted, chance = method.classifier.fitted(), 1 / len(shown)
     right = recognised(method, view, images, labels, shown, task) if fitted is None else fitted.best_own == fitted.true
     share = right.mean()
     if share <= min(2 * chance, chance + 0.1 * (1 - chance)):

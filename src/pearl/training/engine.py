@@ -72,7 +72,8 @@ class Engine:
         if self.world.size > 1:
             self.fabric.launch()
             atexit.register(leave)
-        graphs = config.engine.cuda_graphs and self.device.type == "cuda" and self.world.size == 1
+        on_gpu = self.device.type == "cuda"  # a GPU that is not there is an error now, not when training starts
+        graphs = config.engine.cuda_graphs and on_gpu and self.world.size == 1
         self._handed: Optimizers = []  # those of the phase before, for the next one
         self.recorder: type[Recorder] | None = Recorder if graphs else None
         self.memory_format = torch.channels_last if config.engine.channels_last else torch.contiguous_format

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from pearl.errors import RunError
-from pearl.methods.base import Predictions
+from pearl.methods.classifier import Predictions
 from pearl.methods.common import calibration
 from pearl.methods.common.calibration import ENOUGH, Known, LeftOut, OODScorer, Scores, measured, stored
-from pearl.methods.common.classifiers import Statistics
 from pearl.methods.common.feature_spaces import (
     TRIED,
     Background,
@@ -48,6 +47,7 @@ from pearl.methods.common.scatter import (
     statistics,
     unpack,
 )
+from pearl.methods.common.statistics_options import StatisticsOptions
 from pearl.nn.task_modules import TaskTensors
 
 UNCALIBRATED = 0.2  # temperature before two tasks allow its measurement
@@ -65,7 +65,7 @@ class ClassStatistics(nn.Module):
     # suffixes of the names of tensors that a task replaces
     running = ("/scatter", "/moment", "/sum", "/images", "/freedom")
 
-    def __init__(self, options: Statistics) -> None:
+    def __init__(self, options: StatisticsOptions) -> None:
         super().__init__()
         self.options = options
         # "space.v.created_at" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",
@@ -77,9 +77,10 @@ class ClassStatistics(nn.Module):
         self.tensors = TaskTensors(buffers=True)
         self._head: list[ClassStatisticsHead] = []  # in lists, so that they are not part of the state
         self._scorer: list[OODScorer] = []
-        self.cross_validated: Predictions | None = (
-            None  # of the task observed last, see `observe`; not part of the state either
-        )
+        # not part of the state either, of the task observed last: see `observe`; and raw features of some of its images
+        # in every space, with their labels
+        self.cross_validated: Predictions | None = None
+        self.observed: tuple[list[Tensor], Tensor] | None = None
 
     # ---------------------------------------------------------------------------------------------------- what is there
 
