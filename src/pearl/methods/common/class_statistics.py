@@ -138,7 +138,7 @@ class ClassStatistics(nn.Module):
             facts[name] = torch.zeros(size, dtype=torch.float64, device=raw.device)
         for name in ("images", "freedom"):
             facts[name] = torch.zeros((), dtype=torch.long, device=raw.device)
-        facts["birth"] = torch.tensor(created, device=raw.device)
+        facts["created_at"] = torch.tensor(created, device=raw.device)
         for name, value in facts.items():
             self.tensors.add(f"space.{v}.{name}", value)
         self._forget()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pearl.errors import RunError
 
 TRIED = 40  # candidate temperatures
-WHOLE = ("birth", "freedom", "images", "classes", "counts", "measured")  # tensors of numbers >= 0
+WHOLE = ("created_at", "freedom", "images", "classes", "counts", "measured")  # tensors of numbers >= 0
 DEAD = 1e-3  # relative to the mean standard deviation: dimensions below are ignored
 
 
@@ -245,7 +245,14 @@ def misfit(tensors: Mapping[str, Tensor]) -> str | None:
     optional: dict[str, tuple[int, ...]] = {"temperature": ()}
     for v in spaces:
         raw, p = size.get(f"space/{v}/mean", 0), size.get(f"space/{v}/projected_mean", 0)
-        of = {"birth": (), "mean": (raw,), "std": (raw,), "projected_mean": (p,), "projected_std": (p,), "freedom": ()}
+        of = {
+            "created_at": (),
+            "mean": (raw,),
+            "std": (raw,),
+            "projected_mean": (p,),
+            "projected_std": (p,),
+            "freedom": (),
+        }
         of |= {"sum": (p,), "images": ()}
         expected |= {f"space/{v}/{name}": shape for name, shape in of.items()}
         expected |= {f"space/{v}/{name}": (p * (p + 1) // 2,) for name in ("scatter", "moment")}
