@@ -29,6 +29,7 @@ from pearl.cli import (
     sweep,
     table,
     undo,
+    verify,
 )
 from pearl.cli.memory import keep_freed_memory
 from pearl.cli.options import Verb
@@ -85,6 +86,7 @@ for verb in (
     undo,
     rename,
     forget,
+    verify,
     inspect,
     export,
     report,
