@@ -32,7 +32,7 @@ from pearl.cli import (
     verify,
 )
 from pearl.cli.memory import keep_freed_memory
-from pearl.cli.options import Verb
+from pearl.cli.options import Verb, Verbs
 from pearl.errors import (
     LONGEST,
     Busy,
@@ -50,6 +50,7 @@ NAME = "pearl"  # also for `python -m pearl`, whose own name a shell could not c
 
 app = typer.Typer(
     name=NAME,
+    cls=Verbs,
     help="Continual learning with low-rank adapters whose rank each layer and each task chooses for itself.",
     epilog="Start with: pearl run digits",
     no_args_is_help=True,

@@ -17,7 +17,7 @@ from pearl.serve.openapi import problems
 from pearl.serve.photos import Name, Strict
 from pearl.serve.server import Server
 
-DryRun = Annotated[bool, Field(description="only say what would happen")]
+DryRun = Annotated[bool, Field(description="only describe what would happen")]
 
 
 class Undo(Strict):
@@ -43,7 +43,7 @@ class Forget(Strict):
 
 
 class Changed(BaseModel):
-    """What a change did, or would do."""
+    """The effect of a change, made or planned."""
 
     line: str = Field(description="what happens, and what stays")
     changed: bool = Field(description="false after a dry run")
@@ -54,21 +54,21 @@ def add_changes(app: FastAPI, server: Server) -> None:
     wrong = problems(400, 409, 422)
 
     @app.post("/v1/undo", summary="Take back the last task", responses=wrong)
-    async def undone(asked: Undo) -> Changed:
+    async def undone(request: Undo) -> Changed:
         """The model is as it was before its last lesson, byte for byte. A cancelled lesson is discarded."""
-        return await _changed(server, undo, asked.dry_run)
+        return await _changed(server, undo, request.dry_run)
 
     @app.post("/v1/rename", summary="Rename a class", responses=wrong)
-    async def renamed(asked: Rename) -> Changed:
+    async def renamed(request: Rename) -> Changed:
         """Tensors are unchanged. A cancelled lesson is discarded."""
-        return await _changed(server, partial(rename, old=asked.old, new=asked.new), asked.dry_run)
+        return await _changed(server, partial(rename, old=request.old, new=request.new), request.dry_run)
 
     @app.post("/v1/forget", summary="Forget a class or a task", responses=wrong)
-    async def forgotten(asked: Forget) -> Changed:
+    async def forgotten(request: Forget) -> Changed:
         """A class is never predicted again; a task is removed exactly, from a model with heads. The answer has what
         stays. A cancelled lesson is discarded.
         """
-        return await _changed(server, partial(forget, name=asked.class_, task=asked.task), asked.dry_run)
+        return await _changed(server, partial(forget, name=request.class_, task=request.task), request.dry_run)
 
 
 async def _changed(server: Server, change: Callable[..., str], dry_run: bool) -> Changed:
