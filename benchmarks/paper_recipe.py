@@ -60,6 +60,11 @@ CANDIDATES = {
     "constant, L2 1e-4, spatial": [*SPATIAL, *CONSTANT, *RANKS_ONLY, "train.weight_decay=1e-4"],
     "constant, L2 5e-4, spatial": [*SPATIAL, *CONSTANT, *RANKS_ONLY, "train.weight_decay=5e-4"],
     "multistep, L2 5e-4, spatial": [*SPATIAL, *MULTISTEP, *RANKS_ONLY, "train.weight_decay=5e-4"],
+    "multistep, L2 5e-4, view": [*VIEW, *MULTISTEP, *RANKS_ONLY, "train.weight_decay=5e-4"],
+    "multistep, decoupled decay .01, view": [
+        *(*VIEW, *MULTISTEP, *RANKS_ONLY),
+        *("train.optimizer=adamw", "train.weight_decay=0.01"),
+    ],
     "cosine, decoupled decay .01, spatial": [
         *(*SPATIAL, *COSINE, *RANKS_ONLY),
         *("train.optimizer=adamw", "train.weight_decay=0.01"),

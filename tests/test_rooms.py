@@ -40,7 +40,8 @@ ROOMS = {
         Room("evaluation", apart=("training",), base_only=True),
         Room("testing"),  # for those who write methods; nothing stands on it
         Room("lifecycle"),
-        Room("export"),
+        Room("online", apart=("testing",)),
+        Room("export", apart=("online",)),
         Room("reports", light=True, but=("plan", "progress", "logs", "doctor"), apart=("export",)),
         Room("serve"),
         Room("sweeps", light=True, apart=("export",)),

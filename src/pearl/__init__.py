@@ -22,6 +22,7 @@ from pearl.version import __version__
 if TYPE_CHECKING:
     from pearl.lifecycle.runs import Run
     from pearl.objects import Model
+    from pearl.online.run import OnlineRun
     from pearl.tables.values import Filled
 
 __all__ = ["PearlError", "__version__", "learn", "load", "methods", "recipes", "run", "show", "table"]
@@ -36,7 +37,7 @@ def run(
     quiet: bool = False,
     log: str | Sequence[str] = (),
     **overrides: Any,
-) -> "Run":
+) -> "Run | OnlineRun":
     """Run a recipe, resume an unfinished run of it, or return a finished one.
 
     `overrides` are settings as in the recipe, nested as dictionaries: `run("digits", seed=1, train={"lr": 0.01})`.
@@ -48,10 +49,14 @@ def run(
     from pearl.lifecycle.runs import execute
     from pearl.reports.logs import logged
     from pearl.reports.progress import display
-    from pearl.settings.config import RunConfig, change, check_config, raw_config
+    from pearl.settings.config import OnlineRunConfig, RunConfig, change, check_config, raw_config
     from pearl.storage.paths import runs_root
 
     config: RunConfig = check_config(change(raw_config(recipe, smoke=smoke), overrides))
+    if isinstance(config, OnlineRunConfig):
+        from pearl.online.run import execute as execute_online
+
+        return execute_online(config, device=device, show=display(quiet))
     return execute(config, device=device, show=logged(display(quiet), log, runs_root() / config.id))
 
 

@@ -571,6 +571,7 @@ CHANGES = [
     "images.pad=2",
     "images.scale=[0.5, 1]",
     "images.flip=true",
+    "images.policy=autoaugment",
     "images.brightness=0.1",
     "images.mean=[0, 0, 0]",
     "images.std=[1, 1, 1]",

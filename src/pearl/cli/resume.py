@@ -39,7 +39,7 @@ def command(
     from pearl.reports.logs import logged
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
-    from pearl.settings.config import RunConfig
+    from pearl.settings.config import OnlineRunConfig, RunConfig
     from pearl.settings.parts import METHODS
 
     if done := complete_interrupted(directory):
@@ -48,6 +48,12 @@ def command(
     named = METHODS.admit(method) if method else None
     config = read_config(directory)
     check_method(directory, config, named)
+    if isinstance(config, OnlineRunConfig):
+        from pearl.online.run import execute as execute_online
+        from pearl.reports.online import online_page
+
+        typer.echo(online_page(execute_online(config, path=directory, device=device, show=display(quiet))))
+        return
     show = logged(display(quiet), log or [], directory)
     if isinstance(config, RunConfig):
         run = execute(config, path=directory, device=device, devices=devices, show=show, minutes=store_every)

@@ -53,15 +53,27 @@ def command(
     pearl run cifar100-5t-resnet18 method.rank.name=fixed method.rank.r=8
     pearl run cifar100-5t-deit_tiny --devices 4
     pearl run digits --method path/to/file.py:MyMethod method.my_option=2
+    pearl run online-digits online.protocol=gaussian
     pearl run my_recipe.yaml train.phases.probe.epochs=5 --dry-run
     """
     here = place(devices)
     if here is None:
         begun(f"run {recipe}", quiet)
-    from pearl.settings.config import load_config
+    from pearl.errors import ConfigError
+    from pearl.settings.config import OnlineRunConfig, load_config
 
     chosen = [f"method={json.dumps(method)}"] if method else []
     config = load_config(recipe, chosen + (overrides or []), smoke=smoke)
+    if isinstance(config, OnlineRunConfig):
+        if dry_run or devices > 1:
+            option = "--dry-run" if dry_run else f"--devices {devices}"
+            raise ConfigError(f"{option}: not for a run with hidden task boundaries; leave it out")
+        from pearl.online.run import execute as execute_online
+        from pearl.reports.online import online_page
+        from pearl.reports.progress import display
+
+        typer.echo(online_page(execute_online(config, device=device, show=display(quiet))))
+        return
     if dry_run:
         from pearl.reports.plan import plan
 

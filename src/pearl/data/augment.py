@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pearl.data.policies import augmented, draw_policy
 from pearl.settings.sections import ImagesConfig
 
 Draws = tuple[Tensor, ...]  # one row per image
@@ -35,10 +36,12 @@ class View:
     def draw(self, count: int, shape: tuple[int, int], generator: torch.Generator) -> Draws:
         """Draw the random numbers of one epoch: `count` rows for images of `shape` (H, W)."""
         images = self.images
-        placed = self._draw_places(count, shape, generator)
-        if not images.brightness:
-            return placed
-        return *placed, 1 + images.brightness * (2 * torch.rand(count, generator=generator) - 1)
+        draws = self._draw_places(count, shape, generator)
+        if images.policy != "none":
+            draws = *draws, draw_policy(images.policy, count, shape, generator)
+        if images.brightness:
+            draws = *draws, 1 + images.brightness * (2 * torch.rand(count, generator=generator) - 1)
+        return draws
 
     def _draw_places(self, count: int, shape: tuple[int, int], generator: torch.Generator) -> Draws:
         images = self.images
@@ -52,15 +55,18 @@ class View:
 
     def train(self, raw: Tensor, draws: Draws) -> Tensor:
         """Augment images; `draws` are the rows that belong to them."""
-        factor = None
-        if self.images.brightness:
-            *draws, factor = draws  # type: ignore[assignment]
-        if self.images.augment == "crop":
-            return self._finish(shift_and_flip(raw, *draws), factor)
-        if self.images.augment == "resized_crop":
-            boxes, flip = draws
-            return self._normalise(resized_crop(raw, boxes, flip, self.images.size), factor)
-        return self._finish(raw, factor)
+        images, left = self.images, list(draws)
+        factor = left.pop() if images.brightness else None
+        policy = left.pop() if images.policy != "none" else None
+        if images.augment == "resized_crop":
+            boxes, flip = left
+            x = resized_crop(raw, boxes, flip, images.size)
+            if policy is not None:  # its operations are for whole values
+                x = augmented(x.round().to(torch.uint8).permute(0, 2, 3, 1), policy).permute(0, 3, 1, 2).float()
+            return self._normalise(x, factor)
+        if images.augment == "crop":
+            raw = shift_and_flip(raw, *left)
+        return self._finish(raw if policy is None else augmented(raw, policy), factor)
 
     def test(self, raw: Tensor) -> Tensor:
         """Resize the shorter side to `resize` and crop the centre of `size`."""

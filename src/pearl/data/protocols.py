@@ -20,11 +20,19 @@ def arrival_order(labels: np.ndarray, classes: int, config: OnlineStreamConfig, 
     """Return the rows of the images with these labels (n,), from 0 to `classes` - 1, in order of arrival."""
     draws = np.random.default_rng(seed)
     if config.protocol == "si_blurry":
-        shares = {"disjoint": config.disjoint, "blurry": config.blurry, "varying": config.varying}
-        return np.concatenate(si_blurry(labels, classes, draws, stages=config.stages, **shares))
+        parts = si_blurry(
+            labels,
+            classes,
+            draws,
+            stages=config.stages,
+            disjoint=config.disjoint,
+            blurry=config.blurry,
+            varying=config.varying,
+        )
+        return np.concatenate(parts)
     if config.protocol == "gaussian":
-        how = {"sigma": config.sigma, "periods": config.periods, "at_start": config.at_start}
-        return gaussian(labels, classes, draws, **how)
+        sigma, periods, at_start = config.sigma, config.periods, config.at_start
+        return gaussian(labels, classes, draws, sigma=sigma, periods=periods, at_start=at_start)
     return in_class_order(labels, classes, draws) if config.protocol == "sorted" else draws.permutation(len(labels))
 
 

@@ -6,6 +6,7 @@ distance from the reference, train that update with the norm layers and a head f
 
 import copy
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -16,9 +17,9 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Network, Phase, own_loss, whole
 from pearl.methods.common.allocation import allocates, probed_images, probes, updated_images
-from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.probes import TargetProbe, step_down, with_tensors
-from pearl.methods.common.subnetworks import HEADS
+from pearl.methods.common.rotations import TURNS, turned_loss
+from pearl.methods.common.subnetworks import HEADS, Classifier
 from pearl.methods.pearl_records import adapted_share, layer_facts
 from pearl.methods.pearl_speed import at_once, in_training
 from pearl.methods.pearl_updates import LowRankNetworks
@@ -52,6 +53,8 @@ class Pearl(LowRankNetworks):
         probe_images: the share of each class's images that the probe is trained on.
         probe_rank: rank of the updates of the probe `lora`.
         probe_distance: length of the step of the probes `adam` and `gradients`: the threshold of all targets together.
+        rotations: in the reference phase and in adapt phases, images rotated by 90, 180 and 270 degrees are classes of
+            their own, whose outputs are discarded afterwards. A step trains on four times `batch_size` images.
     """
 
     task_local_loss = True
@@ -79,6 +82,7 @@ class Pearl(LowRankNetworks):
         probe_images: Annotated[float, Field(gt=0, le=1)] = 1.0,
         probe_rank: Annotated[int, Field(ge=1)] = 32,
         probe_distance: Annotated[float, Field(gt=0, lt=1)] = 0.8,
+        rotations: bool = False,
     ) -> None:
         updates: dict[str, Any] = {"targets": targets, "fold": fold, "init": init, "alpha": alpha}
         super().__init__(backbone, classifier, **updates, lora_bias=lora_bias, reference=reference)
@@ -88,7 +92,7 @@ class Pearl(LowRankNetworks):
                 f"method.{what}: has no effect with a rank rule that trains updates itself; leave it at its default"
             )
         self.rank, self.probe, self.probe_images = rank, probe, probe_images
-        self.probe_rank, self.probe_distance = probe_rank, probe_distance
+        self.probe_rank, self.probe_distance, self.rotations = probe_rank, probe_distance, rotations
 
     # ------------------------------------------------------------------------------------------------ learning
 
@@ -97,7 +101,8 @@ class Pearl(LowRankNetworks):
         self.requires_grad_(False)  # earlier tasks' parameters are fixed
         head = self.heads.grow(len(task.classes)).to(self.device)
         if task.id < self.first_adapted:
-            yield whole("reference", self.backbone, head, task)
+            phase = whole("reference", self.backbone, head, task)
+            yield self._with_rotations(phase, self.backbone, head, task) if self.rotations else phase
             self.requires_grad_(False)
             return
 
@@ -115,9 +120,17 @@ class Pearl(LowRankNetworks):
         del probe  # a whole network, no longer needed
         if self.init == "kaiming":
             head.reset_parameters()
-        params = [*new, *head.parameters()]
-        yield Phase("adapt", params, own_loss(in_training(self, task.id), head, task), capturable=True)
+        params, network = [*new, *head.parameters()], in_training(self, task.id)
+        phase = Phase("adapt", params, own_loss(network, head, task), capturable=True)
+        yield self._with_rotations(phase, network, head, task) if self.rotations else phase
         self.requires_grad_(False)
+
+    def _with_rotations(self, phase: Phase, network: Network, head: nn.Module, task: Task) -> Phase:
+        """Return the phase with a temporary head for the classes of rotated images."""
+        others = self.heads.block((TURNS - 1) * len(task.classes)).to(self.device)
+        depends_on = (*phase.depends_on, others) if phase.depends_on else ()
+        params, loss = [*phase.trained, *others.parameters()], turned_loss(network, head, others, task)
+        return replace(phase, params=params, loss=loss, extra=others, depends_on=depends_on)
 
     def _probed(self, task: Task, head: nn.Module) -> Generator[Phase, None, nn.Module]:
         """Train the probe, and return it as a network."""

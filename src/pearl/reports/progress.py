@@ -33,8 +33,8 @@ class Lines(Observer):
 
     def event(self, kind: str, **facts: Any) -> None:
         """Print events that are worth a line."""
-        if kind in {"phase", "decode"}:
-            self.phase = facts.get("phase", "decode")
+        if kind in {"phase", "decode", "online"}:
+            self.phase = facts.get("phase", "images" if kind == "online" else "decode")
             self.began = self.said = time.monotonic()
         line = self.line(kind, facts)
         if line:
@@ -66,6 +66,11 @@ class Lines(Observer):
             )
             size = f"{counted(facts['steps'], 'step')}, {counted(facts['trained'], 'parameter')}"
             return f"  {facts['phase']}: {size}{before}"
+        if kind == "stream":
+            after = f", resuming after {counted(facts['done'], 'image')}" if facts["done"] else ""
+            return f"{counted(facts['images'], 'image')}, {counted(facts['classes'], 'class')}{after}"
+        if kind == "online":
+            return f"  {facts['seen']} images, {counted(facts['classes'], 'class')}: {facts['accuracy']:.2f} % correct"
         if kind == "stage":
             accuracy = f"class-IL {facts['class_il']:.2f} %, task-IL {facts['task_il']:.2f} % (pooled over images)"
             return f"  after task {facts['task'] + 1}: {accuracy}"
@@ -104,7 +109,7 @@ class Live(Lines):
             self.bar.reset(self.row, total=facts.get("steps", facts["images"]), description=facts.get("phase", kind))
         elif kind == "epoch":
             self.bar.update(self.row, description=f"{facts['phase']} epoch {facts['epoch']} loss {facts['loss']:.3f}")
-        elif kind in {"run", "learnt", "stage"}:
+        elif kind in {"run", "learnt", "stage", "online"}:
             self.bar.stop()
         super().event(kind, **facts)
 

@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from pearl.settings.config import RunConfig
-from pearl.settings.parts import BACKBONES, CLASSIFIERS, METHODS, RANK_RULES, SOURCES
+from pearl.settings.online import OnlineConfig
+from pearl.settings.parts import BACKBONES, CLASSIFIERS, LEARNERS, METHODS, RANK_RULES, SOURCES
 from pearl.settings.registry import Registry
 from pearl.settings.sections import EngineConfig, ImagesConfig, StreamConfig, TrainConfig
 
@@ -19,6 +20,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "images": ImagesConfig,
     "train": TrainConfig,
     "engine": EngineConfig,
+    "online": OnlineConfig,
 }
 REGISTRIES: dict[str, Registry] = {
     "methods": METHODS,
@@ -26,6 +28,7 @@ REGISTRIES: dict[str, Registry] = {
     "data": SOURCES,
     "ranks": RANK_RULES,
     "classifiers": CLASSIFIERS,
+    "learners": LEARNERS,
 }
 _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "length at least"}
 

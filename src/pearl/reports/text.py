@@ -12,7 +12,7 @@ from pearl.errors import ConfigError, RunError, counted, printable
 from pearl.evaluation.metrics import accuracy_matrix
 from pearl.reports.measured import HOW, lines_of, old_data
 from pearl.reports.settings import REGISTRIES, SECTIONS, part_page, section_page
-from pearl.settings.config import read_recipe, recipe_names
+from pearl.settings.config import OnlineRunConfig, read_recipe, recipe_names
 from pearl.settings.declared import declared
 from pearl.settings.parts import METHODS
 from pearl.settings.registry import nearest
@@ -75,7 +75,13 @@ def page(name: str) -> str:
         if RunDirectory(path).config_file.is_file():
             from pearl.lifecycle.runs import Run
 
-            return run_page(Run.open(path))
+            run = Run.open(path)
+            if isinstance(run.config, OnlineRunConfig):
+                from pearl.online.run import OnlineRun
+                from pearl.reports.online import online_page
+
+                return online_page(OnlineRun(path, run.config))
+            return run_page(run)
     if name in recipe_names() or name.endswith((".yaml", ".yml")):
         return yaml.safe_dump(read_recipe(name), sort_keys=False, width=120).rstrip()
     if name in SECTIONS:

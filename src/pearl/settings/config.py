@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from pearl.errors import ConfigError
 from pearl.settings.declared import declared
-from pearl.settings.parts import BACKBONES, METHODS, SOURCES
+from pearl.settings.online import OnlineConfig
+from pearl.settings.parts import BACKBONES, LEARNERS, METHODS, SOURCES
 from pearl.settings.registry import Spec, nearest, problems_of, readable
 from pearl.settings.sections import EngineConfig, ImagesConfig, Section, Seed, StreamConfig, TrainConfig
 from pearl.yaml_io import DEPTH, parse_yaml
@@ -81,14 +82,37 @@ class RunConfig(ModelConfig):
         """Return the name of the run directory: readable, and unique to the settings that affect the result."""
         digest = hashlib.sha256(json.dumps(self.decides, sort_keys=True).encode()).hexdigest()[:8]
         smoke = "-smoke" if self.smoke else ""
-        method = re.sub(r"[^A-Za-z0-9_.-]+", "-", readable(self.method["name"]))
-        return f"{self.recipe}-{method}-seed{self.seed}{smoke}-{digest}"
+        learns = re.sub(r"[^A-Za-z0-9_.-]+", "-", readable(self.learns))
+        return f"{self.recipe}-{learns}-seed{self.seed}{smoke}-{digest}"
+
+    @property
+    def learns(self) -> str:
+        """Return the name of what learns: the method."""
+        return str(self.method["name"])
+
+
+class OnlineRunConfig(RunConfig):
+    """All settings that affect the result of a run with hidden task boundaries."""
+
+    online: OnlineConfig
+    """The order in which images arrive, and what learns from them."""
+
+    @model_validator(mode="after")
+    def _has_one_task(self) -> "OnlineRunConfig":
+        if self.stream.tasks != 1 or self.stream.domains:
+            raise ValueError("online hides the boundaries: set stream.tasks=1, and no stream.domains")
+        return self
+
+    @property
+    def learns(self) -> str:
+        """Return the name of what learns: the online learner."""
+        return str(self.online.learner["name"])
 
 
 Config = TypeVar("Config", bound=ModelConfig)
 _PARTS = {"data": SOURCES, "backbone": BACKBONES, "method": METHODS}
 _SAME_RESULT = {"cuda_graphs", "reuse", "earlier_states"}  # settings of the engine that do not affect results
-_PART_KEYS = {*_PARTS, "rank"}  # the rank rule is a part with options of a part
+_PART_KEYS = {*_PARTS, "rank", "learner"}  # the rank rule is a part with options of a part
 
 
 def recipe_names() -> list[str]:
@@ -275,6 +299,14 @@ def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:
     """
     problems: list[str] = []
     raw, method = dict(raw), str(_as_spec(raw.get("method")).get("name"))
+    if kind is RunConfig and "online" in raw:
+        kind = OnlineRunConfig  # type: ignore[assignment]
+    if kind is OnlineRunConfig and isinstance(online := raw["online"], dict) and "learner" in online:
+        try:
+            raw["online"] = {**online, "learner": LEARNERS.resolve(online["learner"], "online.learner")}
+        except ConfigError as error:
+            problems += error.problems
+            raw["online"] = {**online, "learner": {"name": "?"}}
     for key, registry in _PARTS.items():
         if key in raw:  # a missing one is reported below
             try:

@@ -99,8 +99,8 @@ CLASSIFIERS = Registry(
     "classifier",
     "classifiers",
     {
-        "heads": "pearl.methods.common.classifiers:Heads",
-        "statistics": "pearl.methods.common.classifiers:Statistics",
+        "heads": "pearl.methods.common.subnetworks:Heads",
+        "statistics": "pearl.methods.common.by_statistics:Statistics",
     },
 )
 
@@ -117,5 +117,18 @@ RANK_RULES = Registry(
         "dora": "pearl.nn.dynamic.pruned:DoraRule",
         "codyra": "pearl.nn.dynamic.codyra:CodyraRule",
         "dylora": "pearl.nn.dynamic.dylora:DyloraRule",
+    },
+)
+
+LEARNERS = Registry(
+    "online learner",
+    "learners",
+    {
+        "pearl": "pearl.online.pearl:OnlinePearl",
+        "slda": "pearl.online.frozen:Slda",
+        "ncm": "pearl.online.frozen:NearestMean",
+        "ranpac": "pearl.online.frozen:RanPac",
+        "er": "pearl.online.rehearsal:OnlineEr",
+        "derpp": "pearl.online.rehearsal:OnlineDerPlusPlus",
     },
 )

@@ -15,6 +15,7 @@ NotNegative = Annotated[float, Field(ge=0)]
 Pixels = Annotated[int, Field(ge=1, le=4096)]  # of a side; every image takes its square
 Triple = tuple[float, float, float]
 Domain = Literal["plain", "edges", "inverted", "noisy"]  # see `data.domains`
+Policy = Literal["none", "autoaugment", "randaugment", "trivialaugment"]  # see `data.policies`
 
 
 class Section(BaseModel):
@@ -65,6 +66,8 @@ class AugmentConfig(Section):
     """Smallest and largest share of the area in a random `resized_crop`."""
     flip: bool = True
     """Mirror half of the training images, with `crop` and `resized_crop`."""
+    policy: Policy = "none"
+    """Policy of random operations such as shears and changes of colour, after crop and flip."""
     brightness: Share = 0.0
     """Half the range, around 1, of a random brightness factor per training image."""
 

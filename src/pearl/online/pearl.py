@@ -1,0 +1,185 @@
+"""PEARL without task boundaries: class statistics at once, and a new sub-network where the statistics are not enough.
+
+Every image updates the statistics of its class in the feature spaces of all frozen networks, so that a class can be
+predicted after its first image. The newest images stay in a window. When it has been renewed, the images in it are
+predicted from statistics without themselves; classes that are confused are learnt by a new sub-network, with PEARL's
+phases and rank rule. It is frozen, and its feature space serves from then on.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from pearl.data.batches import Task
+from pearl.errors import ConfigError
+from pearl.methods.base import Method
+from pearl.methods.common.subnetworks import HeadsClassifier, SubNetworks
+from pearl.nn.intermediate_features import Layers, WithInner, inner_layers
+from pearl.online.learner import Learner, Network, Setup
+from pearl.online.spaces import BARE, Spaces, StreamingSpace, joint_log_probabilities, left_out_scores
+from pearl.online.statistics import discriminants
+from pearl.online.window import Window, confused_classes
+from pearl.settings.parts import METHODS
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+class OnlinePearl(Learner):
+    """PEARL on a stream: streaming class statistics in frozen feature spaces, which grow where classes are confused.
+
+    The first space is that of the pretrained backbone. A network without pretraining has random features until the
+    first growth, which trains it on the whole window and replaces them. The sub-networks are those of `method`: pearl,
+    or another method with separate sub-networks.
+
+    Options:
+        window: number of the newest images that are stored.
+        sub_networks: how many may be trained; each costs a forward pass per image, besides the backbone's.
+        confused: the share of the window's images that may be confused with another of its classes.
+        layers: `auto` also uses intermediate features, `final` only the final ones.
+        projection: maximum dimensions of a feature space; with null features are not projected.
+        temperature: factor of discriminants before they become probabilities.
+    """
+
+    seen: Tensor  # () images so far
+    grown_at: Tensor  # (sub-networks,) images seen when each was trained
+    grown_for: Tensor  # (sub-networks,) confused classes in the window then
+    checked_at: Tensor  # () images seen at the last decision
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        window: Count = 1000,
+        sub_networks: Annotated[int, Field(ge=0, strict=True)] = 2,
+        confused: Annotated[float, Field(ge=0, lt=1)] = 0.05,
+        layers: Layers = "auto",
+        projection: Count | None = 1024,
+        temperature: Annotated[float, Field(gt=0)] = 0.2,
+    ) -> None:
+        super().__init__(setup)
+        method: Method = METHODS.build(setup.config.method, setup.backbone)
+        by_heads = isinstance(method.classifier, HeadsClassifier)
+        if not isinstance(method, SubNetworks) or not method.separable or not by_heads:
+            raise ConfigError(
+                f"method={setup.config.method['name']}: the online learner pearl needs a method with separate "
+                f"sub-networks and classifier=heads; choose pearl or isolation"
+            )
+        self.method = method
+        setup.engine.place(method)
+        self.sub_networks, self.confused = sub_networks, confused
+        self.layers, self.projection, self.temperature = inner_layers(setup.backbone, layers), projection, temperature
+        self.spaces, self.window = Spaces(), Window(window)
+        self.register_buffer("seen", torch.tensor(0))
+        self.register_buffer("checked_at", torch.tensor(0))
+        self.register_buffer("grown_at", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("grown_for", torch.zeros(0, dtype=torch.int64))
+        self._networks: dict[str, nn.Module] = {}  # merged on first use; not part of the state
+        self._discriminants: list[tuple[Tensor, Tensor]] = []  # means and precisions, until the next image
+
+    # ------------------------------------------------------------------------------------------------- learning
+
+    @torch.no_grad()
+    def observe(self, images: Tensor, labels: Tensor) -> None:
+        """Update the statistics of all spaces and the window; then train a sub-network if it is time and necessary."""
+        self.count(labels)
+        self._discriminants.clear()
+        raws = [network(images) for network in self.networks().values()]
+        if not self.spaces:
+            self.spaces.append(StreamingSpace(0, BARE, raws[0], self.projection))
+        features = [space(raw) for space, raw in zip(self.spaces, raws, strict=True)]
+        labels = labels.to(self.setup.device)
+        for space, x in zip(self.spaces, features, strict=True):
+            space.statistics.update(x, labels)
+        self.window.add(images, labels, torch.cat(features, dim=1))
+        self.seen += len(labels)
+        if self.seen - self.checked_at + len(labels) > self.window.size:  # another batch would push some out
+            self.checked_at.copy_(self.seen)
+            if len(self.grown_at) < self.sub_networks and len(classes := self.not_separated()):
+                self.grow(classes)
+
+    def not_separated(self) -> Tensor:
+        """Return the classes of images in the window that the spaces confuse, each image left out of the statistics."""
+        parts = self.window.features.split([len(space.statistics.scatter) for space in self.spaces], dim=1)
+        labels = self.window.labels
+        scores = [left_out_scores(space.statistics, x, labels) for space, x in zip(self.spaces, parts, strict=True)]
+        counts = self.spaces[0].statistics.counts[labels]
+        again = counts > 1  # an only image cannot be left out
+        logp = self._joint([each[again] for each in scores])
+        return confused_classes(logp, labels[again], self.confused) if again.any() else labels[:0]
+
+    @torch.enable_grad()
+    def grow(self, classes: Tensor) -> None:
+        """Train a sub-network on the images of some classes in the window, and open its feature space."""
+        t, window = len(self.grown_at), self.window
+        confused = len(classes)
+        random = t == 0 and not self.setup.backbone.pretrained  # all classes need the features that replace these
+        classes = window.labels.unique() if random else classes
+        rows = torch.isin(window.labels, classes)
+        own = torch.searchsorted(classes, window.labels[rows])
+        place = t, f"growth {t + 1}", tuple(map(str, classes.tolist())), 0
+        task = Task(*place, window.images[rows].numpy(), own.cpu().numpy(), self.setup.view, self.setup.device)
+        self.setup.engine.learn(self.method, task, self.setup.resume)
+        self.setup.resume.end()
+        self.grown_at = torch.cat([self.grown_at, self.seen[None]])
+        self.grown_for = torch.cat([self.grown_for, torch.tensor([confused])])
+        self._networks.clear()
+        if random:
+            self.spaces, window.features = Spaces(), window.features[:, :0]
+        with torch.no_grad():
+            raw = torch.cat([self._network(t)(part) for part in window.images.split(256)])
+            space = StreamingSpace(len(self.spaces), t, raw[rows], self.projection).to(self.setup.device)
+            features = torch.cat([space(part) for part in raw.split(256)])
+            space.statistics.update(features, window.labels)
+        self.spaces.append(space)
+        window.features = torch.cat([window.features, features], dim=1)
+
+    # ------------------------------------------------------------------------------------------------ predicting
+
+    def networks(self) -> dict[str, Network]:
+        """Return the networks of all spaces; without a space yet, the backbone."""
+        tasks = [int(space.task) for space in self.spaces] or [BARE]
+        return {"backbone" if t == BARE else f"sub-network {t + 1}": self._network(t) for t in tasks}
+
+    def _network(self, t: int) -> Network:
+        key = str(t)
+        if key not in self._networks:
+            bare = copy.deepcopy(self.method.backbone).eval() if t == BARE else self.method.merged(t)
+            self._networks[key] = WithInner(bare, self.layers)
+        network, view, device = self._networks[key], self.setup.view, self.setup.device
+        return lambda images: network(view.test(images.to(device)))
+
+    @torch.no_grad()
+    def scores(self, features: Sequence[Tensor]) -> Tensor:
+        """Return log P (B, classes seen) from the raw features of every network."""
+        if not self._discriminants:
+            self._discriminants = [(s.statistics.means, s.statistics.precision()) for s in self.spaces]
+        made = zip(self.spaces, features, self._discriminants, strict=True)
+        return self._joint([discriminants(space(raw), *of_space) for space, raw, of_space in made])
+
+    def _joint(self, scores: Sequence[Tensor]) -> Tensor:
+        known = [space.statistics.known for space in self.spaces]
+        return joint_log_probabilities(scores, known, int(self.classes), self.temperature)
+
+    # ----------------------------------------------------------------------------------------------------- records
+
+    def images_bytes(self) -> int:
+        """Return the bytes of the window."""
+        return self.window.bytes()
+
+    def facts(self) -> dict[str, Any]:
+        """Return when sub-networks were trained, and the ranks of their layers."""
+        counts = [f"since {int(n)} classes were confused" for n in self.grown_for]
+        return {
+            "grown_at": self.grown_at.tolist(),
+            "reasons": counts,
+            "sub_networks": [self.method.facts(t) for t in range(len(self.grown_at))],
+        }
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        self._networks.clear()
+        self._discriminants.clear()
+        super()._load_from_state_dict(state_dict, prefix, *args)

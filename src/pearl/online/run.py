@@ -1,0 +1,285 @@
+"""A run with hidden task boundaries: images arrive in batches, and accuracy is measured on the way.
+
+The state after each evaluation is stored. All random numbers are a function of the seed and of the number of images
+seen, so that a run that was killed at any image repeats what was lost, bit by bit.
+
+RUN/online/IMAGES/     tensors that differ from the start, and a manifest with the curve so far; the newest is kept
+RUN/results.json       the curve, when the stream has ended; the state at its end stays
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pearl.data.batches import fold
+from pearl.data.protocols import arrival_order
+from pearl.errors import RunError
+from pearl.evaluation.online_metrics import Point, a_auc, a_last, forgetting
+from pearl.lifecycle.runs import prepare
+from pearl.lifecycle.saved import build_backbone, config_bytes, read_config, resume_command
+from pearl.lifecycle.session import Session, environment, session
+from pearl.nn.layout import placed
+from pearl.online.learner import Learner, Setup
+from pearl.settings.config import OnlineRunConfig
+from pearl.settings.parts import LEARNERS
+from pearl.storage.checkpoint import changed, read_part, snapshot, write_part
+from pearl.storage.files import write_file
+from pearl.storage.inside import remove_tree
+from pearl.storage.paths import runs_root
+from pearl.storage.run_directory import RunDirectory
+from pearl.storage.stored_task import MANIFEST
+from pearl.training.engine import Observer
+
+LONG = 60.0  # seconds of learning after which the state is stored
+
+
+@dataclass
+class Arrivals:
+    """The images of a stream in order of arrival, and the test images.
+
+    Classes are numbered in order of first appearance.
+    """
+
+    images: np.ndarray  # (N, H, W, 3) uint8
+    labels: np.ndarray  # (N,)
+    test_images: np.ndarray  # class by class, in order of appearance
+    test_labels: np.ndarray
+    names: tuple[str, ...]  # of the classes
+
+    @classmethod
+    def of(cls, config: OnlineRunConfig, show: Observer) -> tuple["Arrivals", dict[str, Any]]:
+        """Load the data and put it in order; also return the digests of the pixels and of the order."""
+        made = prepare(config, show)
+        task = made.stream.tasks[0]
+        in_file = np.argsort(task.train, kind="stable")  # protocols are defined on the data set's order
+        order = in_file[arrival_order(task.train_labels[in_file], len(task.classes), config.online, config.seed)]
+        labels = task.train_labels[order]
+        found, first = np.unique(labels, return_index=True)
+        shown = found[np.argsort(first)]
+        number = np.full(len(task.classes), -1)
+        number[shown] = np.arange(len(shown))
+        of_test = number[task.test_labels]
+        by_class = np.argsort(of_test, kind="stable")
+        by_class = by_class[of_test[by_class] >= 0]  # protocols may leave out classes
+        test = made.stream.test_images(0, made.test)[by_class], of_test[by_class]
+        names = tuple(task.classes[c] for c in shown)
+        facts: dict[str, Any] = {
+            "images_sha256": made.images_sha256,
+            "stream_sha256": made.stream.digest,
+            "source": made.source.name,
+        }
+        facts |= {"train_images": len(order), "test_images": len(test[1]), "notes": dict(made.source.notes)}
+        return cls(task.train_images(made.train)[order], number[labels], *test, names), facts
+
+
+class OnlineRun:
+    """A finished or unfinished run on disk."""
+
+    def __init__(self, path: Path, config: OnlineRunConfig) -> None:
+        self.path, self.config = path, config
+
+    @property
+    def directory(self) -> RunDirectory:
+        """Its files."""
+        return RunDirectory(self.path)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """Return the curve, facts and class names so far, of the newest stored state that is intact."""
+        for place in reversed(stored_states(self.path)):
+            with suppress(RunError):
+                return dict(read_part(place)[1]["online"])
+        return {"curve": [], "facts": {}, "names": []}
+
+    @property
+    def done(self) -> bool:
+        """Return True if the stream has ended."""
+        return "online" in self.directory.results
+
+    @property
+    def curve(self) -> list[Point]:
+        """Return the evaluations, in order."""
+        return [Point.from_json(point) for point in self.results["curve"]]
+
+    @property
+    def summary(self) -> dict[str, float]:
+        """Return the metrics by name; accuracies in percent."""
+        points, facts = self.curve, self.results["facts"]
+        numbers = {name: value for name, value in facts.items() if isinstance(value, int | float)}
+        return {"a_auc": a_auc(points), "a_last": a_last(points), "forgetting": forgetting(points), **numbers}
+
+
+def execute(
+    config: OnlineRunConfig,
+    *,
+    path: Path | None = None,
+    device: str = "auto",
+    show: Observer | None = None,
+    stop_at: int | None = None,
+) -> OnlineRun:
+    """Run a configuration to its end, starting from the newest stored state.
+
+    `stop_at` ends it early, after the batch that reaches this many images.
+
+    Raises:
+        PearlError: any user error.
+    """
+    show, path = show or Observer(), path or runs_root() / config.id
+    run = OnlineRun(path, config)
+    try:
+        if run.done:
+            show.event("already_done", run=str(path))
+            return run
+        directory = RunDirectory(path)
+        begun = directory.config_file.is_file()
+        if begun and getattr(read_config(path), "decides", None) != config.decides:
+            raise RunError(f"{path}: holds another configuration; move it away, or choose another PEARL_RUNS")
+        show.event("prepare", run=str(path), recipe=config.recipe, method=config.learns)
+        arrivals, facts = Arrivals.of(config, show)
+        precision = directory.environment.get("precision")
+        if begun and directory.data_file.is_file() and directory.data["images_sha256"] != facts["images_sha256"]:
+            raise RunError(f"{path}: was started with other data; restore that data, or move the directory away")
+        again = resume_command(path, config)
+        with session(path, config, again=again, device=device, precision=precision, show=show) as work:
+            directory.write(directory.data_file, facts)
+            _Stream(run, arrivals, work).go(stop_at)
+    finally:
+        show.close()
+    return run
+
+
+class _Stream:
+    """The stream of a session: batches in order, evaluations on the way, and the state after each."""
+
+    def __init__(self, run: OnlineRun, arrivals: Arrivals, work: Session) -> None:
+        self.run, self.arrivals, self.work = run, arrivals, work
+        self.learner = build_learner(run.config, work)
+        self.start = snapshot(self.learner.state_dict())
+        self.tests: dict[str, list[Tensor]] = {}  # features of test images, of networks that have not changed
+        self.curve: list[Point] = []
+        self.seconds, self.longest, self.evaluation_seconds, self.seen = 0.0, 0.0, 0.0, 0
+
+    def go(self, stop_at: int | None) -> None:
+        online, labels = self.run.config.online, torch.from_numpy(self.arrivals.labels)
+        self._restore()
+        count = len(labels)
+        self.work.log.event("stream", images=count, done=self.seen, classes=len(self.arrivals.names))
+        while self.seen < min(count, stop_at or count):
+            rows = slice(self.seen, min(self.seen + online.batch_size, count))
+            torch.manual_seed(fold(self.run.config.seed, "observe", self.seen))
+            started = time.perf_counter()
+            self.learner.observe(torch.from_numpy(self.arrivals.images[rows]), labels[rows])
+            took = time.perf_counter() - started
+            before, self.seen = self.seen, rows.stop
+            self.seconds, self.longest = self.seconds + took, max(self.longest, took)
+            self.work.log.step(self.seen, count)
+            regular = self.seen // online.evaluate_every > before // online.evaluate_every or self.seen == count
+            evaluated = regular or self.seen.bit_length() > before.bit_length()
+            if evaluated:
+                self._evaluate(regular=regular)
+            if evaluated or took > LONG:
+                self._store()
+        if self.seen == count:
+            directory = self.run.directory
+            directory.write(
+                directory.results_file, {"tasks": [], "stages": [], "complete": True, "online": self._results()}
+            )
+
+    def _evaluate(self, *, regular: bool) -> None:
+        """Count correct predictions on the test images of the classes seen so far."""
+        started, learner, arrivals = time.perf_counter(), self.learner, self.arrivals
+        size, classes = self.run.config.engine.eval_batch_size, int(learner.classes)
+        count = int(np.searchsorted(arrivals.test_labels, classes))
+        with torch.no_grad():
+            networks = learner.networks()
+            self.tests = {key: [*self.tests.get(key, [])] for key in networks}
+            for key, network in networks.items():
+                done = sum(map(len, self.tests[key]))
+                new = torch.from_numpy(arrivals.test_images[done:count])
+                self.tests[key] += [network(part) for part in new.split(size) if len(part)]
+            parts = zip(*(torch.cat(found).split(size) for found in self.tests.values()), strict=True)
+            best = torch.cat([learner.scores(part).argmax(1).cpu() for part in parts]).numpy()
+        truth = arrivals.test_labels[:count]
+        total, right = (np.bincount(some, minlength=classes) for some in (truth, truth[best == truth]))
+        self.curve.append(Point(self.seen, total, right, regular))
+        self.evaluation_seconds += time.perf_counter() - started
+        point = self.curve[-1]
+        self.work.log.event("online", seen=self.seen, classes=classes, accuracy=round(point.accuracy, 2))
+
+    def _results(self) -> dict[str, Any]:
+        learner = self.learner
+        statistics = sum(b.nbytes for name, b in learner.named_buffers() if not name.startswith("method.backbone"))
+        facts = {
+            "classes": int(learner.classes),
+            "passes": learner.passes(),
+            "images_bytes": learner.images_bytes(),
+            "statistics_bytes": statistics - learner.images_bytes(),
+            "seconds_per_image": self.seconds / max(1, self.seen),
+            "longest_pause_seconds": self.longest,
+            "evaluation_seconds": self.evaluation_seconds,
+            **learner.facts(),
+        }
+        return {"curve": [point.to_json() for point in self.curve], "facts": facts, "names": [*self.arrivals.names]}
+
+    def _store(self) -> None:
+        place = states_folder(self.run.path) / f"{self.seen:09d}"
+        older = stored_states(self.run.path)
+        spent = {"seconds": self.seconds, "longest": self.longest, "evaluation": self.evaluation_seconds}
+        facts = {"seen": self.seen, "spent": spent, "online": self._results()}
+        write_part(place, changed(self.start, self.learner.state_dict()), facts, within=self.run.path)
+        for other in older:
+            if other != place:
+                remove_tree(other, self.run.path)
+
+    def _restore(self) -> None:
+        """Load the newest state that is intact; without one, begin."""
+        if not self.run.directory.reference_manifest.is_file():
+            _begin(self.work, self.learner)
+            return
+        for place in reversed(stored_states(self.run.path)):
+            with suppress(RunError):  # incomplete or damaged: an older one leads to the same bits
+                tensors, manifest = read_part(place)
+                self.learner.load_state_dict({**self.start, **tensors}, strict=True)
+                self.seen, spent = manifest["seen"], manifest["spent"]
+                self.curve = [Point.from_json(point) for point in manifest["online"]["curve"]]
+                self.seconds, self.longest = spent["seconds"], spent["longest"]
+                self.evaluation_seconds = spent["evaluation"]
+                return
+
+
+def states_folder(path: Path) -> Path:
+    """Return the folder of the stored states of a run."""
+    return path / "online"
+
+
+def stored_states(path: Path) -> list[Path]:
+    """Return the complete states of a run, oldest first."""
+    return sorted(manifest.parent for manifest in states_folder(path).glob(f"*/{MANIFEST}"))
+
+
+def build_learner(config: OnlineRunConfig, work: Session) -> Learner:
+    """Return the learner before the first image.
+
+    Raises:
+        ConfigError: options that this backbone or method does not support.
+    """
+    engine = work.engine
+    backbone = placed(build_backbone(config), engine.fabric.device, channels_last=config.engine.channels_last)
+    torch.manual_seed(fold(config.seed, "learner"))
+    return LEARNERS.build(config.online.learner, Setup(config, backbone, engine, work.resume))
+
+
+def _begin(work: Session, learner: Learner) -> None:
+    """Write the files of a run's start; the manifest of the state before the first image is the last one."""
+    directory, within = work.directory, work.path
+    write_file(directory.config_file, config_bytes(work.config), within=within)
+    directory.write(directory.environment_file, environment(work.engine))
+    directory.list_classes()
+    facts = {"parameters": sum(parameter.numel() for parameter in learner.parameters())}
+    write_part(directory.reference, snapshot(learner.state_dict()), facts, within=within)

@@ -1,0 +1,200 @@
+"""Runs with hidden boundaries: order, curve, and the same bits after a kill at any image."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pearl
+from pearl.errors import ConfigError, RunError
+from pearl.evaluation.online_metrics import a_auc
+from pearl.online.run import Arrivals, OnlineRun, execute, stored_states
+from pearl.settings.config import OnlineRunConfig, check_config, load_config
+from pearl.storage.checkpoint import read_part
+from pearl.training.engine import Observer
+
+SMALL = [
+    "stream.per_class=16",
+    "stream.test_per_class=4",
+    "backbone.width=4",
+    "train.epochs=1",
+    "engine.precision=fp32",
+]
+SMALL += ["train.phases.probe.epochs=1", "online.batch_size=16", "online.evaluate_every=40"]
+PEARL = ["online.learner.window=48", "online.learner.confused=0.0", "online.learner.projection=32"]
+
+
+def small(*changes: str, learner: str = "pearl") -> OnlineRunConfig:
+    own = PEARL if learner == "pearl" else []
+    made = load_config("online-digits", [*SMALL, f"online.learner={learner}", *own, *changes])
+    assert isinstance(made, OnlineRunConfig)
+    return made
+
+
+def bits(run: OnlineRun) -> tuple[list[Any], dict[str, bytes]]:
+    tensors, _ = read_part(stored_states(run.path)[-1])
+    return run.results["curve"], {name: value.numpy().tobytes() for name, value in tensors.items()}
+
+
+class Killed(Exception):
+    """As a SIGKILL, but in this process."""
+
+
+class KillAt(Observer):
+    """Kills after some steps, of training or of the stream."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def step(self, done: int, total: int) -> None:
+        self.left -= 1
+        if not self.left:
+            raise Killed
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> OnlineRun:
+    return execute(small(), path=tmp_path_factory.mktemp("runs") / "whole", device="cpu")
+
+
+def test_the_curve_has_powers_of_two_and_the_interval(whole: OnlineRun) -> None:
+    seen = [(point.seen, point.regular) for point in whole.curve]
+    assert seen == [(16, False), (32, False), (48, True), (64, False), (80, True), (128, True), (160, True)]
+    assert whole.done
+    assert whole.summary["a_auc"] == a_auc(whole.curve)
+    assert [len(point.total) for point in whole.curve][-1] == 10
+    assert (whole.curve[-1].total == 4).all()
+
+
+def test_the_facts_of_a_run(whole: OnlineRun) -> None:
+    facts = whole.results["facts"]
+    assert facts["passes"] == 1 + len(facts["grown_at"][1:])  # the first sub-network replaced random features
+    assert facts["grown_at"][0] == 48
+    assert len(facts["reasons"]) == len(facts["grown_at"]) == 2
+    assert facts["longest_pause_seconds"] > facts["seconds_per_image"] > 0
+    assert whole.results["names"] != sorted(whole.results["names"])  # in order of appearance
+
+
+@pytest.mark.parametrize("steps", [1, 3, 4, 6, 9, 12, 15])
+def test_a_run_that_was_killed_gives_the_same_bits(whole: OnlineRun, tmp_path: Path, steps: int) -> None:
+    """In the stream, and while a sub-network is trained."""
+    with pytest.raises(Killed):
+        execute(small(), path=tmp_path / "run", device="cpu", show=KillAt(steps))
+    again = execute(small(), path=tmp_path / "run", device="cpu")
+    assert bits(again) == bits(whole)
+
+
+@pytest.mark.parametrize("learner", ["slda", "er", "derpp", "ncm"])
+def test_every_learner_resumes(tmp_path: Path, learner: str) -> None:
+    config = small(learner=learner)
+    first = execute(config, path=tmp_path / "whole", device="cpu")
+    with pytest.raises(Killed):
+        execute(config, path=tmp_path / "cut", device="cpu", show=KillAt(6))
+    assert bits(execute(config, path=tmp_path / "cut", device="cpu")) == bits(first)
+
+
+def test_a_damaged_state_is_skipped(whole: OnlineRun, tmp_path: Path) -> None:
+    execute(small(), path=tmp_path / "run", device="cpu", stop_at=96)
+    (place,) = stored_states(tmp_path / "run")
+    (place / "weights.safetensors").write_bytes(b"damaged")
+    assert bits(execute(small(), path=tmp_path / "run", device="cpu")) == bits(whole)
+
+
+def test_a_finished_run_is_not_run_again(whole: OnlineRun) -> None:
+    class Never(Observer):
+        def step(self, done: int, total: int) -> None:
+            raise Killed
+
+    assert execute(small(), path=whole.path, show=Never()).done
+
+
+def test_another_configuration_is_refused(whole: OnlineRun, tmp_path: Path) -> None:
+    execute(small(), path=tmp_path / "run", device="cpu", stop_at=16)
+    with pytest.raises(RunError, match="holds another configuration"):
+        execute(small("seed=1"), path=tmp_path / "run", device="cpu")
+
+
+# The stream
+
+
+def test_classes_are_numbered_in_order_of_appearance() -> None:
+    arrivals, facts = Arrivals.of(small("online.protocol=gaussian"), Observer())
+    _, first = np.unique(arrivals.labels, return_index=True)
+    assert first.tolist() == sorted(first)
+    assert arrivals.test_labels.tolist() == np.repeat(np.arange(10), 4).tolist()
+    assert facts["train_images"] == len(arrivals.images) == 160
+
+
+def test_test_images_are_those_of_their_class() -> None:
+    plain = load_config("digits", ["stream.tasks=1", *SMALL[:2]])
+    from pearl.lifecycle.runs import prepare
+
+    made = prepare(plain)
+    task = made.stream.tasks[0]
+    arrivals, _ = Arrivals.of(small(), Observer())
+    for c, name in enumerate(arrivals.names):
+        source = task.classes.index(name)
+        expected = task.test_images(made.test)[task.test_labels == source]
+        assert np.array_equal(arrivals.test_images[arrivals.test_labels == c], expected)
+        train = task.train_images(made.train)[task.train_labels == source]
+        own = arrivals.images[arrivals.labels == c]
+        assert sorted(x.tobytes() for x in own) == sorted(x.tobytes() for x in train)
+
+
+# Settings
+
+
+def test_a_learner_is_part_of_the_name_and_others_runs_keep_theirs() -> None:
+    assert small().id.startswith("online-digits-pearl-seed0-")
+    assert small(learner="slda").id != small(learner="ncm").id
+    assert "online" not in load_config("digits").decides
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"learner": "slda", "protocoll": "x"}, "online.protocoll: unknown key; did you mean 'protocol'"),
+        ({"learner": {"name": "slda", "M": 3}}, "online.learner.M: unknown"),
+        ({}, "online.learner: missing"),
+        ({"learner": "slda", "disjoint": 120}, "online.disjoint: "),
+    ],
+)
+def test_wrong_settings_are_named(change: dict[str, Any], complaint: str) -> None:
+    raw = {**load_config("digits").model_dump(mode="json"), "online": change}
+    with pytest.raises(ConfigError, match=complaint):
+        check_config(raw)
+
+
+def test_a_stream_of_several_tasks_has_known_boundaries() -> None:
+    with pytest.raises(ConfigError, match=r"stream\.tasks"):
+        small("stream.tasks=5")
+
+
+# For users
+
+
+def test_in_python_and_on_the_command_line(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEARL_RUNS", str(tmp_path))
+    changes = [*SMALL, "online.learner=slda"]
+    out, _ = cli("run", "online-digits", *changes)
+    assert "A_auc" in out and "1 pass per image" in out
+    run = pearl.run("online-digits", quiet=True, **_nested(changes))
+    assert isinstance(run, OnlineRun) and run.done
+    shown, _ = cli("show", run.path.name)
+    assert shown.splitlines()[1:] == out.splitlines()[1:]
+    resumed, _ = cli("resume", str(run.path))
+    assert resumed == out
+
+
+def _nested(changes: list[str]) -> dict[str, Any]:
+    from pearl.settings.config import parse_overrides
+
+    return json.loads(json.dumps(parse_overrides(changes)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("option", [["--dry-run"], ["--devices", "2"]])
+def test_what_is_only_for_tasks_is_refused(cli: Any, option: list[str]) -> None:
+    _, err = cli("run", "online-digits", *option, code=2)
+    assert err.startswith(f"pearl: {option[0]}") and err.count("\n") == 1
