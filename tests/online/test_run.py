@@ -10,7 +10,8 @@ import pytest
 import pearl
 from pearl.errors import ConfigError, RunError
 from pearl.evaluation.online_metrics import a_auc
-from pearl.online.run import Arrivals, OnlineRun, execute, stored_states
+from pearl.online.run import Arrivals, OnlineRun, execute
+from pearl.online.state import stored_states
 from pearl.settings.config import OnlineRunConfig, check_config, load_config
 from pearl.storage.checkpoint import read_part
 from pearl.training.engine import Observer
@@ -168,7 +169,7 @@ def test_wrong_settings_are_named(change: dict[str, Any], complaint: str) -> Non
 
 
 def test_a_stream_of_several_tasks_has_known_boundaries() -> None:
-    with pytest.raises(ConfigError, match="stream.tasks"):
+    with pytest.raises(ConfigError, match=r"online hides the boundaries: set stream\.tasks=1"):
         small("stream.tasks=5")
 
 
