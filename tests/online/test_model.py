@@ -60,6 +60,7 @@ def test_pieces_give_the_same_bits_as_a_model_that_stays_open(tmp_path: Path) ->
         whole.observe(images[part], names[part])
         opened = StreamModel(pieces, whole.config, device="cpu")
         opened.observe(images[part], names[part])
+    assert [place.name for place in stored_states(pieces)] == ["000000030"]
     first, second = whole.learner.state_dict(), opened.learner.state_dict()
     assert all(torch.equal(value, second[key]) for key, value in first.items())
 

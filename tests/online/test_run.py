@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import pearl
+from pearl.data.protocols import arrival_order
 from pearl.errors import ConfigError, RunError
 from pearl.evaluation.online_metrics import a_auc
+from pearl.lifecycle.runs import prepare
 from pearl.online.run import Arrivals, OnlineRun, execute
 from pearl.online.state import stored_states
 from pearl.settings.config import OnlineRunConfig, check_config, load_config
@@ -128,11 +130,23 @@ def test_classes_are_numbered_in_order_of_appearance() -> None:
     assert facts["train_images"] == len(arrivals.images) == 160
 
 
-def test_test_images_are_those_of_their_class() -> None:
-    plain = load_config("digits", ["stream.tasks=1", *SMALL[:2]])
-    from pearl.lifecycle.runs import prepare
+def test_a_class_that_never_arrives_is_not_evaluated() -> None:
+    """Of 10 classes, 3 are disjoint and 6 blurry in 3 stages."""
+    arrivals, _ = Arrivals.of(small("online.stages=3"), Observer())
+    assert len(arrivals.names) == 9
+    assert arrivals.test_labels.tolist() == np.repeat(np.arange(9), 4).tolist()
 
-    made = prepare(plain)
+
+def test_the_protocol_gets_the_images_in_the_order_of_the_data_set() -> None:
+    """Not class by class: Si-Blurry redistributes the first of each stage."""
+    config, made = small(), prepare(load_config("digits", ["stream.tasks=1", *SMALL[:2]]))
+    rows = np.sort(made.stream.tasks[0].train)
+    order = arrival_order(made.source.train.labels[rows], 10, config.online, config.seed)
+    assert np.array_equal(Arrivals.of(config, Observer())[0].images, made.train[rows[order]])
+
+
+def test_test_images_are_those_of_their_class() -> None:
+    made = prepare(load_config("digits", ["stream.tasks=1", *SMALL[:2]]))
     task = made.stream.tasks[0]
     arrivals, _ = Arrivals.of(small(), Observer())
     for c, name in enumerate(arrivals.names):
