@@ -1,5 +1,6 @@
 """Runs with hidden boundaries: order, curve, and the same bits after a kill at any image."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,18 @@ def _nested(changes: list[str]) -> dict[str, Any]:
     from pearl.settings.config import parse_overrides
 
     return json.loads(json.dumps(parse_overrides(changes)))  # type: ignore[no-any-return]
+
+
+def test_a_sweep_compares_learners(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEARL_RUNS", str(tmp_path / "runs"))
+    made = [OnlineRun(tmp_path / "runs" / small(learner=name).id, small(learner=name)) for name in ("slda", "ncm")]
+    runs = [execute(run.config, path=run.path, device="cpu") for run in made]
+    output = tmp_path / "table.csv"
+    cli("sweep", "online-digits", *SMALL, "online.learner=[slda,ncm]", "--seeds", 1, "-q", "-o", output)
+    lines = [*csv.DictReader(output.read_text().splitlines())]
+    for line, run in zip(lines, runs, strict=True):
+        assert float(line["a_auc mean"]) == pytest.approx(run.summary["a_auc"])
+        assert float(line["passes mean"]) == 1
 
 
 @pytest.mark.parametrize("option", [["--dry-run"], ["--devices", "2"]])

@@ -20,7 +20,7 @@ from torch import Tensor
 from pearl.data.batches import fold
 from pearl.data.protocols import arrival_order
 from pearl.errors import RunError
-from pearl.evaluation.online_metrics import Point, a_auc, a_last, forgetting
+from pearl.evaluation.online_metrics import Point, summary
 from pearl.lifecycle.runs import prepare
 from pearl.lifecycle.saved import read_config, resume_command
 from pearl.lifecycle.session import Session, session
@@ -105,9 +105,7 @@ class OnlineRun:
     @property
     def summary(self) -> dict[str, float]:
         """Return the metrics by name; accuracies in percent."""
-        points, facts = self.curve, self.results["facts"]
-        numbers = {name: value for name, value in facts.items() if isinstance(value, int | float)}
-        return {"a_auc": a_auc(points), "a_last": a_last(points), "forgetting": forgetting(points), **numbers}
+        return summary(self.results)
 
 
 def execute(
