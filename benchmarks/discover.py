@@ -28,8 +28,8 @@ from pages import RESULTS, cell, table, write_page
 from pearl.data.augment import View
 from pearl.evaluation.grouping import group
 from pearl.lifecycle.saved import build_backbone
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.common.class_statistics import ClassStatistics
-from pearl.methods.common.classifiers import Statistics
 from pearl.methods.common.whitening import Whitening
 from pearl.nn.intermediate_features import WithInner, inner_layers
 from pearl.settings.config import load_config

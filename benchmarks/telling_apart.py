@@ -169,7 +169,8 @@ def row(run: Run) -> dict[str, Any]:
     }
     found["refused"] = None
     if (in_distribution_scores := in_distribution(run, data, method)) is not None:
-        found["refused"] = 100 * float((np.concatenate(in_distribution_scores) < method.threshold(0.05)).mean())
+        threshold = method.classifier.threshold(0.05)
+        found["refused"] = 100 * float((np.concatenate(in_distribution_scores) < threshold).mean())
     half = len(tasks) // 2  # tasks that the model has learnt; classes of the others are unknown
     scores = in_distribution(run, data, load_method(run.path, run.config, half))
     if scores is not None:
@@ -180,7 +181,7 @@ def row(run: Run) -> dict[str, Any]:
 
 def kept(method: Any) -> int:
     """Return the bytes that a method stores of its tasks besides networks: statistics, or rehearsal images."""
-    class_statistics = getattr(method, "statistics", None)
+    class_statistics = getattr(method, "class_statistics", None)
     if class_statistics is None and hasattr(method, "sub_network"):
         return 0
     named = (method if class_statistics is None else class_statistics).named_buffers()

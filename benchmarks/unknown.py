@@ -27,8 +27,8 @@ from pearl.data.images import read_all
 from pearl.data.sources import Source
 from pearl.evaluation.sureness import auroc
 from pearl.lifecycle.saved import build_backbone
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.common.class_statistics import ClassStatistics
-from pearl.methods.common.classifiers import Statistics
 from pearl.nn.intermediate_features import WithInner, inner_layers
 from pearl.settings.config import load_config
 from pearl.settings.parts import SOURCES

@@ -28,7 +28,7 @@ from pearl.methods.base import Method
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.bounds.joint import Joint
-from pearl.methods.common.classifiers import Statistics
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.pearl import Pearl
 from pearl.methods.prompts.coda_prompt import CodaPrompt
 from pearl.methods.prompts.convprompt import ConvPrompt

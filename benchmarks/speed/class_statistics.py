@@ -15,8 +15,8 @@ from inference import learnt
 from timing import Row, ratios, show
 
 from pearl.evaluation.evaluate import Ensemble
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.common.class_statistics import ClassStatistics
-from pearl.methods.common.classifiers import Statistics
 from pearl.methods.pearl import Pearl
 from pearl.nn.intermediate_features import inner_layers
 

@@ -51,7 +51,7 @@ def write(path: Path, tasks: int, classes: int) -> None:
         ModelConfig,
     )
     method = build_method(config)
-    assert isinstance(method, Pearl) and method.class_statistics is not None
+    assert isinstance(method, Pearl)
     class_statistics = method.class_statistics
     # random features need no calibration
     facts = {

@@ -1,8 +1,8 @@
 """Models whose adapters are mixed, pooled, or asked beside their average, as programs."""
 
 import pytest
-from test_chain_programs import PICTURES
 from test_prompt_programs import taught
+from test_statistics_programs import PICTURES
 
 from pearl.export.verbs import export
 

@@ -1,7 +1,7 @@
 """Models of prompts and prefixes, which choose for each image what it passes through with, as programs."""
 
 import pytest
-from test_chain_programs import PICTURES
+from test_statistics_programs import PICTURES
 
 from pearl.export.trained import Trained
 from pearl.export.verbs import export

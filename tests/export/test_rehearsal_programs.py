@@ -1,7 +1,7 @@
 """Models whose images choose a gate, or that answer with an average of themselves, as programs."""
 
 import pytest
-from test_chain_programs import PICTURES
+from test_statistics_programs import PICTURES
 
 from pearl.export.trained import Trained
 from pearl.export.verbs import export

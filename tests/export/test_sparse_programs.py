@@ -1,7 +1,7 @@
 """Models of sparse methods, and of the plain network, as programs and adapters."""
 
 import pytest
-from test_chain_programs import PICTURES
+from test_statistics_programs import PICTURES
 
 from pearl.export.adapters import _base
 from pearl.export.trained import Trained

@@ -14,7 +14,7 @@ from torch import nn
 import pearl
 from pearl.evaluation.evaluate import Ensemble
 from pearl.methods.base import Method
-from pearl.methods.common.classifiers import Statistics
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.common.subnetworks import HEADS
 from pearl.methods.pearl import Pearl
 from pearl.nn.fast.folding import norms_after_convs

@@ -12,9 +12,9 @@ from scipy.special import log_softmax, logsumexp
 from pearl.data.batches import Batch
 from pearl.errors import RunError, TrainingError
 from pearl.methods.bounds.isolation import Isolation
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.common.calibration import DOUBT, ENOUGH, LeftOut, Scores, moved, score
 from pearl.methods.common.class_statistics import GRID, UNCALIBRATED, ClassStatistics
-from pearl.methods.common.classifiers import Statistics
 from pearl.methods.common.feature_spaces import ByClass, fits, misfit, projection
 from pearl.methods.common.retained import retained
 from pearl.methods.common.scatter import pieces
@@ -345,7 +345,7 @@ def test_features_that_do_not_fit_their_statistics():
         next(taken.learn(task))
     method.backbone.conv1.weight.data[0, 0, 0, 0] = torch.nan
     with pytest.raises(TrainingError, match=r"task 2 \(.*\): a sub-network's features of its images are not finite"):
-        method.observe(method.class_statistics, task)
+        method.classifier.fit(task)
     assert len(method.class_statistics) == 1
 
 

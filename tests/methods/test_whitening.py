@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from pearl.evaluation.grouping import group
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.common.class_statistics import ClassStatistics
-from pearl.methods.common.classifiers import Statistics
 from pearl.methods.common.whitening import Whitening
 from photos import digit
 

@@ -10,7 +10,7 @@ from test_folding import images, net
 from torch import Tensor, nn
 
 from pearl.methods.common import subnetworks
-from pearl.methods.common.classifiers import Statistics
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.pearl import Pearl
 from pearl.nn.convnet import convnet
 from pearl.nn.fast import fusing

@@ -19,7 +19,7 @@ from pearl.methods.adapters.seqlora import SeqLora
 from pearl.methods.base import Phase, own_loss
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
-from pearl.methods.common.classifiers import Statistics
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.pearl import Pearl
 from pearl.methods.prototypes.fecam import FeCam
 from pearl.methods.prototypes.ncm import NearestMean

@@ -189,12 +189,11 @@ def smoothed(x: Tensor) -> Tensor:
     """Smooth images (B, H, W, 3) float32 by 3 x 3 pixels and round; pixels on the border are unchanged."""
     if min(x.shape[1:3]) < 3:
         return x
-    total = sum(
-        weight * x[:, row : x.shape[1] - 2 + row, column : x.shape[2] - 2 + column]
-        for row, weights in enumerate(SMOOTH)
-        for column, weight in enumerate(weights)
-    )
     result = x.clone()
+    total = torch.zeros_like(x[:, 1:-1, 1:-1])
+    for row, weights in enumerate(SMOOTH):
+        for column, weight in enumerate(weights):
+            total += weight * x[:, row : x.shape[1] - 2 + row, column : x.shape[2] - 2 + column]
     result[:, 1:-1, 1:-1] = (total / sum(map(sum, SMOOTH))).round()
     return result
 

@@ -84,7 +84,7 @@ class Ensemble:
         self.method = method.eval()
         self._at_once = method.at_once() if method.fast else None
         self._kept = list(method.experts()) if merged_size(method) <= KEPT else None
-        self.scorer = method.ood_scorer()
+        self.scorer = method.classifier.ood_scorer()
 
     @torch.no_grad()
     def __call__(self, x: Tensor, task: int | None = None) -> Tensor:

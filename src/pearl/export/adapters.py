@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pearl.errors import ExportError, counted
 from pearl.export.trained import FACTS, FORMAT, Trained, compare, importing, on_cpu, refusing, seen
+from pearl.methods.common.subnetworks import HeadsClassifier
 from pearl.methods.pearl import Pearl
 from pearl.nn import lowrank, networks
 from pearl.nn.lowrank import Fold
@@ -38,7 +39,7 @@ def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
         raise ExportError(
             f"--to peft: {type(method).__name__.lower()} has no low-rank updates; export it --to torch or --to onnx"
         )
-    if method.class_statistics is not None:
+    if not isinstance(method.classifier, HeadsClassifier):
         raise ExportError(
             "--to peft: stores heads, but this model uses class statistics; export it --to torch or --to onnx"
         )

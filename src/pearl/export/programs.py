@@ -17,6 +17,7 @@ from pearl.data.augment import View
 from pearl.errors import ExportError
 from pearl.export.trained import FACTS, TOLERANCE, Trained, compare, importing, on_cpu, refusing, seen
 from pearl.methods.base import Method
+from pearl.methods.common.by_statistics import StatisticsClassifier
 from pearl.methods.common.calibration import Scores
 from pearl.methods.common.subnetworks import SubNetworks
 from pearl.nn.intermediate_features import WithInner
@@ -104,14 +105,14 @@ def network(method: Method, images: ImagesConfig) -> Network:
     # deepcopy does not copy the objects in its memo: the tensors of all copies are these, or their replacements
     tensors = [*method.parameters(), *method.buffers()]
     shared: dict[int, Any] = {id(tensor): _frozen(tensor, tensor) for tensor in tensors}
-    class_statistics = method.class_statistics if isinstance(method, SubNetworks) else None
-    if class_statistics is not None:
-        class_statistics.ood_scorer()  # created here; not part of the program
+    statistics = method.classifier.statistics if isinstance(method.classifier, StatisticsClassifier) else None
+    if statistics is not None:
+        statistics.ood_scorer()  # created here; not part of the program
     if not isinstance(method, SubNetworks) or not method.separable:
         whole = copy.deepcopy(method, shared)
-        if class_statistics is None or (scorer := whole.ood_scorer()) is None:
+        if statistics is None or (scorer := whole.classifier.ood_scorer()) is None:
             return Network([whole], images).eval()
-        return ScoringNetwork(ByMethod(whole, scorer), class_statistics.scores(), images).eval()
+        return ScoringNetwork(ByMethod(whole, scorer), statistics.scores(), images).eval()
 
     def part(t: int, *after: nn.Module) -> nn.Sequential:
         net, weights = method.sub_network(t)
@@ -119,11 +120,11 @@ def network(method: Method, images: ImagesConfig) -> Network:
         replaced = {id(named[name]): _frozen(weight, named[name]) for name, weight in weights.items()}
         return copy.deepcopy(nn.Sequential(net, *after), shared | replaced)
 
-    if class_statistics is None:
+    if statistics is None:
         return Network([part(t, head) for t, head in enumerate(method.heads)], images).eval()
-    spaces = [WithInner(part(t)[0], method.layers) for t in class_statistics.created_at]
-    by_spaces = BySpaces(spaces, copy.deepcopy(class_statistics.ood_scorer()).cpu())
-    return ScoringNetwork(by_spaces, class_statistics.scores(), images).eval()
+    spaces = [WithInner(part(t)[0], method.layers) for t in statistics.created_at]
+    by_spaces = BySpaces(spaces, copy.deepcopy(statistics.ood_scorer()).cpu())
+    return ScoringNetwork(by_spaces, statistics.scores(), images).eval()
 
 
 def _frozen(tensor: Tensor, like: Tensor) -> Tensor:
@@ -219,12 +220,12 @@ def _check(model: Trained, written: Callable[[Tensor], Any], raw: Tensor) -> flo
     """Compare a program with the model."""
     plain = model.images.model_copy(update={"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)})
     unnormalised = View(plain, channels_last=False).test(raw)
-    scorer = model.method.ood_scorer()
+    scorer = model.method.classifier.ood_scorer()
     if scorer is None:
         return compare(on_cpu(model.method), written, seen(model, raw), unnormalised)
     scores = scorer(seen(model, raw).to(model.method.device))[1]
     slack = TOLERANCE * scores.abs().clamp(min=1)
-    low, high = (model.method.shares(each).cpu() for each in (scores - slack, scores + slack))
+    low, high = (model.method.classifier.shares(each).cpu() for each in (scores - slack, scores + slack))
     found = written(unnormalised.contiguous())[1]
     if not ((found >= low - 1e-6) & (found <= high + 1e-6)).all():
         raise ExportError("the written model's in-distribution scores are not the trained one's; nothing was kept")

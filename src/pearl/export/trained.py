@@ -12,7 +12,7 @@ from torch import Tensor
 from pearl.data.augment import View
 from pearl.errors import ExportError, PearlError
 from pearl.methods.base import Method
-from pearl.methods.common.subnetworks import USUAL_RATE, SubNetworks
+from pearl.methods.common.by_statistics import USUAL_RATE
 from pearl.settings.registry import Spec
 from pearl.settings.sections import ImagesConfig
 from pearl.version import __version__
@@ -54,12 +54,11 @@ class Trained:
             },
             "output": "logits (batch, classes), in the order of classes",
         }
-        if isinstance(self.method, SubNetworks) and self.method.class_statistics is not None:
-            low, high = self.method.class_statistics.scores().expected(USUAL_RATE)
+        if (expected := self.method.classifier.expected_rejections(USUAL_RATE)) is not None:
             facts["output"] = f"{facts['output']}; in_distribution (batch,), from 0 to 1"
             facts["unknown"] = {
                 "in_distribution_below": USUAL_RATE,  # the share of images of known classes that are below it, too,
-                "of_known_classes": [low, high],  # and where that lies in nine of ten cases
+                "of_known_classes": [*expected],  # and where that lies in nine of ten cases
             }
         return facts
 

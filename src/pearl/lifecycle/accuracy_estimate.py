@@ -1,7 +1,7 @@
 """Accuracy of a model after a task: estimated from its manifests, or measured on images.
 
 The manifest of a task stores predictions for its images, cross-validated or held out of training. For old classes,
-whose images are gone, they date from the time of learning; `Method.retained_accuracy` estimates the retained accuracy.
+whose images are gone, they date from the time of learning; `TaskClassifier.retained_accuracy` estimates it.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,8 @@ from pearl.errors import RunError, counted
 from pearl.evaluation import sureness
 from pearl.evaluation.evaluate import Evaluator, TestSet
 from pearl.lifecycle.evaluation import Evaluation, percent
-from pearl.methods.base import Method, Predictions
+from pearl.methods.base import Method
+from pearl.methods.classifier import Predictions
 from pearl.storage.stored_task import StoredTask
 
 OLD = 10  # maximum number of old tasks to estimate
@@ -56,7 +57,7 @@ class Outcome:
 
 def cross_validated(method: Method) -> dict[str, Entry]:
     """Return the record of the last task, cross-validated; empty for a method without cross-validated predictions."""
-    answers = method.cross_validated()
+    answers = method.classifier.cross_validated()
     return {} if answers is None else {"estimate": _entry(answers, "left out")}
 
 
@@ -111,7 +112,7 @@ def estimated(tasks: Sequence[StoredTask], method: Method) -> Outcome | None:
     old = [(t, entry) for t in sorted(some) if (entry := _read(tasks[t], len(names)))]
     images = sum(sum(entry["total"]) for _, entry in old)
     right = sum(sum(entry["class_il"]) for _, entry in old)
-    shares = [method.retained_accuracy(t, sum(entry["class_il"]), sum(entry["total"])) for t, entry in old]
+    shares = [method.classifier.retained_accuracy(t, sum(entry["class_il"]), sum(entry["total"])) for t, entry in old]
     left = [share and share * sum(entry["class_il"]) for share, (_, entry) in zip(shares, old, strict=True)]
     total = sum(newest["total"])
     mistakes = sorted(newest["mistakes"], key=lambda mistake: -mistake[2])[:3]

@@ -18,7 +18,7 @@ from pearl.data.inputs import Inputs, check_aliases, given
 from pearl.errors import DataError, counted, printable
 from pearl.evaluation import sureness
 from pearl.lifecycle.saved import learnt_images
-from pearl.methods.base import Predictions
+from pearl.methods.classifier import Predictions
 from pearl.settings.config import ModelConfig
 from pearl.settings.registry import near
 from pearl.storage.stored_task import StoredTask

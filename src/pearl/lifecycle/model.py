@@ -34,7 +34,7 @@ from pearl.storage.stored_task import StoredTask
 from pearl.storage.tabular import rows_as_html
 
 T = TypeVar("T")
-Describing = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # see `Method.describing`
+Describing = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]  # see `TaskClassifier.describing`
 
 _LOADING = RLock()  # shared by all models: a model with its own lock could not be pickled
 
@@ -209,7 +209,7 @@ class Model:
         else:
             threshold = self.threshold(unknown_rate)
             logits, scores = self.logits_and_scores(pixels)
-            known, shares = (scores >= threshold).tolist(), self.method.shares(scores).tolist()
+            known, shares = (scores >= threshold).tolist(), self.method.classifier.shares(scores).tolist()
             if index is not None:
                 logits = logits[:, [c for c, (name, _) in enumerate(names) if name in self.tasks[index].names]]
         if index is not None:
@@ -229,7 +229,7 @@ class Model:
     @property
     def has_ood_scores(self) -> bool:
         """Return True if it has in-distribution scores, and so can call images unknown: with class statistics."""
-        return self.method.ood_scorer() is not None
+        return self.method.classifier.ood_scorer() is not None
 
     def threshold(self, rate: float) -> float:
         """Return the in-distribution score below which images are unknown, at a false-rejection rate for known ones.
@@ -242,7 +242,7 @@ class Model:
             raise ConfigError(
                 f"unknown_rate={rate}: must be a share of images of known classes, from 0 to below 1, such as 0.05"
             )
-        return self.method.threshold(rate)
+        return self.method.classifier.threshold(rate)
 
     def logits(self, pixels: np.ndarray, task: int | None = None) -> Tensor:
         """Return logits (N, classes) float32 on the CPU for raw pixels (N, S, S, 3) uint8; of one task's classes if
@@ -274,13 +274,13 @@ class Model:
 
     def describe(self, pixels: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         """Return what `judge` returns, and whitened features (N, p) float32 in which unknown images can be grouped; see
-        `Method.describing`.
+        `TaskClassifier.describing`.
 
         Raises:
             ConfigError: the model has no class statistics.
         """
         self._check_has_ood_scores()
-        describe = cast(Describing, self._once("describing", self.method.describing))
+        describe = cast(Describing, self._once("describing", self.method.classifier.describing))
 
         def described(x: Tensor) -> Tensor:
             logits, scores, features = describe(x)

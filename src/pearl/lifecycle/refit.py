@@ -142,8 +142,7 @@ class Taken(Engine):
             state |= {name: value for name, value in weights.items() if not name.startswith("class_statistics.")}
         method.load_state_dict(state, strict=True)
         self.place(method).requires_grad_(False)
-        if method.class_statistics is not None:
-            method.observe(method.class_statistics, task)
+        method.classifier.fit(task)
         task.close()
         method.eval()
         self.reused = [*self.seconds[task.id]]

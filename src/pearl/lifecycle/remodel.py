@@ -61,7 +61,7 @@ def refit_model(
     try:
         engine = Engine(config, device=device, observer=show)
         made = load_method(path, config, place=engine.place).requires_grad_(False)
-        if not isinstance(made, SubNetworks) or (class_statistics := made.class_statistics) is None:
+        if not isinstance(made, SubNetworks):
             raise ConfigError(f"method={config.method['name']} has no sub-networks for class statistics")
         with made_aside(to) as aside:
             copy_part(RunDirectory(path).reference, RunDirectory(aside).reference)
@@ -76,9 +76,9 @@ def refit_model(
                 task = Task(
                     t, info.name, info.classes, info.first_class, pixels, labels + info.first_class, view, place
                 )
-                known = snapshot(class_statistics.state_dict(prefix="class_statistics."))
-                made.observe(class_statistics, task)
-                added = changed(known, class_statistics.state_dict(prefix="class_statistics."))
+                known = snapshot(made.state_dict())
+                made.classifier.fit(task)
+                added = changed(known, made.state_dict())
                 tensors, manifest = read_part(info.folder)
                 facts = {key: value for key, value in manifest.items() if key not in OWN}
                 facts |= {**made.facts(t), "refitted": facts_of(pixels, labels)}

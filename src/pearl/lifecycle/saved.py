@@ -176,7 +176,7 @@ def load_method(
     with _OwnDraws():
         method = build_method(config, structure_only=True)
     method = place(method)
-    needed = method.needed if to_ask else None
+    needed = method.classifier.needed if to_ask else None
     try:
         state = load_state(path, tasks, file_of=method.file_of, needed=needed)
         # copying into existing tensors would accept any dtype

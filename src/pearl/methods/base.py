@@ -2,16 +2,16 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Self
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Batches, Task
+from pearl.methods.classifier import TaskClassifier
 from pearl.nn.fast.folding import folded, norms_after_convs
 from pearl.nn.once import once
 from pearl.nn.task_modules import TaskHeads
@@ -105,38 +105,6 @@ class Expert:
     task: int | None = None  # its logits are those of this task, and `forward(x, task)` needs no other expert
 
 
-@dataclass(frozen=True, eq=False)
-class Predictions:
-    """Predictions for N images, ready to be counted: arrays (N,).
-
-    `true` are logit indices, `best` the predictions among all classes, `best_own` those among the classes of the
-    image's task; `sure` is the probability of `best`, from 0 to 1.
-    """
-
-    true: np.ndarray
-    best: np.ndarray
-    best_own: np.ndarray
-    sure: np.ndarray
-
-    @classmethod
-    def of(cls, logits: Tensor, true: Tensor, own: Tensor) -> "Predictions":
-        """Build from logits (N, classes), logit indices (N,), and a mask (N, classes) of the classes of each image's
-        task.
-        """
-        sure, best = logits.double().softmax(1).max(1)
-        best_own = logits.masked_fill(~own, -torch.inf).argmax(1)
-        return cls(*(part.cpu().numpy() for part in (true, best, best_own, sure)))
-
-    @classmethod
-    def joined(cls, parts: Sequence["Predictions"]) -> "Predictions":
-        """Concatenate the predictions of several batches."""
-        return cls(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)))
-
-    def __getitem__(self, rows: np.ndarray) -> "Predictions":
-        """Return the predictions for some images."""
-        return Predictions(*(getattr(self, f.name)[rows] for f in fields(self)))
-
-
 class Method(nn.Module):
     """Base of all methods. The state_dict holds everything that is learnt.
 
@@ -148,13 +116,9 @@ class Method(nn.Module):
     backbones: Literal["any", "convolutional", "residual", "vit"] = "any"
     allows_repeated_classes = False  # True: a task may have classes of earlier tasks
     rehearsal = False  # True: stores images of past tasks
-    batch_coupled = (
-        False  # True: the loss is not a mean over images: it compares them or takes a norm over the whole batch
-    )
+    batch_coupled = False  # True: the loss compares the images of a batch, or takes a norm over all of them
     domains = False  # True: designed for tasks with the same classes in the same order, in other styles
-    task_local_loss = (
-        False  # True: a task's loss compares only its own classes, so that a single class gives no gradient
-    )
+    task_local_loss = False  # True: a task's loss compares its own classes only, so one class gives no gradient
     task_identity = False  # True: designed for task-IL; class-IL concatenates the heads' raw logits
     phases: Phases = ()  # the phases that `learn` may yield, see `declared`; a bare name occurs once in every task
     _given: dict[str, Any]
@@ -207,43 +171,10 @@ class Method(nn.Module):
         """Yield sub-networks for evaluation one by one, each created on demand; by default the whole method, once."""
         return [Expert("all", self.forward)]
 
-    def ood_scorer(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
-        """Return a function from images to logits (B, classes) and in-distribution scores (B,), or None without such
-        scores.
-        """
-        return None
-
-    def describing(self) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None:
-        """Return a function from images to what `ood_scorer` returns and features (B, p), or None without scores.
-
-        The features are for grouping unknown images: whitened by the covariance within classes, and of length 1.
-        """
-        return None
-
-    def threshold(self, rate: float) -> float:
-        """Return the in-distribution score below which images are unknown, at a false-rejection rate `rate`."""
-        raise NotImplementedError
-
-    def shares(self, scores: Tensor) -> Tensor:
-        """Return, for in-distribution scores (B,), the share of images of known classes with a score at most as high
-        (B,).
-        """
-        raise NotImplementedError
-
-    def cross_validated(self) -> Predictions | None:
-        """Return cross-validated predictions for the images of the last task, each left out of the statistics.
-
-        None if the method cannot leave images out, or has only been loaded.
-        """
-        return None
-
-    def retained_accuracy(self, task: int, right: int, images: int) -> float | None:
-        """Return the retained accuracy: the share (0 to 1) of a task's once correct images still correct among all
-        classes.
-
-        `right` of `images` were correct when the task was learnt. None if the method has no estimate.
-        """
-        return None
+    @property
+    def classifier(self) -> TaskClassifier:
+        """Return the classifier over the classes of all tasks."""
+        return TaskClassifier()
 
     def at_once(self) -> tuple[Network, int] | None:
         """Return a function for the logits of all experts in a single pass, and the most images for which it is faster.
@@ -283,10 +214,6 @@ class Method(nn.Module):
     def file_of(self, name: str) -> str:
         """Return the file of `storage.checkpoint.FILES` that stores a tensor of the state_dict."""
         return in_weights(name)
-
-    def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
-        """Return how many tasks' weights, from the first, class statistics need for predictions; None: all."""
-        return None
 
     def size(self) -> int:
         """Return the parameters of the deployed model; statistics such as running means do not count."""

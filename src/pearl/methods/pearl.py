@@ -17,10 +17,9 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Network, Phase, own_loss, whole
 from pearl.methods.common.allocation import allocates, probed_images, probes, updated_images
-from pearl.methods.common.classifiers import Classifier
 from pearl.methods.common.probes import TargetProbe, step_down, with_tensors
 from pearl.methods.common.rotations import TURNS, turned_loss
-from pearl.methods.common.subnetworks import HEADS
+from pearl.methods.common.subnetworks import HEADS, Classifier
 from pearl.methods.pearl_records import adapted_share, layer_facts
 from pearl.methods.pearl_speed import at_once, in_training
 from pearl.methods.pearl_updates import LowRankNetworks

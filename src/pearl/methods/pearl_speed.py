@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from pearl.methods.base import Network
@@ -11,7 +10,6 @@ from pearl.methods.pearl_updates import LowRankNetworks
 from pearl.nn.fast.parallel_lora import ParallelLora, fits_beside, with_beside
 from pearl.nn.fast.stacking import Updates, stack_updates, stackable, stacked, worthwhile
 from pearl.nn.functional import functional_call
-from pearl.nn.intermediate_features import WithInner
 from pearl.nn.lowrank import Target
 
 
@@ -33,21 +31,18 @@ def in_training(method: LowRankNetworks, t: int) -> Network:
 def at_once(method: LowRankNetworks) -> tuple[Network, int] | None:
     """Return all sub-networks of a ViT in one batch; the updates are not merged. See `Method.at_once`."""
     names = [target.parameter.removesuffix(".weight") for target in method.targets]
-    chosen = list(range(len(method.heads))) if method.class_statistics is None else method.class_statistics.created_at
+    classifier = method.classifier
+    chosen = classifier.sub_networks()
     if method.norms or not stackable(method.backbone, names) or len(chosen) <= method.first_adapted:
         return None
     updates: dict[str, list[Updates]] = {name: [] for name in names}
     for name, target in zip(names, method.targets, strict=True):
         updates[name].append(_stacked(method, target, chosen[method.first_adapted :]))
-    network, tasks = stacked(method.backbone, updates), len(chosen)
-    if method.class_statistics is not None:
-        network = WithInner(network, method.layers)
+    network, tasks = classifier.network(stacked(method.backbone, updates)), len(chosen)
 
     def logits(x: Tensor) -> Tensor:
-        features = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
-        if method.class_statistics is not None:
-            return method.class_statistics.head()(features.unbind())
-        return torch.cat([head(own) for head, own in zip(method.heads, features, strict=True)], dim=1)
+        outputs = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
+        return classifier.logits(outputs.unbind())
 
     return logits, worthwhile(method.backbone, tasks, method.device)
 

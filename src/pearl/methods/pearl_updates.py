@@ -10,8 +10,7 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Phase
 from pearl.methods.common.allocation import allocate
-from pearl.methods.common.classifiers import Classifier
-from pearl.methods.common.subnetworks import SubNetworks
+from pearl.methods.common.subnetworks import Classifier, SubNetworks
 from pearl.nn import lowrank
 from pearl.nn.dynamic.gated import Factors
 from pearl.nn.dynamic.rule import DynamicRule

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Method
-from pearl.methods.common.subnetworks import SubNetworks
+from pearl.methods.common.subnetworks import HeadsClassifier, SubNetworks
 from pearl.nn.intermediate_features import Layers, WithInner, inner_layers
 from pearl.online.frozen import frozen_network
 from pearl.online.learner import Learner, Network, Setup
@@ -62,7 +62,8 @@ class OnlinePearl(Learner):
     ) -> None:
         super().__init__(setup)
         method: Method = METHODS.build(setup.config.method, setup.backbone)
-        if not isinstance(method, SubNetworks) or not method.separable or method.class_statistics is not None:
+        by_heads = isinstance(method.classifier, HeadsClassifier)
+        if not isinstance(method, SubNetworks) or not method.separable or not by_heads:
             raise ConfigError(
                 f"method={setup.config.method['name']}: the online learner pearl needs a method with separate "
                 f"sub-networks and classifier=heads; choose pearl or isolation"

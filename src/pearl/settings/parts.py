@@ -99,8 +99,8 @@ CLASSIFIERS = Registry(
     "classifier",
     "classifiers",
     {
-        "heads": "pearl.methods.common.classifiers:Heads",
-        "statistics": "pearl.methods.common.classifiers:Statistics",
+        "heads": "pearl.methods.common.subnetworks:Heads",
+        "statistics": "pearl.methods.common.by_statistics:Statistics",
     },
 )
 

@@ -126,7 +126,7 @@ class Ada(FrozenVit):
         return torch.cat([self.heads[t](features[place]) for t, place in zip(tasks, places, strict=True)], dim=1)
 
     def forward_passes(self) -> int:
-        """See `Method.asked`."""
+        """See `Method.forward_passes`."""
         return len(self.pool)
 
     def facts(self, task: int) -> dict[str, Any]:

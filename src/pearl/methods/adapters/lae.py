@@ -187,7 +187,7 @@ class Lae(Method):
         return logits if task is None else logits[:, self.columns(task)]
 
     def forward_passes(self) -> int:
-        """See `Method.asked`."""
+        """See `Method.forward_passes`."""
         return 2 if len(self.average.tensors) else 1
 
 

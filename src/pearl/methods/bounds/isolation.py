@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.base import Phase, whole
-from pearl.methods.common.classifiers import Classifier
-from pearl.methods.common.subnetworks import HEADS, SubNetworks
+from pearl.methods.common.subnetworks import HEADS, Classifier, SubNetworks
 from pearl.settings.parts import CLASSIFIERS
 
 

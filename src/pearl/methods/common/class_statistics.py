@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from pearl.errors import RunError
-from pearl.methods.base import Predictions
+from pearl.methods.classifier import Predictions
 from pearl.methods.common import calibration
 from pearl.methods.common.calibration import ENOUGH, Known, LeftOut, OODScorer, Scores, measured, stored
-from pearl.methods.common.classifiers import Statistics
 from pearl.methods.common.feature_spaces import (
     TRIED,
     Background,
@@ -48,6 +47,7 @@ from pearl.methods.common.scatter import (
     statistics,
     unpack,
 )
+from pearl.methods.common.statistics_options import StatisticsOptions
 from pearl.nn.task_modules import TaskTensors
 
 UNCALIBRATED = 0.2  # temperature before two tasks allow its measurement
@@ -65,7 +65,7 @@ class ClassStatistics(nn.Module):
     # suffixes of the names of tensors that a task replaces
     running = ("/scatter", "/moment", "/sum", "/images", "/freedom")
 
-    def __init__(self, options: Statistics) -> None:
+    def __init__(self, options: StatisticsOptions) -> None:
         super().__init__()
         self.options = options
         # "space.v.created_at" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",

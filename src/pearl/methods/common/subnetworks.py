@@ -1,6 +1,10 @@
-"""Base of methods with a frozen sub-network per task: task inference by heads or class statistics."""
+"""Base of methods with a frozen sub-network per task, and of classifiers over them; the paper's concatenates heads.
+
+A classifier infers the task of an image. Another one is a file like `by_statistics`, and a line in `settings.parts`.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -8,26 +12,114 @@ import torch
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
-from pearl.errors import TrainingError
-from pearl.methods.base import Expert, Method, Phase, Predictions
-from pearl.methods.common.class_statistics import ClassStatistics
-from pearl.methods.common.classifiers import Classifier, Heads, Statistics
-from pearl.methods.common.retained import retained
-from pearl.methods.common.whitening import Whitening
+from pearl.methods.base import Expert, Method, Phase
+from pearl.methods.classifier import TaskClassifier
 from pearl.nn.fast.fusing import Part, fuse, fusible
-from pearl.nn.intermediate_features import WithInner, inner_layers
 from pearl.nn.once import once
-from pearl.nn.precision import outside_autocast
-from pearl.nn.task_modules import CosineHeads
 from pearl.settings.declared import UpcomingTask
 from pearl.settings.parts import CLASSIFIERS
-from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
+from pearl.storage.checkpoint import WEIGHTS
 
 Spaces = Callable[[Tensor], Sequence[Tensor]]  # maps images to the raw features of every feature space's sub-network
 
+
+class Classifier:
+    """Base class of the options of a classifier, a frozen dataclass that is registered in `settings.parts`."""
+
+    def prepare(self, method: "SubNetworks") -> None:
+        """Add the modules that the classifier keeps in the method, and set its flags; called once."""
+
+    def of(self, method: "SubNetworks") -> "SubNetworkClassifier":
+        """Return the classifier of a prepared method."""
+        raise NotImplementedError
+
+    def trains_on(self, task: UpcomingTask) -> bool:
+        """Return True if a task gets a trained sub-network, from what is known before learning."""
+        return True
+
+
+class SubNetworkClassifier(TaskClassifier):
+    """A classifier over the frozen sub-networks of a method. It holds no state: that is in the method's modules."""
+
+    def __init__(self, method: "SubNetworks") -> None:
+        self.method = method
+
+    def untrained(self, task: Task) -> str | None:
+        """Return the reason why a task gets no trained sub-network; None if it gets one."""
+        return None
+
+    def check(self, task: Task) -> None:
+        """Check before a task is trained that what is stored fits together."""
+
+    def fit(self, task: Task) -> None:
+        """Fit the classifier to a task whose sub-network is trained."""
+
+    def notes(self, task: Task) -> list[str]:
+        """Return warnings for the user before a task is learnt."""
+        return []
+
+    def sub_networks(self) -> Sequence[int]:
+        """Return the tasks whose sub-networks every image passes through."""
+        return range(len(self.method.heads))
+
+    def network(self, network: nn.Module) -> nn.Module:
+        """Return a sub-network with the outputs that `logits` uses."""
+        return network
+
+    def logits(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return logits (B, classes seen) from the outputs of all `sub_networks`."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """See `Method.forward`."""
+        raise NotImplementedError
+
+    def experts(self) -> Iterable[Expert]:
+        """See `Method.experts`."""
+        raise NotImplementedError
+
+    def columns(self, task: int) -> slice | Tensor:
+        """See `Method.columns`."""
+        return self.method.heads.columns(task)
+
+    def file_of(self, name: str) -> str:
+        """See `Method.file_of`."""
+        return WEIGHTS
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """See `Method.facts`."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads(Classifier):
+    """The concatenated raw logits of the heads, as in the PEARL paper."""
+
+    def of(self, method: "SubNetworks") -> SubNetworkClassifier:
+        """See `Classifier.of`."""
+        return HeadsClassifier(method)
+
+
+class HeadsClassifier(SubNetworkClassifier):
+    """Concatenated logits. Heads are trained apart, so their scales need not agree."""
+
+    def logits(self, outputs: Sequence[Tensor]) -> Tensor:
+        """See `SubNetworkClassifier.logits`; outputs are features (B, dim)."""
+        return torch.cat([head(own) for head, own in zip(self.method.heads, outputs, strict=True)], dim=1)
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """See `Method.forward`."""
+        method = self.method
+        tasks = range(len(method.heads)) if task is None else [task]
+        return torch.cat([method.heads[t](method.task_features(x, t)) for t in tasks], dim=1)
+
+    def experts(self) -> Iterable[Expert]:
+        """Return an expert per task."""
+        method = self.method
+        return [method.expert(t, partial(method.evaluated_network, t)) for t in range(len(method.heads))]
+
+
 HEADS = Heads()
-USUAL_RATE = 0.05  # false-rejection rates at which the expected range is recorded
-COSINES = 4.0  # factor of cosines in training with a cosine head
 
 
 class SubNetworks(Method):
@@ -40,17 +132,18 @@ class SubNetworks(Method):
     task_local_loss = True
     separable = True  # False: sub-networks depend on others, and `sub_network` is not available
     isolated = False  # True: no tensor of a task depends on other tasks, see `lifecycle.forget`; not inherited
+    layers: Sequence[str] = ()  # layers whose outputs the classifier uses, besides the features
 
     def __init__(self, backbone: nn.Module, classifier: Classifier = HEADS) -> None:
         super().__init__(backbone)
-        self.class_statistics: ClassStatistics | None = None
         self._fusible: list[Part] | None = None
-        if isinstance(classifier, Statistics):
-            self.class_statistics = ClassStatistics(classifier)
-            self.layers = inner_layers(backbone, classifier.layers)
-            if classifier.head == "cosine":
-                self.heads = CosineHeads(self.heads.dim, COSINES)
-            self.task_local_loss, self.allows_repeated_classes = False, True
+        self._classifier = classifier
+        classifier.prepare(self)
+
+    @property
+    def classifier(self) -> SubNetworkClassifier:
+        """Return the classifier over the classes of all tasks."""
+        return self._classifier.of(self)
 
     # ------------------------------------------------------------------------------------- what a subclass defines
 
@@ -74,28 +167,20 @@ class SubNetworks(Method):
 
     @classmethod
     def has_phases(cls, task: UpcomingTask) -> bool:
-        """See `Method.has_phases` and `trains_on`."""
-        class_statistics = task.options.get("classifier")
-        class_statistics = (
-            CLASSIFIERS.build(dict(class_statistics)) if isinstance(class_statistics, Mapping) else class_statistics
-        )
-        if not isinstance(class_statistics, Statistics) or not task.id:
-            return True
-        spaces = 1 + sum(len(classes) > 1 for classes in task.counts[1:-1])
-        return task.classes > 1 and (
-            class_statistics.train != "spaces" or class_statistics.spaces == "all" or spaces < class_statistics.spaces
-        )
+        """See `Method.has_phases`: the classifier decides which tasks are trained."""
+        classifier = task.options.get("classifier", HEADS)
+        built = CLASSIFIERS.build(dict(classifier)) if isinstance(classifier, Mapping) else classifier
+        return bool(built.trains_on(task))
 
     def learn(self, task: Task) -> Iterator[Phase]:
-        """Train the task's sub-network if it will be used; then add its class statistics in all feature spaces."""
-        if self.trains_on(task):
-            if self.class_statistics is not None and self.class_statistics.created_at:
-                self._check(self.class_statistics, task)
+        """Train the task's sub-network if it will be used; then fit the classifier."""
+        classifier = self.classifier
+        if classifier.untrained(task) is None:
+            classifier.check(task)
             yield from self._learn_anew(task) if task.shows_known_classes else self.learn_own(task)
         else:
             self._untrained_head(task)
-        if self.class_statistics is not None:
-            self.observe(self.class_statistics, task)
+        classifier.fit(task)
 
     def _learn_anew(self, task: Task) -> Iterator[Phase]:
         """Train a sub-network for classes of which some are known, with a head that is deleted afterwards."""
@@ -109,181 +194,46 @@ class SubNetworks(Method):
     def _untrained_head(self, task: Task) -> None:
         self.heads.grow(len(task.classes)).to(self.device).requires_grad_(False)
 
-    def trains_on(self, task: Task) -> bool:
-        """Return True if the task gets a sub-network.
-
-        With class statistics, tasks after the first need several classes.
-        """
-        return self._untrained(task) is None
-
-    def _untrained(self, task: Task) -> str | None:
-        """Return the reason why a task gets no sub-network; None if it gets one."""
-        if self.class_statistics is None or task.id == 0:
-            return None
-        options = self.class_statistics.options
-        if not task.train:
-            return "as was asked"
-        if len(task.shown) < 2:
-            return "since a single class gives no gradient"
-        if options.train == "spaces" and not self.class_statistics.wants_space():
-            return f"since the first {options.spaces} sub-networks serve all tasks (method.classifier.spaces)"
-        return None
-
     def notes(self, task: Task) -> list[str]:
-        """Return notes: that nothing is trained, with the reason; for the first task, that a single class trains
-        nothing.
-        """
-        if self.class_statistics is not None and task.id == 0 and len(task.shown) < 2 and not self.backbone.pretrained:
-            return [
-                "a single class cannot train a network: this one keeps its random weights, and later tasks use its "
-                "features; begin with two classes or more, or with a pretrained network"
-            ]
-        reason = self._untrained(task)
-        return [f"learnt by class statistics alone, without training, {reason}"] if reason else []
+        """See `Method.notes`."""
+        return self.classifier.notes(task)
 
-    @torch.no_grad()
-    def _check(self, class_statistics: ClassStatistics, task: Task) -> None:
-        """Check before training that statistics fit their sub-networks, with one image."""
-        self.eval()
-        class_statistics.check(self.spaces(class_statistics.created_at)(next(task.in_order(1))[0]))
-
-    @torch.no_grad()
-    def observe(self, class_statistics: ClassStatistics, task: Task, batch: int = 256) -> None:
-        """Compute class statistics of a task's images, not augmented, in every space; first add its own sub-network's
-        space.
-        """
-        self.eval()
-        new = [task.id] if class_statistics.wants_space() and self.trains_on(task) else []
-        raws = self._raw(self.spaces([*class_statistics.created_at, *new]), task, batch)
-        if not all(bool(raw.isfinite().all()) for raw in raws):
-            raise TrainingError(
-                f"task {task.id + 1} ({task.name}): a sub-network's features of its images are not finite; earlier "
-                f"tasks are stored; lower train.lr, or check the images"
-            )
-        if new:
-            class_statistics.add_space(task.id, raws[-1])
-        class_statistics.observe(
-            [space(raw) for space, raw in zip(class_statistics.spaces(), raws, strict=True)], task.labels
-        )
-
-    def _raw(self, spaces: Spaces, task: Task, batch: int) -> list[Tensor]:
-        parts = [spaces(x) for x, _, _ in task.in_order(batch)]
-        return [torch.cat(of_space) for of_space in zip(*parts, strict=True)]
-
-    # --------------------------------------------------------------------------------------------------- answering
+    # ------------------------------------------------------------------------------------------------- predictions
 
     def spaces(self, tasks: Iterable[int]) -> Spaces:
-        """Return the sub-networks of some tasks with intermediate features, merged on first use."""
-        networks = once(lambda: [self._asked(t) for t in tasks])
+        """Return the sub-networks of some tasks with the outputs that the classifier uses, merged on first use."""
+        networks = once(lambda: [self.evaluated_network(t) for t in tasks])
         return lambda x: [network(x) for network in networks()]
 
-    def _asked(self, t: int) -> nn.Module:
-        """Return task t's sub-network in its fastest form; for class statistics, with intermediate features."""
-        network = self.merged(t)
-        if self.class_statistics is not None:
-            network = WithInner(network, self.layers)
+    def evaluated_network(self, t: int) -> nn.Module:
+        """Return task t's sub-network in its fastest form, with the outputs that the classifier uses."""
+        network = self.classifier.network(self.merged(t))
         if not self.fast:
             return network
         if self._fusible is None:
             self._fusible = fusible(network)
         return fuse(network, self._fusible)
 
-    def ood_scorer(self) -> Callable[[Tensor], tuple[Tensor, Tensor]] | None:
-        """See `Method.ood_scorer`: by the log P of class statistics."""
-        if (class_statistics := self.class_statistics) is None:
-            return None
-        spaces = self.spaces(class_statistics.created_at)
-        return lambda x: class_statistics.logits_and_scores(spaces(x))
-
-    def describing(self) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]] | None:
-        """See `Method.describing`: features of all feature spaces, side by side."""
-        if (class_statistics := self.class_statistics) is None:
-            return None
-        spaces, white = self.spaces(class_statistics.created_at), Whitening(class_statistics)
-
-        def describe(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            raw = spaces(x)
-            return *class_statistics.logits_and_scores(raw), white(raw)
-
-        return describe
-
-    def threshold(self, rate: float) -> float:
-        """See `Method.threshold`: by images of the newest tasks, each left out of the statistics."""
-        return (
-            super().threshold(rate) if self.class_statistics is None else self.class_statistics.scores().threshold(rate)
-        )
-
-    def shares(self, scores: Tensor) -> Tensor:
-        """See `Method.shares`: by the same images."""
-        return (
-            super().shares(scores) if self.class_statistics is None else self.class_statistics.scores().shares(scores)
-        )
-
-    def cross_validated(self) -> Predictions | None:
-        """See `Method.left_out`: from the calibration of the temperature."""
-        return None if self.class_statistics is None else self.class_statistics.cross_validated
-
-    def retained_accuracy(self, task: int, right: int, images: int) -> float | None:
-        """See `Method.retained_accuracy`: by images sampled from the statistics."""
-        return None if self.class_statistics is None else retained(self.class_statistics, task, right, images)
-
-    def _chained(self, class_statistics: ClassStatistics, spaces: Spaces, x: Tensor) -> Tensor:
-        raw = spaces(x)
-        with outside_autocast(x):
-            return class_statistics.head()(raw)
-
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
-        """Return every sub-network's raw logits, or the log P of class statistics; with `task`, those of its classes
-        only.
-        """
-        if self.class_statistics is not None:
-            logits = self._chained(self.class_statistics, self.spaces(self.class_statistics.head().created_at), x)
-            return logits if task is None else logits[:, self.columns(task)]
-        tasks = range(len(self.heads)) if task is None else [task]
-        return torch.cat([self.heads[t](self.task_features(x, t)) for t in tasks], dim=1)
+        """See `Method.forward`."""
+        return self.classifier.forward(x, task)
 
     def experts(self) -> Iterable[Expert]:
-        """Yield an expert per task; with class statistics a single one, which uses all feature spaces."""
-        if self.class_statistics is not None:
-            return [
-                Expert(
-                    "statistics",
-                    partial(self._chained, self.class_statistics, self.spaces(self.class_statistics.created_at)),
-                )
-            ]
-        return [self.expert(t, partial(self._asked, t)) for t in range(len(self.heads))]
+        """See `Method.experts`."""
+        return self.classifier.experts()
 
     def columns(self, task: int) -> slice | Tensor:
-        """See `Method.columns`: with class statistics, including the task's known classes."""
-        return (
-            super().columns(task)
-            if self.class_statistics is None
-            else self.class_statistics.tensors[f"task.{task}.classes"]
-        )
+        """See `Method.columns`."""
+        return self.classifier.columns(task)
 
     def forward_passes(self) -> int:
-        """See `Method.asked`."""
-        return super().forward_passes() if self.class_statistics is None else len(self.class_statistics.created_at)
+        """See `Method.forward_passes`."""
+        return len(self.classifier.sub_networks())
 
     def file_of(self, name: str) -> str:
         """See `Method.file_of`."""
-        if self.class_statistics is None or not name.startswith("class_statistics."):
-            return WEIGHTS
-        return RUNNING if name.endswith(ClassStatistics.running) else STATISTICS
-
-    def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
-        """See `Method.needed`. Sub-networks never change; those of all spaces exist after the last space's task."""
-        created_at = [int(value) for name, value in statistics.items() if name.endswith("/created_at")]
-        return max(created_at) + 1 if created_at else None
+        return self.classifier.file_of(name)
 
     def facts(self, task: int) -> dict[str, Any]:
-        """Return records of the class statistics, in addition to the parameters."""
-        if self.class_statistics is None:
-            return {}
-        numbers = sum(buffer.numel() for buffer in self.class_statistics.buffers())
-        return {
-            "spaces": self.class_statistics.created_at,
-            "statistics": numbers,
-            "temperature": self.class_statistics.temperature,
-            "refused": list(self.class_statistics.scores().expected(USUAL_RATE)),
-        }
+        """See `Method.facts`."""
+        return self.classifier.facts(task)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.base import Phase, own_loss
-from pearl.methods.common.classifiers import Classifier
-from pearl.methods.common.subnetworks import HEADS, SubNetworks
+from pearl.methods.common.subnetworks import HEADS, Classifier, SubNetworks
 from pearl.methods.sparse.masks import Owners, weight_names
 from pearl.nn.functional import functional_call
 from pearl.settings.parts import CLASSIFIERS

@@ -18,8 +18,7 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Expert, Phase, own_loss
 from pearl.methods.bounds.isolation import Isolation
-from pearl.methods.common.classifiers import Classifier
-from pearl.methods.common.subnetworks import HEADS, Spaces
+from pearl.methods.common.subnetworks import HEADS, Classifier, HeadsClassifier, Spaces
 from pearl.nn import lowrank
 from pearl.nn.functional import shallow_copy
 from pearl.nn.intermediate_features import pooling
@@ -153,14 +152,14 @@ class Progressive(Isolation):
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """See `SubNetworks.forward`. Without `task`, every column runs once."""
-        if task is not None or self.class_statistics is not None:
+        if task is not None or not isinstance(self.classifier, HeadsClassifier):
             return super().forward(x, task)
         features, _ = self.run_columns(x, len(self.heads))
         return torch.cat([self.heads[t](z) for t, z in features.items()], dim=1)
 
     def experts(self) -> Iterable[Expert]:
         """Yield columns with all their earlier ones; a column alone would be another network."""
-        if self.class_statistics is not None:
+        if not isinstance(self.classifier, HeadsClassifier):
             return super().experts()
         return [Expert(f"task {t}", partial(self.forward, task=t), frozen=True) for t in range(len(self.heads))]
 

@@ -11,8 +11,8 @@ from pearl.export.programs import network
 from pearl.export.trained import Trained
 from pearl.export.verbs import export
 from pearl.methods.bounds.isolation import Isolation
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.common.calibration import Scores
-from pearl.methods.common.classifiers import Statistics
 from pearl.methods.pearl import Pearl
 from pearl.methods.sparse.packnet import PackNet
 from pearl.methods.sparse.pnn import Progressive
@@ -44,9 +44,9 @@ def taught(kind: str) -> Trained:
 def outputs(model: Trained) -> tuple[torch.Tensor, torch.Tensor]:
     """Log P and in-distribution scores of the pictures, as `predict` has them; some are unknown at the usual rate."""
     with torch.no_grad():
-        logits, scores = model.method.ood_scorer()(View(model.images, channels_last=False).test(PICTURES))
+        logits, scores = model.method.classifier.ood_scorer()(View(model.images, channels_last=False).test(PICTURES))
     assert len(scores.unique()) == len(scores)
-    return logits, model.method.shares(scores)
+    return logits, model.method.classifier.shares(scores)
 
 
 def check_facts(facts: dict, model: Trained) -> None:

@@ -1,0 +1,221 @@
+"""Class statistics as a classifier over all tasks; the statistics themselves are in `class_statistics`."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pearl.data.batches import Task
+from pearl.errors import TrainingError
+from pearl.methods.base import Expert
+from pearl.methods.classifier import Predictions
+from pearl.methods.common.class_statistics import ClassStatistics
+from pearl.methods.common.retained import retained
+from pearl.methods.common.statistics_options import StatisticsOptions
+from pearl.methods.common.subnetworks import Classifier, Spaces, SubNetworkClassifier, SubNetworks
+from pearl.methods.common.whitening import Whitening
+from pearl.nn.intermediate_features import WithInner, inner_layers
+from pearl.nn.precision import outside_autocast
+from pearl.nn.task_modules import CosineHeads
+from pearl.settings.declared import UpcomingTask
+from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
+
+USUAL_RATE = 0.05  # the false-rejection rate whose expected range is recorded
+COSINES = 4.0  # factor of cosines in training with a cosine head
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics(StatisticsOptions, Classifier):
+    """Class statistics in the feature spaces of the first sub-networks; see `common.class_statistics`.
+
+    Options:
+        spaces: number of sub-networks, from the first; `all` uses every task's. Each costs a forward pass per image.
+        layers: `auto` also uses intermediate features (see `nn.intermediate_features.inner_layers`), `final` only the
+            final ones.
+        projection: maximum dimensions of a feature space; wider features get a random projection, with null none.
+        covariance: `updated` - of all images so far, so that scores of old classes change with new tasks; `frozen` - of
+            the first two tasks, in a later space of the task that created it: scores of a class then never change.
+        train: `spaces` trains a sub-network only for tasks that add a feature space, since others are never used; `all`
+            trains one for every task, as the method without this classifier does.
+        head: the head a sub-network is trained with, unused afterwards: `linear`, as without this classifier; `cosine`,
+            whose logits are 4 times the cosine between features and a class's weight.
+    """
+
+    def prepare(self, method: SubNetworks) -> None:
+        """See `Classifier.prepare`. Classes may come again, and are compared with those of other tasks."""
+        method.class_statistics = ClassStatistics(self)
+        method.layers = inner_layers(method.backbone, self.layers)
+        if self.head == "cosine":
+            method.heads = CosineHeads(method.heads.dim, COSINES)
+        method.task_local_loss, method.allows_repeated_classes = False, True
+
+    def of(self, method: SubNetworks) -> SubNetworkClassifier:
+        """See `Classifier.of`."""
+        return StatisticsClassifier(method)
+
+    def trains_on(self, task: UpcomingTask) -> bool:
+        """See `Classifier.trains_on` and `StatisticsClassifier.untrained`."""
+        if not task.id:
+            return True
+        spaces = 1 + sum(len(classes) > 1 for classes in task.counts[1:-1])
+        return task.classes > 1 and (self.train != "spaces" or self.spaces == "all" or spaces < self.spaces)
+
+
+class StatisticsClassifier(SubNetworkClassifier):
+    """The log P of class statistics in the feature spaces of a method's first sub-networks."""
+
+    @property
+    def statistics(self) -> ClassStatistics:
+        """Return the statistics, a module of the method."""
+        return cast(ClassStatistics, self.method.class_statistics)
+
+    # --------------------------------------------------------------------------------------------------- learning
+
+    def untrained(self, task: Task) -> str | None:
+        """See `SubNetworkClassifier.untrained`: tasks after the first need several classes, and a use for their
+        sub-network.
+        """
+        if task.id == 0:
+            return None
+        options = self.statistics.options
+        if not task.train:
+            return "as was asked"
+        if len(task.shown) < 2:
+            return "since a single class gives no gradient"
+        if options.train == "spaces" and not self.statistics.wants_space():
+            return f"since the first {options.spaces} sub-networks serve all tasks (method.classifier.spaces)"
+        return None
+
+    def notes(self, task: Task) -> list[str]:
+        """Return notes: that nothing is trained, with the reason."""
+        if task.id == 0 and len(task.shown) < 2 and not self.method.backbone.pretrained:
+            return [
+                "a single class cannot train a network: this one keeps its random weights, and later tasks use its "
+                "features; begin with two classes or more, or with a pretrained network"
+            ]
+        reason = self.untrained(task)
+        return [f"learnt by class statistics alone, without training, {reason}"] if reason else []
+
+    @torch.no_grad()
+    def check(self, task: Task) -> None:
+        """Check with one image that the statistics fit their sub-networks."""
+        if self.statistics.created_at:
+            self.method.eval()
+            self.statistics.check(self._spaces()(next(task.in_order(1))[0]))
+
+    @torch.no_grad()
+    def fit(self, task: Task, batch: int = 256) -> None:
+        """Compute class statistics of a task's images, not augmented, in every space; first add its own sub-network's
+        space.
+
+        Raises:
+            TrainingError: features are not finite.
+        """
+        statistics = self.statistics
+        self.method.eval()
+        new = [task.id] if statistics.wants_space() and self.untrained(task) is None else []
+        spaces = self.method.spaces([*statistics.created_at, *new])
+        parts = [spaces(x) for x, _, _ in task.in_order(batch)]
+        raws = [torch.cat(of_space) for of_space in zip(*parts, strict=True)]
+        if not all(bool(raw.isfinite().all()) for raw in raws):
+            raise TrainingError(
+                f"task {task.id + 1} ({task.name}): a sub-network's features of its images are not finite; earlier "
+                f"tasks are stored; lower train.lr, or check the images"
+            )
+        if new:
+            statistics.add_space(task.id, raws[-1])
+        statistics.observe([space(raw) for space, raw in zip(statistics.spaces(), raws, strict=True)], task.labels)
+
+    # ------------------------------------------------------------------------------------------------- predictions
+
+    def network(self, network: nn.Module) -> nn.Module:
+        """Return a sub-network with its intermediate features."""
+        return WithInner(network, self.method.layers)
+
+    def forward(self, x: Tensor, task: int | None = None) -> Tensor:
+        """Return the log P of all classes; with `task`, of its classes only."""
+        logits = self._log_p(self.method.spaces(self.statistics.head().created_at), x)
+        return logits if task is None else logits[:, self.columns(task)]
+
+    def experts(self) -> Iterable[Expert]:
+        """Return a single expert, which uses all feature spaces."""
+        return [Expert("statistics", partial(self._log_p, self._spaces()))]
+
+    def columns(self, task: int) -> slice | Tensor:
+        """See `Method.columns`: with the task's known classes."""
+        return self.statistics.tensors[f"task.{task}.classes"]
+
+    def sub_networks(self) -> Sequence[int]:
+        """Return the tasks whose sub-networks are feature spaces."""
+        return self.statistics.created_at
+
+    def logits(self, outputs: Sequence[Tensor]) -> Tensor:
+        """See `SubNetworkClassifier.logits`; outputs are raw features of the spaces."""
+        with outside_autocast(outputs[0]):
+            return self.statistics.head()(outputs)
+
+    def _spaces(self) -> Spaces:
+        return self.method.spaces(self.statistics.created_at)
+
+    def _log_p(self, spaces: Spaces, x: Tensor) -> Tensor:
+        return self.logits(spaces(x))
+
+    # -------------------------------------------------------------------------- unknown images, estimates, storage
+
+    def ood_scorer(self) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """See `TaskClassifier.ood_scorer`."""
+        spaces = self._spaces()
+        return lambda x: self.statistics.logits_and_scores(spaces(x))
+
+    def describing(self) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """See `TaskClassifier.describing`: features of all feature spaces, side by side."""
+        spaces, white = self._spaces(), Whitening(self.statistics)
+
+        def describe(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            raw = spaces(x)
+            return *self.statistics.logits_and_scores(raw), white(raw)
+
+        return describe
+
+    def threshold(self, rate: float) -> float:
+        """See `TaskClassifier.threshold`: by images of the newest tasks, each left out of the statistics."""
+        return self.statistics.scores().threshold(rate)
+
+    def shares(self, scores: Tensor) -> Tensor:
+        """See `TaskClassifier.shares`: by the same images."""
+        return self.statistics.scores().shares(scores)
+
+    def expected_rejections(self, rate: float) -> tuple[float, float]:
+        """See `TaskClassifier.expected_rejections`."""
+        return self.statistics.scores().expected(rate)
+
+    def cross_validated(self) -> Predictions | None:
+        """See `TaskClassifier.cross_validated`: from the calibration of the temperature."""
+        return self.statistics.cross_validated
+
+    def retained_accuracy(self, task: int, right: int, images: int) -> float:
+        """See `TaskClassifier.retained_accuracy`: by images sampled from the statistics."""
+        return retained(self.statistics, task, right, images)
+
+    def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
+        """See `TaskClassifier.needed`. All spaces exist after the last space's task, and never change."""
+        created_at = [int(value) for name, value in statistics.items() if name.endswith("/created_at")]
+        return max(created_at) + 1 if created_at else None
+
+    def file_of(self, name: str) -> str:
+        """See `Method.file_of`."""
+        if not name.startswith("class_statistics."):
+            return WEIGHTS
+        return RUNNING if name.endswith(ClassStatistics.running) else STATISTICS
+
+    def facts(self, task: int) -> dict[str, Any]:
+        """Return records of the class statistics, in addition to the parameters."""
+        return {
+            "spaces": self.statistics.created_at,
+            "statistics": sum(buffer.numel() for buffer in self.statistics.buffers()),
+            "temperature": self.statistics.temperature,
+            "refused": list(self.expected_rejections(USUAL_RATE)),
+        }
