@@ -20,6 +20,8 @@ from pearl.settings.parts import METHODS
 from pearl.storage.checkpoint import write_part
 from pearl.storage.files import write_file, write_json
 
+pytestmark = pytest.mark.slow
+
 TINY = ["backbone.width=4", "train.epochs=1", "engine.max_steps=1", "stream.per_class=4", "stream.test_per_class=2"]
 
 

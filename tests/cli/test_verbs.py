@@ -20,6 +20,8 @@ from pearl.errors import printable
 from pearl.lifecycle.saved import build_method, load_method, read_config
 from photos import files_of, folders, weights_of, write_class, write_photos
 
+pytestmark = pytest.mark.slow
+
 TINY = ["backbone.width=8", "images.size=8", "images.pad=1", "images.flip=false", "train.batch_size=8"]
 TASK = "../evil/a\nb"
 TINY += ["train.epochs=2", "train.phases.probe.epochs=1", "engine.earlier_states=true"]

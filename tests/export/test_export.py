@@ -38,6 +38,8 @@ from pearl.settings.parts import BACKBONES
 from pearl.settings.sections import ImagesConfig
 from pearl.storage.aside import MARKER, WORDS
 
+pytestmark = pytest.mark.slow
+
 SIZES = (3, 2)  # classes of the tasks
 RESNET = {"name": "resnet18", "width": 4}
 BSC = {"name": "bsc", "width": 4}

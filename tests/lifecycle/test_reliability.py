@@ -29,6 +29,8 @@ from pearl.training.stop import Stop
 from photos import SETTINGS, learn, write_photos
 from reliability import contents
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

@@ -17,7 +17,10 @@ from photos import digit
 from served import png, served, taught
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; apt-get install chromium"),
+]
 
 DROP = """async (photos) => {
   const data = new DataTransfer();

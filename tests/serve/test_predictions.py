@@ -25,6 +25,8 @@ from pearl.serve import guard, photos, predictor
 from photos import digit, write_photos
 from served import png, served, taught
 
+pytestmark = pytest.mark.slow
+
 FILES = [png(digit(label)[20]) for label in (0, 1, 7)]
 JSON = {"Content-Type": "application/json"}
 
