@@ -18,7 +18,7 @@ from pearl.errors import ConfigError, RunError, counted, printable
 from pearl.lifecycle.certificate import Kept, certify, tensor_files
 from pearl.lifecycle.changing import Event, changed, edit_events, list_classes
 from pearl.lifecycle.choices import has_statistics
-from pearl.methods.common.subnetworks import SubNetworks
+from pearl.methods.common.subnetworks import TASK_TENSOR, SubNetworks
 from pearl.names import class_name
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
@@ -31,7 +31,6 @@ from pearl.storage.stored_task import MANIFEST, StoredTask
 
 Tensors = dict[str, Tensor]
 
-_OWN = re.compile(r"((?:heads\.blocks|tensors|statistics|networks)\.)(\d+)([./].+)")  # tensors of one task
 _PROTOTYPES = re.compile(r"(class_statistics\.tensors\.task/\d+/)(classes|counts|means/\d+)")  # a row per class
 
 
@@ -121,7 +120,7 @@ def forget_task(path: Path, name: str, *, dry_run: bool = False, discard: bool =
                 f"covariance; {last}remove its classes with --class, or learn the other tasks into a new model"
             )
         for task in tasks[at:]:
-            if shared := [tensor for tensor in task.manifest["tensors"] if not _OWN.fullmatch(tensor)]:
+            if shared := [tensor for tensor in task.manifest["tensors"] if not TASK_TENSOR.fullmatch(tensor)]:
                 raise RunError(
                     f"{path}: task {printable(task.name)} trained weights that other tasks use ({shared[0]}), and "
                     f"cannot be removed; learn the other tasks into a new model"
@@ -268,7 +267,7 @@ def _renumbered(tensors: Tensors, *, task: int) -> Tensors:
 
 
 def _numbered(name: str, task: int) -> str:
-    return _OWN.sub(rf"\g<1>{task}\g<3>", name)
+    return TASK_TENSOR.sub(rf"\g<before>{task}\g<after>", name)
 
 
 def _kept(directory: RunDirectory, tasks: list[StoredTask], at: int) -> Iterator[Kept]:
