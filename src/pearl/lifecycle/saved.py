@@ -112,6 +112,11 @@ def verify(path: Path) -> list[str]:
     directory = RunDirectory(path)
     wrong: list[str] = []
     replaced: set[str] = set()
+    for folder in directory.online_states:
+        try:
+            read_part(folder)
+        except RunError as error:
+            wrong.append(str(error))
     for folder in (*reversed(directory.finished), directory.reference):
         try:
             read_part(folder, Reference if folder == directory.reference else Task, replaced)
