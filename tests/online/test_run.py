@@ -1,5 +1,6 @@
 """Runs with hidden boundaries: order, curve, and the same bits after a kill at any image."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,14 @@ import numpy as np
 import pytest
 
 import pearl
+from pearl.data.protocols import arrival_order
 from pearl.errors import ConfigError, RunError
 from pearl.evaluation.online_metrics import a_auc
-from pearl.online.run import Arrivals, OnlineRun, execute, stored_states
+from pearl.lifecycle.runs import prepare
+from pearl.online.run import Arrivals, OnlineRun, execute
 from pearl.settings.config import OnlineRunConfig, check_config, load_config
 from pearl.storage.checkpoint import read_part
+from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Observer
 
 SMALL = [
@@ -34,7 +38,7 @@ def small(*changes: str, learner: str = "pearl") -> OnlineRunConfig:
 
 
 def bits(run: OnlineRun) -> tuple[list[Any], dict[str, bytes]]:
-    tensors, _ = read_part(stored_states(run.path)[-1])
+    tensors, _ = read_part(RunDirectory(run.path).online_states[-1])
     return run.results["curve"], {name: value.numpy().tobytes() for name, value in tensors.items()}
 
 
@@ -68,6 +72,11 @@ def test_the_curve_has_powers_of_two_and_the_interval(whole: OnlineRun) -> None:
     assert (whole.curve[-1].total == 4).all()
 
 
+def test_inspect_shows_when_and_why_it_grew(cli: Any, whole: OnlineRun) -> None:
+    out, _ = cli("inspect", whole.path)
+    assert "sub-network 1 was trained after 48 images, since " in out and "classes were confused" in out
+
+
 def test_the_facts_of_a_run(whole: OnlineRun) -> None:
     facts = whole.results["facts"]
     assert facts["passes"] == 1 + len(facts["grown_at"][1:])  # the first sub-network replaced random features
@@ -97,7 +106,7 @@ def test_every_learner_resumes(tmp_path: Path, learner: str) -> None:
 
 def test_a_damaged_state_is_skipped(whole: OnlineRun, tmp_path: Path) -> None:
     execute(small(), path=tmp_path / "run", device="cpu", stop_at=96)
-    (place,) = stored_states(tmp_path / "run")
+    (place,) = RunDirectory(tmp_path / "run").online_states
     (place / "weights.safetensors").write_bytes(b"damaged")
     assert bits(execute(small(), path=tmp_path / "run", device="cpu")) == bits(whole)
 
@@ -127,11 +136,23 @@ def test_classes_are_numbered_in_order_of_appearance() -> None:
     assert facts["train_images"] == len(arrivals.images) == 160
 
 
-def test_test_images_are_those_of_their_class() -> None:
-    plain = load_config("digits", ["stream.tasks=1", *SMALL[:2]])
-    from pearl.lifecycle.runs import prepare
+def test_a_class_that_never_arrives_is_not_evaluated() -> None:
+    """Of 10 classes, 3 are disjoint and 6 blurry in 3 stages."""
+    arrivals, _ = Arrivals.of(small("online.stages=3"), Observer())
+    assert len(arrivals.names) == 9
+    assert arrivals.test_labels.tolist() == np.repeat(np.arange(9), 4).tolist()
 
-    made = prepare(plain)
+
+def test_the_protocol_gets_the_images_in_the_order_of_the_data_set() -> None:
+    """Not class by class: Si-Blurry redistributes the first of each stage."""
+    config, made = small(), prepare(load_config("digits", ["stream.tasks=1", *SMALL[:2]]))
+    rows = np.sort(made.stream.tasks[0].train)
+    order = arrival_order(made.source.train.labels[rows], 10, config.online, config.seed)
+    assert np.array_equal(Arrivals.of(config, Observer())[0].images, made.train[rows[order]])
+
+
+def test_test_images_are_those_of_their_class() -> None:
+    made = prepare(load_config("digits", ["stream.tasks=1", *SMALL[:2]]))
     task = made.stream.tasks[0]
     arrivals, _ = Arrivals.of(small(), Observer())
     for c, name in enumerate(arrivals.names):
@@ -168,7 +189,7 @@ def test_wrong_settings_are_named(change: dict[str, Any], complaint: str) -> Non
 
 
 def test_a_stream_of_several_tasks_has_known_boundaries() -> None:
-    with pytest.raises(ConfigError, match=r"stream\.tasks"):
+    with pytest.raises(ConfigError, match=r"online hides the boundaries: set stream\.tasks=1"):
         small("stream.tasks=5")
 
 
@@ -182,6 +203,9 @@ def test_in_python_and_on_the_command_line(cli: Any, tmp_path: Path, monkeypatch
     assert "A_auc" in out and "1 pass per image" in out
     run = pearl.run("online-digits", quiet=True, **_nested(changes))
     assert isinstance(run, OnlineRun) and run.done
+    listed, _ = cli("list", "runs")
+    last = run.curve[-1].accuracy
+    assert f"done, 160 images, A_auc {run.summary['a_auc']:.2f} %, A_last {last:.2f} %" in listed
     shown, _ = cli("show", run.path.name)
     assert shown.splitlines()[1:] == out.splitlines()[1:]
     resumed, _ = cli("resume", str(run.path))
@@ -192,6 +216,18 @@ def _nested(changes: list[str]) -> dict[str, Any]:
     from pearl.settings.config import parse_overrides
 
     return json.loads(json.dumps(parse_overrides(changes)))  # type: ignore[no-any-return]
+
+
+def test_a_sweep_compares_learners(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEARL_RUNS", str(tmp_path / "runs"))
+    made = [OnlineRun(tmp_path / "runs" / small(learner=name).id, small(learner=name)) for name in ("slda", "ncm")]
+    runs = [execute(run.config, path=run.path, device="cpu") for run in made]
+    output = tmp_path / "table.csv"
+    cli("sweep", "online-digits", *SMALL, "online.learner=[slda,ncm]", "--seeds", 1, "-q", "-o", output)
+    lines = [*csv.DictReader(output.read_text().splitlines())]
+    for line, run in zip(lines, runs, strict=True):
+        assert float(line["a_auc mean"]) == pytest.approx(run.summary["a_auc"])
+        assert float(line["passes mean"]) == 1
 
 
 @pytest.mark.parametrize("option", [["--dry-run"], ["--devices", "2"]])

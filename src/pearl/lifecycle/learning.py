@@ -104,7 +104,7 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
         ) from None
     if not data:
         raise RunError(f"{path}: task {name!r} used images in memory; give them again: pearl.learn({str(path)!r}, ...)")
-    same = {key: known[key] for key in ("aliases", "fast", "nested", "holdout")}
+    same = {key: known[key] for key in ("aliases", "fast", "nested", "holdout") if key in known}
     options = LearnOptions(task=name, allow_new_style=True, **same)  # the task would not have started otherwise
     with scratch.beside(path):
         _learn(path, data, config, options, resumed=True, device=device, show=show, minutes=minutes)

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pearl.data import copies
 from pearl.data.batches import fold
-from pearl.errors import ConfigError, RunError, short_of_memory
+from pearl.errors import ConfigError, RunError, counted, short_of_memory
+from pearl.lifecycle.certificate import Check, certificate_checks
 from pearl.methods.base import Method
 from pearl.nn.plain_vit import plain_vit
 from pearl.settings.config import ModelConfig, RunConfig, check_config
@@ -110,23 +111,55 @@ def learnt_images(tasks: Sequence[StoredTask]) -> dict[bytes, str]:
 
 def verify(path: Path) -> list[str]:
     """Return a line for each problem of a model's files; computes every checksum."""
+    return [line for state, line in file_checks(path) if state == "wrong"]
+
+
+def verification(path: Path) -> list[Check]:
+    """Return a line for each check of a model: its files, and the certificates of what it has forgotten.
+
+    Raises:
+        RunError: neither a model nor a run, or a change is not complete.
+    """
+    read_config(path)
+    checks = file_checks(path)
+    try:
+        return checks + certificate_checks(path)
+    except RunError as error:
+        return checks + [Check("wrong", str(error))] * (str(error) not in [line for _, line in checks])
+
+
+def file_checks(path: Path) -> list[Check]:
+    """Return a line for each file of tensors of a model, about its checksum, and one about the list of tasks."""
     directory = RunDirectory(path)
-    wrong: list[str] = []
+    checks: list[Check] = []
     replaced: set[str] = set()
+    for folder in directory.online_states:
+        try:
+            read_part(folder)
+        except RunError as error:
+            wrong.append(str(error))
     for folder in (*reversed(directory.finished), directory.reference):
         try:
-            read_part(folder, Reference if folder == directory.reference else Task, replaced)
+            _, manifest = read_part(folder, Reference if folder == directory.reference else Task, replaced)
+            checks[:0] = [
+                Check("ok", f"{(folder / name).relative_to(path)}: sha256 {digest[:16]}, as its manifest says")
+                for name, digest in manifest["sha256"].items()
+                if (folder / name).exists()
+            ]
         except RunError as error:
-            wrong.insert(0, str(error))
+            checks.insert(0, Check("wrong", str(error)))
         with suppress(RunError):
             replaced |= set(read_manifest(folder, Part)["tensors"])
     try:
         directory.check_no_gap()
-        if directory.tasks:
+        if tasks := directory.tasks:
             read_json(directory.classes_file, Classes)  # the one file that all else does without
+            classes = counted(sum(len(task.classes) for task in tasks), "class")
+            checks.append(Check("ok", f"classes.json: {classes} in {counted(len(tasks), 'task')}, as in the manifests"))
     except RunError as error:
-        wrong += [str(error)] * (str(error) not in wrong)
-    return wrong
+        if (found := Check("wrong", str(error))) not in checks:
+            checks.append(found)
+    return checks
 
 
 def build_backbone(config: ModelConfig, *, structure_only: bool = False, without_timm: bool = False) -> nn.Module:
