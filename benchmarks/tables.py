@@ -15,13 +15,16 @@ import tarfile
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pearl
 from pages import RESULTS
 from pearl.cli.memory import keep_freed_memory
 from pearl.errors import Busy
 from pearl.lifecycle.refit import run_or_refit
+from pearl.lifecycle.saved import read_config
 from pearl.reports.progress import display
+from pearl.settings.config import RunConfig
 from pearl.storage.files import write_file
 from pearl.storage.paths import runs_root
 from pearl.tables.spec import SIZES, names
@@ -54,20 +57,28 @@ def main(arguments: Sequence[str]) -> None:
             keep(pearl.table(name, **given).runs)
 
 
-def lay_out() -> None:
-    """Copy stored runs to $PEARL_RUNS; existing runs are kept, finished or not."""
+def lay_out() -> set[str]:
+    """Copy stored runs to $PEARL_RUNS, each under the name that its settings have today; return these names.
+
+    Existing runs are kept, finished or not. A new option gives runs other names, and stored ones its default.
+    """
+    names = set()
     if KEPT.is_file():
-        with tarfile.open(KEPT) as archive:
-            new = [member for member in archive if not (runs_root() / _run_of(member.name)).exists()]
-            archive.extractall(runs_root(), new, filter="data")
+        runs_root().mkdir(parents=True, exist_ok=True)
+        with tarfile.open(KEPT) as archive, TemporaryDirectory(dir=runs_root()) as folder:
+            archive.extractall(folder, filter="data")
+            for run in Path(folder).iterdir():
+                config = read_config(run)
+                assert isinstance(config, RunConfig)
+                names.add(config.id)
+                if not (runs_root() / config.id).exists():
+                    run.rename(runs_root() / config.id)
+    return names
 
 
 def keep(runs: Iterable[Path]) -> None:
     """Add these runs to the stored ones; equal runs give equal bytes."""
-    kept = {path.name for path in runs}
-    if KEPT.is_file():
-        with tarfile.open(KEPT) as archive:
-            kept |= {_run_of(name) for name in archive.getnames()}
+    kept = {path.name for path in runs} | lay_out()
     packed = BytesIO()
     with tarfile.open(fileobj=packed, mode="w:xz") as archive:
         for file in sorted(file for run in kept for file in (runs_root() / run).rglob("*") if file.is_file()):
@@ -77,11 +88,6 @@ def keep(runs: Iterable[Path]) -> None:
                 with file.open("rb") as content:
                     archive.addfile(member, content)
     write_file(KEPT, packed.getvalue())
-
-
-def _run_of(name: str) -> str:
-    """Return the run directory of a file in the archive."""
-    return Path(name).parts[0]
 
 
 if __name__ == "__main__":
