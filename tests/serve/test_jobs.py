@@ -26,6 +26,8 @@ from pearl.training import launch
 from photos import StopAt, digit, weights_of, write_photos
 from served import ended, events, learn, png, served, taught
 
+pytestmark = pytest.mark.slow
+
 NEW = [(name, png(image)) for name, label in (("two", 2), ("three", 3)) for image in digit(label)[:8]]
 OTHER = [(name, png(image)) for name, label in (("four", 4), ("zero", 0)) for image in digit(label)[30:36]]
 
@@ -76,7 +78,7 @@ def test_a_model_learns_while_it_answers(one, forks, scratch, tmp_path, monkeypa
         before = labels_of(client, NEW)
         job = learn(client, NEW)
         busy = client.post("/v1/learn", files={"images": NEW[0][1]}, data={"labels": "x"})
-        assert busy.status_code == 409 and "learning already" in busy.json()["error"]
+        assert busy.status_code == 409 and "learning or changing already" in busy.json()["error"]
         assert client.get("/v1/model").json()["job"] == job
         with ThreadPoolExecutor(1) as reader:
             following = reader.submit(lambda: [*events(client, job)])

@@ -63,6 +63,9 @@ def command(
     discard: Annotated[
         bool, typer.Option("--discard", help="Discard a task whose training was cut off, and start it again.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what the task needs: memory, disk and steps; change nothing.")
+    ] = False,
     start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to continue from.")] = None,
     device: Device = "auto",
     store_every: StoreEvery = 10.0,
@@ -114,6 +117,9 @@ def command(
         discard=discard,
         overrides=settings,
     )
+    if dry_run:
+        learn(model, data, options, device=device, plan=typer.echo)
+        return
     learn(model, data, options, device=device, show=logged(display(quiet), log or [], model), minutes=store_every)
     grown = Model.open(model, device=device, method=method)
     new = grown.tasks[-1]

@@ -33,7 +33,8 @@ def at_once(method: LowRankNetworks) -> tuple[Network, int] | None:
     names = [target.parameter.removesuffix(".weight") for target in method.targets]
     classifier = method.classifier
     chosen = classifier.sub_networks()
-    if method.norms or not stackable(method.backbone, names) or len(chosen) <= method.first_adapted:
+    fits = stackable(method.backbone, names) and not method.norms and not classifier.bf16
+    if not fits or len(chosen) <= method.first_adapted:
         return None
     updates: dict[str, list[Updates]] = {name: [] for name in names}
     for name, target in zip(names, method.targets, strict=True):
@@ -41,7 +42,8 @@ def at_once(method: LowRankNetworks) -> tuple[Network, int] | None:
     network, tasks = classifier.network(stacked(method.backbone, updates)), len(chosen)
 
     def logits(x: Tensor) -> Tensor:
-        outputs = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
+        with classifier.computing(x):
+            outputs = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
         return classifier.logits(outputs.unbind())
 
     return logits, worthwhile(method.backbone, tasks, method.device)

@@ -73,6 +73,7 @@ class RunDirectory:
     pending_file = Below("resume/task.json")  # a description of a model's current task
     change_folder = Below("unfinished-change")  # new files of a change that is not complete, see `change`
     change_file = Below("unfinished-change/change.json")
+    certificates_folder = Below("certificates")  # of what was forgotten
     online_folder = Below("online")  # the state of an online learner after so many images, see `online.state`
     logs_folder = Below("logs")  # curves, see `--log`
 
@@ -154,6 +155,11 @@ class RunDirectory:
     def events(self) -> Iterator[dict[str, Any]]:
         """Return all events, in order."""
         return events.read(self.events_file)
+
+    @property
+    def certificates(self) -> list[Path]:
+        """Return the files of all certificates, oldest first."""
+        return sorted(file for file in self.certificates_folder.glob("*.json") if file.stem.isdecimal())
 
     # --------------------------------------------------------------------------------------------------------- tasks
 

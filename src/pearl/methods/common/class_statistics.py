@@ -77,9 +77,10 @@ class ClassStatistics(nn.Module):
         self.tensors = TaskTensors(buffers=True)
         self._head: list[ClassStatisticsHead] = []  # in lists, so that they are not part of the state
         self._scorer: list[OODScorer] = []
-        self.cross_validated: Predictions | None = (
-            None  # of the task observed last, see `observe`; not part of the state either
-        )
+        # not part of the state either, of the task observed last: see `observe`; and raw features of some of its images
+        # in every space, with their labels
+        self.cross_validated: Predictions | None = None
+        self.observed: tuple[list[Tensor], Tensor] | None = None
 
     # ---------------------------------------------------------------------------------------------------- what is there
 
@@ -328,17 +329,30 @@ class ClassStatistics(nn.Module):
     def head(self) -> ClassStatisticsHead:
         """Return the predictor, created once per task; in the features' dtype, float32."""
         if not self._head:
-            like, spaces = self.tensors["space.0.mean"], range(len(self.created_at))
-            made = [self._discriminants(v, dtype=like.dtype) for v in spaces]
-            place = self.created_at, self.task_of, self.class_of, self.temperature
-            self._head.append(ClassStatisticsHead(self.spaces(), made, *place).to(like))
+            self._make_head([inverse(shrunk(*self.covariance(v))) for v in range(len(self.created_at))])
         return self._head[0]
+
+    def _make_head(self, within: Sequence[Tensor]) -> None:
+        """Create the predictor from the inverse covariances within prototypes, float64."""
+        like = self.tensors["space.0.mean"]
+        first = [int((self.task_of < created).sum()) for created in self.created_at]
+        means = [pieces(self._means(v)) for v in range(len(first))]
+        made = [Discriminants(*parts, like.dtype) for parts in zip(means, within, first, strict=True)]
+        place = self.created_at, self.task_of, self.class_of, self.temperature
+        self._head.append(ClassStatisticsHead(self.spaces(), made, *place).to(like))
 
     @torch.no_grad()
     def ood_scorer(self) -> OODScorer:
         """Return the OOD scorer; created once until a task is observed, since with many classes this is slow."""
         if not self._scorer:
-            backgrounds = [self._background(v) for v in range(len(self.created_at))]
+            known = [self.known(v) for v in range(len(self.created_at))]
+            within = [inverse(shrunk(*space.within())) for space in known]  # once, for predictor and scores
+            if not self._head:
+                self._make_head(within)
+            every = [inverse(shrunk(space.of_all(), space.share)) for space in known]
+            backgrounds = [
+                Background(own, space.centre, of_all) for own, space, of_all in zip(within, known, every, strict=True)
+            ]
             self._scorer.append(OODScorer(self.head(), backgrounds, *self.usual()).to(self.tensors["space.0.mean"]))
         return self._scorer[0]
 
@@ -351,17 +365,6 @@ class ClassStatistics(nn.Module):
     def fits(self, raw: Sequence[Tensor]) -> Tensor:
         """See `spaces.fits`, of raw features: (B, prototypes)."""
         return self.ood_scorer().fits(raw)[1]
-
-    def _discriminants(self, v: int, dtype: torch.dtype = torch.float64) -> Discriminants:
-        """FeatureSpace v's, computed in float64."""
-        first = int((self.task_of < self.created_at[v]).sum())
-        return Discriminants(pieces(self._means(v)), inverse(shrunk(*self.covariance(v))), first, dtype)
-
-    def _background(self, v: int) -> Background:
-        """FeatureSpace v's, in float64."""
-        space = self.known(v)
-        pooled, share = self.covariance(v)
-        return Background(inverse(shrunk(pooled, share)), space.centre, inverse(shrunk(space.of_all(), share)))
 
     def _means(self, v: int) -> list[Tensor]:
         return [self.tensors[f"task.{t}.means.{v}"] for t in range(self.created_at[v], len(self))]

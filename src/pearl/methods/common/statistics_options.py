@@ -18,3 +18,4 @@ class StatisticsOptions:
     covariance: Literal["updated", "frozen"] = "updated"
     train: Literal["spaces", "all"] = "spaces"
     head: Literal["linear", "cosine"] = "linear"
+    precision: Literal["float32", "bfloat16"] = "float32"
