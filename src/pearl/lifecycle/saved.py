@@ -136,8 +136,9 @@ def file_checks(path: Path) -> list[Check]:
     for folder in directory.online_states:
         try:
             read_part(folder)
+            checks.append(Check("ok", f"{folder.relative_to(path)}: its checksums are those of its manifest"))
         except RunError as error:
-            wrong.append(str(error))
+            checks.append(Check("wrong", str(error)))
     for folder in (*reversed(directory.finished), directory.reference):
         try:
             _, manifest = read_part(folder, Reference if folder == directory.reference else Task, replaced)
