@@ -51,6 +51,8 @@ LEARNERS = {
     "pearl": ("PEARL, 2 sub-networks", []),
 }
 
+KEY = ("data", "protocol", "learner", "seed")  # of a row; `page` keeps rows of other machines
+
 
 def config(data: str, protocol: str, learner: str, seed: int) -> OnlineRunConfig:
     """Return the settings of one row."""
@@ -110,8 +112,8 @@ def measured(run: OnlineRun, batch: int = 64) -> dict[str, float]:
     return {"learning_ms": round(times[0], 2), "prediction_ms": round(times[1], 2)}
 
 
-def collect() -> dict[str, Any]:
-    """Return all finished runs, with their curves."""
+def collect() -> list[dict[str, Any]]:
+    """Return all finished runs under $PEARL_RUNS, with their curves."""
     found = []
     for data in RECIPES:
         for protocol in PROTOCOLS:
@@ -134,7 +136,7 @@ def collect() -> dict[str, Any]:
                     row["grown_at"] = facts.get("grown_at", [])
                     row["curve"] = [[point.seen, round(point.accuracy, 2)] for point in run.curve]
                     found.append(row)
-    return {"rows": found}
+    return found
 
 
 def table(found: list[dict[str, Any]]) -> list[str]:
@@ -202,7 +204,10 @@ def main() -> None:
         times = {learner: measured(run) for learner, run in runs if run.done}
         file.write_text(json.dumps({**before, "times": {**before.get("times", {}), **times}}, indent=1))
     else:
-        results = {**before, **collect()}
+        place = {name: i for i, name in enumerate([*RECIPES, *PROTOCOLS, *LEARNERS])}
+        found = {tuple(row[key] for key in KEY): row for row in [*before.get("rows", []), *collect()]}
+        ordered = [found[key] for key in sorted(found, key=lambda key: [place.get(part, part) for part in key])]
+        results = {**before, "rows": ordered}
         file.write_text(json.dumps(results, indent=1))
         start, marker, _ = text.read_text().partition("<!-- tables -->\n")
         text.write_text(f"{start}{marker}\n{page(results)}")

@@ -231,6 +231,19 @@ def test_without_pretraining_the_first_sub_network_replaces_random_features() ->
     assert made.window.features.shape == (40, len(made.spaces[0].statistics.scatter))
 
 
+def test_a_class_is_compared_in_a_later_space_when_it_has_enough_images_there() -> None:
+    made = pearl(confused=0.0, enough=6, sub_networks=1)
+    made.not_separated = lambda: made.window.labels.unique()  # type: ignore[method-assign]
+    feed(made, stream(count=48))
+    counts = [space.statistics.counts.tolist() for space in made.spaces]
+    made.spaces[1].statistics.counts.copy_(torch.tensor([6, 5, 20]))
+    made.spaces[0].statistics.counts.copy_(torch.tensor([40, 40, 20]))
+    assert [known.tolist() for known in made._known()] == [[True] * 3, [True, False, True]]
+    made.spaces[0].statistics.counts.copy_(torch.tensor([40, 5, 20]))  # all images of class 1 are there
+    assert [known.tolist() for known in made._known()] == [[True] * 3, [True] * 3]
+    assert counts[0] >= counts[1]
+
+
 def test_a_frozen_space_never_changes_and_counts_every_later_image() -> None:
     made = pearl(confused=0.0)
     made.not_separated = lambda: made.window.labels.unique()  # type: ignore[method-assign]

@@ -136,6 +136,7 @@ def file_checks(path: Path) -> list[Check]:
     for folder in directory.online_states:
         try:
             read_part(folder)
+            checks.append(Check("ok", f"{folder.relative_to(path)}: its checksums are those of its manifest"))
         except RunError as error:
             checks.append(Check("wrong", str(error)))
     for folder in (*reversed(directory.finished), directory.reference):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -39,6 +40,7 @@ class OnlinePearl(Learner):
         window: number of the newest images that are stored.
         sub_networks: how many may be trained; each costs a forward pass per image, besides the backbone's.
         confused: the share of the window's images that may be confused with another of its classes.
+        enough: images that a class needs in a later space to be compared there, or all of its images if it has fewer.
         layers: `auto` also uses intermediate features, `final` only the final ones.
         projection: maximum dimensions of a feature space; with null features are not projected.
         temperature: factor of discriminants before they become probabilities.
@@ -56,6 +58,7 @@ class OnlinePearl(Learner):
         window: Count = 1000,
         sub_networks: Annotated[int, Field(ge=0, strict=True)] = 2,
         confused: Annotated[float, Field(ge=0, lt=1)] = 0.05,
+        enough: Count = 10,
         layers: Layers = "auto",
         projection: Count | None = 1024,
         temperature: Annotated[float, Field(gt=0)] = 0.2,
@@ -70,7 +73,7 @@ class OnlinePearl(Learner):
             )
         self.method = method
         setup.engine.place(method)
-        self.sub_networks, self.confused = sub_networks, confused
+        self.sub_networks, self.confused, self.enough = sub_networks, confused, enough
         self.layers, self.projection, self.temperature = inner_layers(setup.backbone, layers), projection, temperature
         self.bare = frozen_network(setup, layers)
         self.spaces, self.window = Spaces(), Window(window)
@@ -162,8 +165,15 @@ class OnlinePearl(Learner):
         return self._joint([discriminants(space(raw), *of_space) for space, raw, of_space in made])
 
     def _joint(self, scores: Sequence[Tensor]) -> Tensor:
-        known = [space.statistics.known for space in self.spaces]
-        return joint_log_probabilities(scores, known, int(self.classes), self.temperature)
+        return joint_log_probabilities(scores, self._known(), int(self.classes), self.temperature)
+
+    def _known(self) -> list[Tensor]:
+        """Return, for each space, a mask of the classes that are compared there.
+
+        The mean of a few images is far from its class's: such a class would be the nearest one too rarely.
+        """
+        counts = [F.pad(space.statistics.counts, (0, int(self.classes)))[: int(self.classes)] for space in self.spaces]
+        return [counts[0] > 0, *(later >= counts[0].clamp(1, self.enough) for later in counts[1:])]
 
     # ----------------------------------------------------------------------------------------------------- records
 
