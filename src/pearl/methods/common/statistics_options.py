@@ -14,7 +14,8 @@ class StatisticsOptions:
 
     spaces: Annotated[int, Field(ge=1)] | Literal["all"] = 3
     layers: Layers = "auto"
-    projection: Annotated[int, Field(ge=1, le=65536)] | None = 1024
+    projection: Annotated[int, Field(ge=1, le=65536)] | None = 2048
     covariance: Literal["updated", "frozen"] = "updated"
+    views: Annotated[int, Field(ge=0, le=64)] = 3
     train: Literal["spaces", "all"] = "spaces"
     head: Literal["linear", "cosine"] = "linear"
