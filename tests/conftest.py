@@ -36,20 +36,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.zygote.cleanup()
 
 
-LONG = ("test_story", "test_ddp", "test_reliability")
-NOT_QUICK = {*LONG, "test_recipes", "test_verbs", "test_sweep", "test_tables", "test_report", "test_export", "test_cli"}
-NOT_QUICK |= {
-    "test_statistics",
-    "test_rehearsal",
-    "test_runs",
-    "test_adding",
-    "test_cache",
-    "test_kept",
-    "test_real_images",
-}
-NOT_QUICK |= {"test_model", "test_own_methods", "test_old_files", "test_attacked", "test_examples", "test_gpu_queue"}
-NOT_QUICK |= {"test_predictions", "test_jobs", "test_page", "test_serving_elsewhere"}
-NOT_QUICK |= {"test_devices", "test_fake_device", "test_heartbeat", "test_output", "test_slurm"}
 QUICK_METHODS = ("pearl", "finetune", "er", "lwf", "ncm", "packnet", "l2p", "seqlora")  # one of each family
 
 
@@ -61,14 +47,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long tests first, so that no process is left with one when the others have ended."""
     if config.getoption("--quick"):
+        items[:] = [item for item in items if is_quick(item)]
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
-        def left_out(item: pytest.Item) -> bool:
-            method = item.callspec.params.get("method") if hasattr(item, "callspec") else None
-            other = item.path.stem == "test_conformance" and method is not None and method not in QUICK_METHODS
-            return other or item.path.stem in NOT_QUICK
 
-        items[:] = [item for item in items if not left_out(item)]
-    items.sort(key=lambda item: item.path.stem not in LONG)
+def is_quick(item: pytest.Item) -> bool:
+    """Return True unless a test is marked as slow, or is the contract of one of many methods."""
+    method = item.callspec.params.get("method") if hasattr(item, "callspec") else None
+    other = item.path.stem == "test_conformance" and method is not None and method not in QUICK_METHODS
+    return not other and item.get_closest_marker("slow") is None
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from pearl.tables.spec import names
 from pearl.testing import checks, maker
 from pearl.testing.conformance import after
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 OWN = EXAMPLES / "slow_backbone.py"

@@ -143,3 +143,30 @@ def test_importing_pearl_brings_no_torch():
     code = "import sys, pearl, json; print(json.dumps([m in sys.modules for m in ('torch', 'numpy', 'pydantic')]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [False, False, False]
+
+
+PREDICTED = """
+import json, sys
+from pearl.cli import app
+app(sys.argv[1:], standalone_mode=False)
+slow = ("timm", "torchvision", "torch._dynamo", "sympy", "lightning_fabric")
+print(json.dumps([m for m in slow if m in sys.modules]))
+"""
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "timm/deit_tiny_patch16_224"])
+def test_a_prediction_imports_no_slow_library(backbone, tmp_path):
+    write_photos(tmp_path / "first", {"zero": 0, "one": 1}, 4)
+    images = {"images": {"size": 16, "resize": 16, "augment": "none"}} if "timm" in backbone else {}
+    spec = {"name": backbone, **({"width": 8} if not images else {"pretrained": False})}
+    pearl.learn(
+        tmp_path / "model", tmp_path / "first", quiet=True, **{**SETTINGS, **images, "backbone": spec, "smoke": True}
+    )
+    file = next((tmp_path / "first" / "one").iterdir())
+    command = [sys.executable, "-c", PREDICTED, "predict", str(tmp_path / "model"), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "%" in done.stdout and json.loads(done.stdout.splitlines()[-1]) == []
+    write_photos(tmp_path / "more", {"two": 2}, 4)
+    command[3:] = ["learn", str(tmp_path / "model"), "--data", str(tmp_path / "more"), "--fast", "-q"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "1 class, 3 in all" in done.stdout and json.loads(done.stdout.splitlines()[-1]) == []

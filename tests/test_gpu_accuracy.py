@@ -7,6 +7,8 @@ from accuracy import PILOT, PILOT_EPOCHS, RECIPE, VARIANTS, Choice, choose, epoc
 from paper_recipe import CANDIDATES
 from pearl.settings.config import load_config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("chosen", [Choice("trivialaugment", True, "adamw"), Choice("none", False, "sgd")])
 def test_all_settings_are_valid(chosen: Choice) -> None:

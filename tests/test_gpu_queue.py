@@ -6,6 +6,8 @@ import sys
 import pytest
 import run_queue
 
+pytestmark = pytest.mark.slow
+
 TINY = ["backbone.width=4", "train.epochs=2", "stream.tasks=2", "stream.per_class=8", "stream.test_per_class=2"]
 
 

@@ -8,6 +8,8 @@ import pytest
 
 import real_images
 
+pytestmark = pytest.mark.slow
+
 MEMORY = real_images.memory
 TINY = ["backbone.width=4", "train.epochs=1", "engine.max_steps=1", "stream.per_class=4", "stream.test_per_class=2"]
 

@@ -16,6 +16,8 @@ from sklearn.datasets import load_digits
 
 import zygote
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 SMALL = ["backbone.width=8", "images.size=8", "images.pad=1", "images.flip=false", "train.lr=0.003", "train.epochs=12"]
 SMALL += ["train.phases.probe.epochs=5"]
 

@@ -97,7 +97,7 @@ def allocator() -> Iterator[tuple[str, str, str]]:
 
 def class_statistics() -> Iterator[tuple[str, str, str]]:
     """Class statistics against one plain pass."""
-    for row in rows("statistics"):
+    for row in rows("class_statistics"):
         what = f"{row['batch']} image{'s' * (row['batch'] > 1)}"
         yield (
             f"{row['tasks']} tasks by statistics in {row['spaces']} sub-networks, {row['net'].removeprefix('timm/')}, "

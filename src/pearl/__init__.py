@@ -22,10 +22,11 @@ from pearl.version import __version__
 if TYPE_CHECKING:
     from pearl.lifecycle.runs import Run
     from pearl.objects import Model
+    from pearl.online.model import StreamModel
     from pearl.online.run import OnlineRun
     from pearl.tables.values import Filled
 
-__all__ = ["PearlError", "__version__", "learn", "load", "methods", "recipes", "run", "show", "table"]
+__all__ = ["PearlError", "__version__", "learn", "load", "methods", "recipes", "run", "show", "stream", "table"]
 
 
 @typed
@@ -142,6 +143,29 @@ def load(model: str | Path, *, tasks: int | None = None, device: str = "auto", m
     from pearl.objects import Model
 
     return Model.open(model, tasks=tasks, device=device, method=method)
+
+
+@typed
+def stream(
+    model: str | Path,
+    *,
+    learner: str | dict[str, Any] | None = None,
+    recipe: str | None = None,
+    backbone: str | dict[str, Any] | None = None,
+    device: str = "auto",
+    **overrides: Any,
+) -> "StreamModel":
+    """Open a model that learns from images as they come, without tasks, or create one.
+
+    `stream("shop").observe(images, labels)` learns at once, and stores the model; `.predict(images)` names classes.
+    `learner` is what learns (`pearl list learners`); by default PEARL. The other options are those of `learn`.
+
+    Raises:
+        PearlError: any user error, in one line.
+    """
+    from pearl.online.model import open_stream
+
+    return open_stream(model, learner=learner, recipe=recipe, backbone=backbone, device=device, overrides=overrides)
 
 
 def methods() -> dict[str, str]:

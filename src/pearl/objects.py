@@ -7,11 +7,13 @@ from typing import Any
 from pearl.data.images import Picture
 from pearl.errors import typed
 from pearl.lifecycle import discovery, learning
+from pearl.lifecycle.certificate import Check
 from pearl.lifecycle.choices import LearnOptions
 from pearl.lifecycle.evaluation import UNKNOWN_RATE
 from pearl.lifecycle.forget import forget
 from pearl.lifecycle.model import Model as Learnt
 from pearl.lifecycle.rename import rename
+from pearl.lifecycle.saved import verification
 from pearl.lifecycle.undo import undo
 from pearl.reports.logs import logged
 from pearl.reports.progress import display
@@ -61,13 +63,23 @@ class Model(Learnt):
         """Remove the class `name` or a task, and return the model without it. This object is outdated then.
 
         The class is never predicted again; weights trained with its images stay. A task is removed exactly, which is
-        possible for models with heads. See `lifecycle.forget`.
+        possible for models with heads. A certificate is written, which `verify` checks. See `lifecycle.forget`.
 
         Raises:
             PearlError: the class or task is unknown, or cannot be removed.
         """
         forget(self.path, name, task=task)
         return Model.open(self.path, device=self.device.type)
+
+    def verify(self) -> list[Check]:
+        """Check all files by their checksums, and every certificate of what was forgotten; see `lifecycle.certificate`.
+
+        Each check has a `state`, "ok", "superseded" or "wrong", and a `line`.
+
+        Raises:
+            RunError: a change is not complete.
+        """
+        return verification(self.path)
 
     @typed
     def discover(

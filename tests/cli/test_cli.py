@@ -1,6 +1,7 @@
 """The command line as a user meets it. Each wrong input: one clear line for each problem, exit code 2, no traceback."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,14 @@ from safetensors.torch import save_file
 import pearl
 import zygote
 from layouts import cifar100_npz, image_folder
+from pearl.cli import app as command_line
 from pearl.lifecycle.saved import config_bytes
 from pearl.settings.config import load_config, recipe_names
 from pearl.settings.parts import METHODS
 from pearl.storage.checkpoint import write_part
 from pearl.storage.files import write_file, write_json
+
+pytestmark = pytest.mark.slow
 
 TINY = ["backbone.width=4", "train.epochs=1", "engine.max_steps=1", "stream.per_class=4", "stream.test_per_class=2"]
 
@@ -306,3 +310,37 @@ def test_something_is_said_before_torch_is_imported(monkeypatch, capsys):
     assert capsys.readouterr().err == "pearl run digits: running without progress display (--quiet)\n"
     options.begun("run digits", quiet=False)
     assert capsys.readouterr().err == "pearl run digits: one moment ...\n"
+
+
+EVERY = [command.name for command in command_line.registered_commands]
+
+
+@pytest.mark.parametrize("verb", EVERY)
+def test_an_unknown_option_is_one_line_for_every_verb(verb, cli):
+    err = cli(verb, "--nonsense", code=2)
+    assert re.fullmatch(rf"pearl: {verb}: no such option:? '?--nonsense\b.*; see: pearl {verb} --help\n", err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("learn", "learn: missing argument 'MODEL'; see: pearl learn --help"),
+        ("rename model one", "rename: missing argument 'NEW'; see: pearl rename --help"),
+        ("undo one two", r"undo: got unexpected extra argument(\(s\))? \(two\); see: pearl undo --help"),
+        ("serve model --port many", "serve: invalid value for '--port': .*integer.*; see: pearl serve --help"),
+        ("list nothing", "list: invalid value for .*'nothing' is not one of .*; see: pearl list --help"),
+        ("learn model --data", "learn: option '--data' requires an argument; see: pearl learn --help"),
+        ("lern", "no such command 'lern'; did you mean 'learn'; see: pearl --help"),
+        ("--nonsense", "no such option:? '?--nonsense'?; see: pearl --help"),
+        ("undo x\ny z", r"undo: got unexpected extra argument(\(s\))? .*; see: pearl undo --help"),
+    ],
+)
+def test_wrong_syntax_is_one_line_with_the_fix(arguments, line, cli):
+    err = cli(*arguments.split(" "), code=2)
+    assert re.fullmatch(rf"pearl: {line}\n", err), err
+
+
+def test_help_is_as_long_as_it_is(cli):
+    for arguments in ([], ["learn", "--help"]):
+        text = cli(*arguments, code=0 if arguments else 2)
+        assert "Usage: pearl" in text and text.count("\n") > 10

@@ -16,6 +16,8 @@ from pearl.errors import LONGEST
 from pearl.settings.config import parse_overrides
 from photos import SETTINGS, folders, write_photos
 
+pytestmark = pytest.mark.slow
+
 TINY = ["backbone={name: convnet, width: 2}", "engine.channels_last=false", "engine.max_steps=1", "train.epochs=1"]
 TINY += ["stream.classes=4", "stream.tasks=2", "stream.per_class=4", "stream.test_per_class=2"]
 VERBS = {command.name for command in pearl.cli.app.registered_commands}

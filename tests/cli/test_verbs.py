@@ -20,6 +20,8 @@ from pearl.errors import printable
 from pearl.lifecycle.saved import build_method, load_method, read_config
 from photos import files_of, folders, weights_of, write_class, write_photos
 
+pytestmark = pytest.mark.slow
+
 TINY = ["backbone.width=8", "images.size=8", "images.pad=1", "images.flip=false", "train.batch_size=8"]
 TASK = "../evil/a\nb"
 TINY += ["train.epochs=2", "train.phases.probe.epochs=1", "engine.earlier_states=true"]
@@ -431,8 +433,8 @@ WRONG = {
         ("new --data broken --backbone resnet18", "broken/cat/cat.png: not an image"),
         (f"{LONG} --data second --backbone resnet18", "File name too long"),
         (f"new --data {LONG} --backbone resnet18", "File name too long"),
-        ("new", "Missing option '--data'"),
-        ("--data second", "Missing argument 'MODEL'"),
+        ("new", "missing option '--data'"),
+        ("--data second", "missing argument 'MODEL'"),
     ],
     "predict": [
         ("nowhere first", "nowhere: neither a model nor a run"),
@@ -441,13 +443,13 @@ WRONG = {
         ("M -", "no image was given"),
         ("M first --task scond", "M: no task 'scond'"),
         ("M first --tasks 3", "M: it has 2 finished tasks, not 3; give 1 to 2"),
-        ("M first --tasks 0", "Invalid value for '--tasks'"),
-        ("M first --top 0", "Invalid value for '--top'"),
+        ("M first --tasks 0", "invalid value for '--tasks'"),
+        ("M first --top 0", "invalid value for '--top'"),
         ("M first --json --csv", "--json and --csv cannot be combined"),
         ("M first --device warp", "device 'warp' cannot be used here"),
         ("M first --device meta", "device 'meta' cannot be used here"),
-        ("M", "Missing argument 'PATH...'"),
-        ("M first --jsno", "No such option: --jsno"),
+        ("M", "missing argument 'PATH...'"),
+        ("M first --jsno", "no such option: --jsno"),
         ("unfinished first", "unfinished: no task is finished; resume it with"),
         ("site first", "site/config.yaml: cannot be read"),
     ],
@@ -463,7 +465,7 @@ WRONG = {
         ("M --data mixed", "1 of 32 images cannot be read"),
         ("M --data first --tasks 9", "M: it has 2 finished tasks, not 9"),
         ("M --data first --device warp", "device 'warp' cannot be used here"),
-        ("M", "Missing option '--data'"),
+        ("M", "missing option '--data'"),
         (f"M --data {LONG}", "File name too long"),
         ("site --data first", "site/config.yaml: cannot be read"),
     ],
@@ -476,11 +478,11 @@ WRONG = {
         ("nowhere", "nowhere: neither a model nor a run"),
         ("site", "site/config.yaml: cannot be read"),
         ("halfway", "halfway: a task was interrupted; complete it with: pearl resume halfway"),
-        ("", "Missing argument 'MODEL'"),
+        ("", "missing argument 'MODEL'"),
     ],
     "rename": [
         ("nowhere one eins", "nowhere: neither a model nor a run"),
-        ("M one", "Missing argument 'NEW'"),
+        ("M one", "missing argument 'NEW'"),
         ("M oen eins", "M: no class 'oen'; did you mean 'one'?"),
     ],
     "forget": [
@@ -497,9 +499,9 @@ WRONG = {
         ("M/config.yaml", "M/config.yaml: neither a model nor a run"),
         ("site", "site/config.yaml: cannot be read"),
         (LONG, "File name too long"),
-        ("", "Missing argument 'MODEL'"),
+        ("", "missing argument 'MODEL'"),
         ("M one", "unexpected extra argument"),
-        ("M --josn", "No such option: --josn"),
+        ("M --josn", "no such option: --josn"),
     ],
     "resume": [
         ("nowhere", "nowhere: neither a model nor a run"),
@@ -511,24 +513,24 @@ WRONG = {
         ("cut", "cut/resume/task.json: damaged"),
         ("moved", "gone is not a folder"),
         (LONG, "File name too long"),
-        ("", "Missing argument 'RUN'"),
+        ("", "missing argument 'RUN'"),
         ("M one", "unexpected extra argument"),
-        ("M --store-every soon", "Invalid value for '--store-every'"),
+        ("M --store-every soon", "invalid value for '--store-every'"),
     ],
     "list": [
-        ("", "Missing argument 'KIND'"),
+        ("", "missing argument 'KIND'"),
         ("method", "'method' is not one of"),
         ("recipe", "'recipe' is not one of"),
         ("Methods!", "'Methods!' is not one of"),
         ("../runs", "'../runs' is not one of"),
         ("runs methods", "unexpected extra argument"),
-        ("--all", "No such option: --all"),
-        ("runs --json", "No such option: --json"),
+        ("--all", "no such option: --all"),
+        ("runs --json", "no such option: --json"),
         ("models", "'models' is not one of"),
         (LONG, "is not one of"),
     ],
     "show": [
-        ("", "Missing argument 'NAME'"),
+        ("", "missing argument 'NAME'"),
         ("perl", "unknown name 'perl'; did you mean 'pearl'?"),
         ("M", "M: a model made by `pearl learn`, not a run; see it with: pearl inspect M"),
         ("first", "unknown name 'first'"),
@@ -538,7 +540,7 @@ WRONG = {
         ("timm/*", "timm/* is a family"),
         ("../../etc/passwd", "unknown name '../../etc/passwd'"),
         ("M one", "unexpected extra argument"),
-        ("--pearl", "No such option: --pearl"),
+        ("--pearl", "no such option: --pearl"),
         (LONG, ""),
     ],
 }
@@ -579,14 +581,12 @@ def test_wrong_input(place, cli, monkeypatch, verb, arguments, message):
     before = tree(place)
     out, err = cli(verb, *arguments.split(" "), code=2) if arguments else cli(verb, code=2)
     assert out == ""
-    assert message in re.sub(r"No such option '(--\w+)'", r"No such option: \1", err)  # as older versions say it
+    assert message in re.sub(r"no such option '(--\w+)'", r"no such option: \1", err)  # as older versions say it
     assert "Traceback" not in err
     assert tree(place) == before
     assert not Path(os.environ["PEARL_RUNS"]).exists()
     lines = err.splitlines()
-    if lines[0].startswith("Usage: "):  # typer's own
-        assert len(lines) <= 11
-    elif "cannot be read: remove" in err:
+    if "cannot be read: remove" in err:
         assert len(lines) == 2, "how many there are, and each of them"
     else:
         (line,) = lines

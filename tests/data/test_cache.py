@@ -25,6 +25,8 @@ from pearl.data.images import to_pixels
 from pearl.data.sources import Split
 from pearl.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 
 def save(path: Path, image: np.ndarray | Image.Image, **settings: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)

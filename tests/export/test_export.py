@@ -38,6 +38,8 @@ from pearl.settings.parts import BACKBONES
 from pearl.settings.sections import ImagesConfig
 from pearl.storage.aside import MARKER, WORDS
 
+pytestmark = pytest.mark.slow
+
 SIZES = (3, 2)  # classes of the tasks
 RESNET = {"name": "resnet18", "width": 4}
 BSC = {"name": "bsc", "width": 4}
@@ -407,7 +409,7 @@ def test_an_unfinished_run_is_exported_by_its_name(cli, run, monkeypatch, tmp_pa
     assert "7 classes" in line
     assert "16 of the run's test images" in line
     cli(run.path, "--to", "torch", "--force")
-    assert [entry.name for entry in tmp_path.iterdir()] == [f"{run.path.name}.pt2"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [f"{run.path.name}.pt2", f"{run.path.name}.pt2.md"]
 
 
 def test_a_folder_is_replaced_by_force(run, tmp_path):

@@ -102,3 +102,10 @@ def test_only_spaces_are_written():
     made = network(method.eval(), config().images)
     own = sum(p.numel() for p in made.parameters())
     assert own == sum(p.numel() for p in method.backbone.parameters())
+
+
+def test_features_in_bfloat16_are_not_exported() -> None:
+    method = Pearl(small_vit(), classifier=Statistics(precision="bfloat16"))
+    learn(method, range(1))
+    with pytest.raises(ExportError, match=r"bfloat16, and programs compute in float32; make a model with method\.clas"):
+        network(method, config().images)

@@ -13,6 +13,8 @@ import zygote
 from pearl.settings.parts import METHODS
 from pearl.testing.conformance import maker, shows_strict_reload
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "adding.md").read_text()
 SMALL = ["--smoke", "-q", "backbone.width=4", "stream.tasks=2"]
 

@@ -17,6 +17,8 @@ from pearl.lifecycle.saved import verify
 from pearl.settings.parts import METHODS
 from photos import SETTINGS, digit, learn, write_photos
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

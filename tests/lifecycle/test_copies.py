@@ -1,6 +1,7 @@
 """Copies of images are found and counted once; new images of known classes have to look like these."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import pearl
 from pearl.data import copies
 from pearl.errors import DataError
 from pearl.lifecycle.learning import resume
-from pearl.lifecycle.recognition import unlearnt
+from pearl.lifecycle.recognition import recognised, unlearnt
 from pearl.lifecycle.saved import learnt_images
+from pearl.methods.base import Expert
 from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Observer
 from photos import SETTINGS, StopAt, digit, folders, learn, write_class, write_photos
@@ -188,5 +190,24 @@ def test_training_that_fails_is_noted(shop: Path, tmp_path: Path) -> None:
     opened = pearl.load(shop / "model")
     pixels, labels = torch.from_numpy(np.stack([*digit(1)[:20], *digit(0)[:20]])), torch.arange(2).repeat_interleave(20)
     pixels, view = pixels[..., None].expand(-1, -1, -1, 3), opened.view
-    assert not [*unlearnt(opened.method, view, pixels, labels, np.arange(2))]
-    assert [*unlearnt(opened.method, view, pixels, 1 - labels, np.arange(2))]
+    assert not [*unlearnt(opened.method, view, pixels, labels, np.arange(2), 0)]
+    assert [*unlearnt(opened.method, view, pixels, 1 - labels, np.arange(2), 0)]
+
+
+def test_only_the_sub_network_of_the_task_is_evaluated_for_it(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**SETTINGS, "method": {"name": "pearl", "classifier": "heads"}, "train": {"epochs": 1}}
+    learn(shop / "heads", shop / "first", overrides=settings)
+    learn(shop / "heads", write_photos(shop / "later", {"c": 2, "d": 3}, 8))
+    opened, used = pearl.load(shop / "heads"), []
+    pixels = torch.from_numpy(np.stack([*digit(2)[:8], *digit(3)[:8]]))[..., None].expand(-1, -1, -1, 3)
+    labels, shown = torch.arange(2, 4).repeat_interleave(8), np.arange(2, 4)
+    experts = opened.method.experts
+
+    def counted() -> list[Expert]:
+        return [replace(one, forward=lambda x, one=one: used.append(one.task) or one.forward(x)) for one in experts()]
+
+    monkeypatch.setattr(opened.method, "experts", counted)
+    among_all = recognised(opened.method, opened.view, pixels, labels, shown)
+    assert used == [0, 1]
+    assert (recognised(opened.method, opened.view, pixels, labels, shown, 1) == among_all).all()
+    assert used == [0, 1, 1]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import pearl
+from pearl.data import scratch
 from pearl.errors import Interrupted, RunError
 from pearl.lifecycle import session
 from pearl.lifecycle.learning import resume
@@ -15,7 +16,7 @@ from pearl.lifecycle.saved import verify
 from pearl.reports.text import inspection
 from pearl.storage.checkpoint import RUNNING
 from pearl.storage.run_directory import RunDirectory
-from photos import SETTINGS, StopAt, digit, learn, weights_of, write_photos
+from photos import SETTINGS, StopAt, digit, files_of, learn, weights_of, write_photos
 
 SHORT = {**SETTINGS, "backbone": {"name": "convnet", "width": 2}, "method": "finetune", "train": {"epochs": 2}}
 STATISTICS = {**SHORT, "method": "pearl", "train": {"epochs": 1}, "engine": {"max_steps": 1}}
@@ -230,3 +231,47 @@ def test_a_copy_has_what_the_model_has(grown, photos, tmp_path):
     assert kept(tmp_path / "copy") == [False, False, True, True]
     there = {file.name for file in RunDirectory(tmp_path / "copy").finished[0].iterdir()}
     assert there == {"manifest.json", "weights.safetensors", "statistics.safetensors"}
+
+
+# ------------------------------------------------------------------------------------------- more images than memory
+
+
+def test_a_task_in_a_file_gives_the_same_bits(photos, tmp_path, monkeypatch):
+    again = write_photos(tmp_path / "again", {"first 0": 0, "new": 7}, 6)  # some are copies of what was learnt
+    shutil.copy(again / "new" / "000.png", again / "new" / "copy.png")
+    room, mapped = scratch.room, []
+
+    def watched(shape):
+        made = room(shape)
+        mapped.append((scratch.is_large(made.nbytes), len(made)))
+        return made
+
+    monkeypatch.setattr(scratch, "room", watched)
+    for name, memory in (("in memory", 2**40), ("in a file", 0)):
+        monkeypatch.setattr(scratch, "memory", lambda memory=memory: memory)
+        (tmp_path / name).mkdir()
+        pearl.learn(tmp_path / name / "model", photos / "first", quiet=True, holdout=0.3, **STATISTICS)
+        pearl.learn(tmp_path / name / "model", again, quiet=True, allow_new_style=True)
+        assert [file.name for file in (tmp_path / name).iterdir()] == ["model"]
+    half = len(mapped) // 2
+    assert [large for large, _ in mapped] == [False] * half + [True] * half
+    assert mapped[:half] == [(False, count) for _, count in mapped[half:]] and half >= 5
+    assert weights_of(tmp_path / "in memory" / "model") == weights_of(tmp_path / "in a file" / "model")
+
+
+def test_a_dry_run_says_what_a_task_needs_and_changes_nothing(photos, tmp_path, cli):
+    model, settings = tmp_path / "model", ["train.epochs=3", "train.batch_size=4", "images.size=8", "backbone.width=2"]
+    command = ["learn", model, "--data", photos / "first", "--dry-run", "--backbone", "convnet", *settings]
+    out, _ = cli(*command, "method=finetune")
+    assert out.splitlines() == [
+        "task first: 2 classes, 8 images",
+        "decoded images: 0.0 MB in memory",
+        "training: finetune 6 steps of 4 images",
+    ]
+    assert not [*tmp_path.iterdir()]
+    learn(model, photos / "first", overrides=STATISTICS)
+    before = files_of(model)
+    write_photos(tmp_path / "more", {"first 1": 3, "third": 4}, 3)
+    out, _ = cli("learn", model, "--data", tmp_path / "more", "--dry-run", "--fast")
+    assert out.splitlines()[0] == "task more: 2 classes, 1 of them known, 6 images"
+    assert out.splitlines()[2] == "training: none" and files_of(model) == before

@@ -29,6 +29,8 @@ from pearl.settings.config import load_config
 from photos import SETTINGS as PHOTOS
 from photos import StopAt, digit, files_of, folders, learn, weights_of, write_class, write_photos
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {**PHOTOS, "engine": {"earlier_states": True}}
 DIVERGES = {"train": {"phases": {"adapt": {"lr": 1e30, "optimizer": "sgd"}}}}
 

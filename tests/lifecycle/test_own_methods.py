@@ -19,6 +19,8 @@ from pearl.settings.config import load_config
 from pearl.settings.parts import BACKBONES, METHODS, RANK_RULES, SOURCES
 from photos import write_photos
 
+pytestmark = pytest.mark.slow
+
 TINY = ["--smoke", "-q", "backbone.width=4", "stream.tasks=2"]
 PROBE = '''
 """A head on a network that stays as it came."""

@@ -29,6 +29,8 @@ from pearl.training.stop import Stop
 from photos import SETTINGS, learn, write_photos
 from reliability import contents
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -55,6 +57,22 @@ def test_commands_that_are_disturbed_and_given_again_end_with_the_same_bits():
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "| learn | 1 | 1 | 1 |" in done.stdout
+
+
+@pytest.mark.parametrize("verb", ["run", "sweep"])
+def test_commands_whose_operations_on_files_fail_end_with_the_same_bits(verb, tmp_path):
+    """The third benchmark in small: errors at a few operations, and kills there; each command is repeated.
+
+    Its output goes to files: a pipe would stay open in the process that it forks from, which ends with it.
+    """
+    command = [sys.executable, str(BENCHMARKS / "attack" / "faults.py"), "--cases", "3", "--verbs", verb]
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        done = subprocess.run(command, stdout=out, stderr=err, timeout=600)
+    assert done.returncode == 0, (tmp_path / "err").read_text()
+    lines = (tmp_path / "out").read_text().splitlines()
+    (row,) = (line.split("|")[1:-1] for line in lines if line.startswith(f"| {verb} "))
+    operations, cases, *ends, wrong = map(int, row[1:])
+    assert operations > 20 and cases == 3 and sum(ends) >= 3 and wrong == 0
 
 
 # ----------------------------------------------------------------------------------------------- faults of the disk

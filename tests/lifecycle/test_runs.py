@@ -19,6 +19,8 @@ from pearl.settings.config import check_config, load_config
 from pearl.storage.checkpoint import load_state
 from pearl.storage.run_directory import RunDirectory
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "backbone.width=4",
     "train.epochs=1",

@@ -10,6 +10,7 @@ import torch
 
 import pearl
 from pearl.errors import ConfigError, RunError
+from pearl.lifecycle import certificate
 from pearl.lifecycle.forget import forget
 from pearl.lifecycle.rename import rename
 from pearl.lifecycle.saved import verify
@@ -163,7 +164,7 @@ def test_without_a_task_it_is_the_model_that_never_learnt_it(method, forgotten, 
 
 
 def same(model, other):
-    timed = ("events.jsonl", "manifest.json", "environment.json")
+    timed = ("events.jsonl", "manifest.json", "environment.json", "000.json")  # and the certificate
     assert contents(model, timed) == contents(other, timed) and verify(model) == []
     assert manifests(model) == manifests(other)
     assert events(model) == events(other)
@@ -272,6 +273,7 @@ VERBS = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_killed_anywhere_it_has_happened_whole_or_not_at_all(verb, shop, tmp_path, monkeypatch, cli):
+    monkeypatch.setattr(certificate, "now", lambda: "2026-01-01")
     before = contents(shop / "heads" / "3")
     done = copied(shop / "heads" / "3", tmp_path / "done")
     VERBS[verb](done)

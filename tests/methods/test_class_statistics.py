@@ -2,6 +2,7 @@
 
 import copy
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from scipy.special import log_softmax, logsumexp
 from pearl.data.augment import View
 from pearl.data.batches import Batch, fold
 from pearl.errors import RunError, TrainingError
+from pearl.lifecycle.recognition import unlearnt
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.common import calibration
 from pearl.methods.common.by_statistics import Statistics
@@ -25,6 +27,7 @@ from pearl.nn.fast.folding import with_weights
 from pearl.nn.intermediate_features import WithInner, inner_layers
 from pearl.nn.timm import timm_backbone
 from pearl.testing.tiny import SIZE, config, learn, make_task, small_resnet, small_vit
+from pearl.training.engine import Engine
 from zoo import separable
 
 RAW = (40, 24)  # raw features of the two sub-networks
@@ -756,3 +759,48 @@ def test_what_remains_of_old_classes_is_near_what_fresh_images_show(distance, lo
     assert then * retained(class_statistics, 0, round(160 * then), 160) == pytest.approx(right, abs=0.08)
     assert lowest <= right < 0.995
     assert distance > 5 or right < then - 0.1
+
+
+def test_learnt_images_are_recognised_without_another_pass() -> None:
+    method = Pearl(small_vit(), classifier=Statistics())
+    assert method.classifier.fitted() is None
+    task = make_task(0)
+    images, labels, view = task.images.clone(), task.labels.clone(), task.view
+    Engine(config(), device="cpu").learn(method, task)
+    fitted = method.classifier.fitted()
+    with torch.no_grad():
+        expected = method(view.test(images))
+    assert fitted is not None and (fitted.true == labels.numpy()).all()
+    assert (fitted.best == expected.argmax(1).numpy()).all() and (fitted.best_own == fitted.best).all()
+    with mock.patch.object(method, "spaces", side_effect=AssertionError("another pass")):
+        assert not [*unlearnt(method, view, images, labels, np.arange(2), 0)]
+        statistics = method.class_statistics
+        statistics.observed = statistics.observed[0], 1 - labels  # as after a training that failed
+        assert [*unlearnt(method, view, images, labels, np.arange(2), 0)]
+    Engine(config(), device="cpu").learn(method, make_task(1, per_class=70))
+    fitted = method.classifier.fitted()
+    assert len(fitted.true) == 64 and {*fitted.true} == {2, 3} == {*fitted.best_own}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_statistics_and_predictions_are_of_features_in_one_precision(precision: str) -> None:
+    method = Pearl(small_vit(), classifier=Statistics(precision=precision, views=0))
+    engine = Engine(config(engine={"precision": "bf16"}), device="cpu")
+    task = make_task(0)
+    x, labels = task.view.test(task.images), task.labels
+    engine.learn(method, task)
+    network = WithInner(method.merged(0), method.layers)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        raw = network(x)
+    space = method.class_statistics.spaces()[0]
+    means = torch.stack([space(raw)[labels == label].mean(0) for label in (0, 1)])
+    torch.testing.assert_close(method.class_statistics.tensors["task.0.means.0"], means, rtol=0, atol=1e-5)
+    with torch.no_grad():
+        expected = method.class_statistics.head()([raw])
+        for context in (False, True):  # evaluation of a run in float32 and bfloat16
+            with torch.autocast("cpu", torch.bfloat16, enabled=context):
+                (expert,) = method.experts()
+                ways = [method(x), expert.forward(x), method.classifier.ood_scorer()(x)[0]]
+                ways.append(method.at_once()[0](x))
+            for found in ways:
+                torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)

@@ -11,6 +11,8 @@ from pearl.testing.tiny import config
 from pearl.training.engine import Engine
 from zoo import ZOO
 
+pytestmark = pytest.mark.slow
+
 STEADY = [
     "finetune",
     "joint",

@@ -32,6 +32,8 @@ from pearl.settings.sections import ImagesConfig
 from pearl.testing.tiny import CLASSES, SIZE, config, learn, logits, make_task, reload
 from pearl.training.engine import Engine
 
+pytestmark = pytest.mark.slow
+
 REHEARSAL = {"er": Er, "er_ace": ErAce, "derpp": DerPlusPlus}
 
 

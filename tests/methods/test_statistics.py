@@ -40,6 +40,8 @@ from pearl.testing.conformance import (
 from pearl.testing.tiny import CLASSES, SIZE, config, images, learn, logits, make_task, reload
 from pearl.training.engine import Engine
 
+pytestmark = pytest.mark.slow
+
 
 def net(width=4):
     torch.manual_seed(1)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from pearl.methods.pearl import Pearl
-from pearl.nn.task_modules import TaskHeads
+from pearl.nn.task_modules import TaskHeads, TaskTensors
 from pearl.testing.tiny import images, small_vit
 from zoo import taught
 
@@ -45,3 +45,19 @@ def test_a_head_learns_from_features_in_bfloat16_as_in_float32() -> None:
     heads(features.detach().float()).exp().sum().backward()
     assert torch.equal(found, heads[0].weight.grad)
     assert features.grad.dtype == torch.bfloat16
+
+
+def test_tensors_of_tasks_are_loaded_strictly_and_copied() -> None:
+    made, other = TaskTensors(), TaskTensors()
+    made.add("0.a", torch.ones(2))
+    made.add("1.b", torch.ones(3, dtype=torch.float64))
+    state = made.state_dict()
+    other.add("0.a", torch.zeros(2))
+    other.add("1.b", torch.zeros(1))
+    kept = other["0.a"]
+    other.load_state_dict(state, strict=True)
+    assert other["0.a"] is kept and other["1.b"].dtype == torch.float64 and (other["1.b"] == 1).all()
+    made["1.b"].data.add_(1)
+    assert (other["1.b"] == 1).all()  # a copy
+    with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "1/b"'):
+        other.load_state_dict({"0/a": state["0/a"]}, strict=True)

@@ -112,6 +112,8 @@ def test_predicting_changes_nothing(name: str) -> None:
         torch.manual_seed(fold(0, "observe", number))
         asked.observe(images, labels)
     assert all(torch.equal(value, asked.state_dict()[key]) for key, value in quiet.state_dict().items())
+    images, _ = joined(batches)
+    assert torch.equal(quiet.predict(images), asked.predict(images))
 
 
 @pytest.mark.parametrize("name", LEARNERS.names())
@@ -224,6 +226,7 @@ def test_without_pretraining_the_first_sub_network_replaces_random_features() ->
     feed(made, stream(count=48))
     assert made.grown_at.tolist() == [36]
     assert [int(space.task) for space in made.spaces] == [0]
+    assert made.method.heads.sizes() == [3]  # trained on all classes of the window, not the confused one alone
     assert made.spaces[0].statistics.counts.sum() == 48  # also of the images before it
     assert made.window.features.shape == (40, len(made.spaces[0].statistics.scatter))
 

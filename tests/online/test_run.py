@@ -1,5 +1,6 @@
 """Runs with hidden boundaries: order, curve, and the same bits after a kill at any image."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,12 @@ import numpy as np
 import pytest
 
 import pearl
+from pearl.data.protocols import arrival_order
 from pearl.errors import ConfigError, RunError
 from pearl.evaluation.online_metrics import a_auc
-from pearl.online.run import Arrivals, OnlineRun, execute, stored_states
+from pearl.lifecycle.runs import prepare
+from pearl.online.run import Arrivals, OnlineRun, execute
+from pearl.online.state import stored_states
 from pearl.settings.config import OnlineRunConfig, check_config, load_config
 from pearl.storage.checkpoint import read_part
 from pearl.training.engine import Observer
@@ -127,11 +131,23 @@ def test_classes_are_numbered_in_order_of_appearance() -> None:
     assert facts["train_images"] == len(arrivals.images) == 160
 
 
-def test_test_images_are_those_of_their_class() -> None:
-    plain = load_config("digits", ["stream.tasks=1", *SMALL[:2]])
-    from pearl.lifecycle.runs import prepare
+def test_a_class_that_never_arrives_is_not_evaluated() -> None:
+    """Of 10 classes, 3 are disjoint and 6 blurry in 3 stages."""
+    arrivals, _ = Arrivals.of(small("online.stages=3"), Observer())
+    assert len(arrivals.names) == 9
+    assert arrivals.test_labels.tolist() == np.repeat(np.arange(9), 4).tolist()
 
-    made = prepare(plain)
+
+def test_the_protocol_gets_the_images_in_the_order_of_the_data_set() -> None:
+    """Not class by class: Si-Blurry redistributes the first of each stage."""
+    config, made = small(), prepare(load_config("digits", ["stream.tasks=1", *SMALL[:2]]))
+    rows = np.sort(made.stream.tasks[0].train)
+    order = arrival_order(made.source.train.labels[rows], 10, config.online, config.seed)
+    assert np.array_equal(Arrivals.of(config, Observer())[0].images, made.train[rows[order]])
+
+
+def test_test_images_are_those_of_their_class() -> None:
+    made = prepare(load_config("digits", ["stream.tasks=1", *SMALL[:2]]))
     task = made.stream.tasks[0]
     arrivals, _ = Arrivals.of(small(), Observer())
     for c, name in enumerate(arrivals.names):
@@ -168,7 +184,7 @@ def test_wrong_settings_are_named(change: dict[str, Any], complaint: str) -> Non
 
 
 def test_a_stream_of_several_tasks_has_known_boundaries() -> None:
-    with pytest.raises(ConfigError, match=r"stream\.tasks"):
+    with pytest.raises(ConfigError, match=r"online hides the boundaries: set stream\.tasks=1"):
         small("stream.tasks=5")
 
 
@@ -192,6 +208,18 @@ def _nested(changes: list[str]) -> dict[str, Any]:
     from pearl.settings.config import parse_overrides
 
     return json.loads(json.dumps(parse_overrides(changes)))  # type: ignore[no-any-return]
+
+
+def test_a_sweep_compares_learners(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PEARL_RUNS", str(tmp_path / "runs"))
+    made = [OnlineRun(tmp_path / "runs" / small(learner=name).id, small(learner=name)) for name in ("slda", "ncm")]
+    runs = [execute(run.config, path=run.path, device="cpu") for run in made]
+    output = tmp_path / "table.csv"
+    cli("sweep", "online-digits", *SMALL, "online.learner=[slda,ncm]", "--seeds", 1, "-q", "-o", output)
+    lines = [*csv.DictReader(output.read_text().splitlines())]
+    for line, run in zip(lines, runs, strict=True):
+        assert float(line["a_auc mean"]) == pytest.approx(run.summary["a_auc"])
+        assert float(line["passes mean"]) == 1
 
 
 @pytest.mark.parametrize("option", [["--dry-run"], ["--devices", "2"]])

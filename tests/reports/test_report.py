@@ -28,6 +28,8 @@ from pearl.reports.records import metric_title, read, read_all
 from pearl.settings.config import load_config
 from photos import learn
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "backbone={name: convnet, width: 4}",
     "train.epochs=1",

@@ -26,6 +26,8 @@ from pearl.training import launch
 from photos import StopAt, digit, weights_of, write_photos
 from served import ended, events, learn, png, served, taught
 
+pytestmark = pytest.mark.slow
+
 NEW = [(name, png(image)) for name, label in (("two", 2), ("three", 3)) for image in digit(label)[:8]]
 OTHER = [(name, png(image)) for name, label in (("four", 4), ("zero", 0)) for image in digit(label)[30:36]]
 

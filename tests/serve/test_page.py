@@ -17,7 +17,10 @@ from photos import digit
 from served import png, served, taught
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; apt-get install chromium"),
+]
 
 DROP = """async (photos) => {
   const data = new DataTransfer();
@@ -128,7 +131,7 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
         page.locator(".verdict", has_text="two, ").first.wait_for()
         page.evaluate(DROP, photos_of(2, range(20, 24)))
         page.get_by_text("12 photos", exact=True).wait_for()
-        page.wait_for_function("[...document.querySelectorAll('.verdict')].every((one) => one.textContent !== '…')")
+        expect(page.locator(".verdict", has_text="…")).to_have_count(0)
         assert page.locator(".verdict", has_text="two, ").count() >= 7
         row = page.locator("#tasks tr").first.locator("td").all_inner_texts()
         assert (row[0], row[2], row[3]) == ("two", "two", "8") and row[5].endswith("\u00a0%")
@@ -178,4 +181,105 @@ def test_names_are_text_and_a_strange_page_gets_nothing(one, forks, browser):
             str(other.base_url) + "/",
         )
         assert result == ["refused", "refused"]
+        page.close()
+
+
+@pytest.mark.parametrize(("kind", "width", "height"), [("desk", 1280, 900), ("phone", 390, 844)])
+def test_unknown_photos_are_grouped_taught_and_the_lesson_is_undone(one, forks, browser, tmp_path, kind, width, height):
+    from playwright.sync_api import expect
+
+    with served(one, unknown_rate=0.5) as client:
+        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
+        wrong = []
+        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(str(client.base_url))
+        page.get_by_text("2 classes in 1 task").wait_for()
+        for button in ("Undo the last lesson", "Forget this task"):
+            expect(page.get_by_role("button", name=button)).to_be_disabled()
+        page.evaluate(DROP, [*photos_of(4, range(16)), *photos_of(6, range(16))])
+        page.get_by_text("32 photos", exact=True).wait_for()
+        unknown = page.locator(".verdict.unknown").count()
+        assert unknown >= 20
+
+        # the unknown photos are grouped; every one is in a group, or in none
+        page.get_by_role("button", name=f"Group {unknown} unknown photos").click()
+        groups, state = page.locator("#groups > li"), page.locator("#groups-state")
+        expect(state).to_contain_text(f"in {unknown} photos")
+        sizes = groups.locator("h3").all_inner_texts()
+        assert sum(int(title.split(": ")[1].split()[0]) for title in sizes) == unknown, sizes
+        assert sizes[0].startswith("Group 1: ")
+        assert "nearest known class is " in groups.first.locator(".note").inner_text()
+        assert groups.first.locator(".sheet span", has_text="typical: ").count() >= 2
+        groups.first.scroll_into_view_if_needed()
+        picture(page, f"{kind}-groups")
+
+        # split by marked photos, merged again, by keyboard where there is no pointer
+        first = int(sizes[0].split(": ")[1].split()[0])
+        boxes = groups.first.locator(".sheet input")
+        expect(groups.first.locator(".split")).to_be_disabled()
+        boxes.nth(0).focus()
+        page.keyboard.press("Space")
+        boxes.nth(1).check()
+        groups.first.get_by_role("button", name="Move 2 marked photos to a new group").click()
+        expect(state).to_have_text("2 photos moved to New group 1")
+        assert page.evaluate("document.activeElement.id") == "groups-state"
+        assert groups.locator("h3").all_inner_texts()[:2] == [f"Group 1: {first - 2} photos", "New group 1: 2 photos"]
+        page.get_by_label("Merge New group 1 with").select_option("Group 1")
+        expect(state).to_have_text("New group 1 merged with Group 1")
+        assert groups.first.locator("h3").inner_text() == sizes[0]
+        if groups.first.locator(".more").is_visible():
+            groups.first.locator(".more").click()
+        expect(groups.first.locator(".sheet img")).to_have_count(first)
+
+        # all but one are dismissed; naming that one puts its photos into the tray
+        for title in sizes[1:]:
+            page.get_by_role("button", name=f"Dismiss {title.split(':')[0]}").click()
+        expect(groups).to_have_count(1)
+        page.get_by_label("Name of Group 1").fill("new")
+        page.get_by_label("Name of Group 1").press("Enter")
+        expect(groups).to_have_count(0)
+        page.get_by_text(f"{first} photos of new: new class").wait_for()
+
+        page.get_by_label("In seconds, without training (less accurate)").check()
+        page.get_by_role("button", name=f"Teach {first} photos").click()
+        page.get_by_role("heading", name="Learnt: new").wait_for(timeout=30_000)
+        page.get_by_text("3 classes in 2 tasks").wait_for()
+        page.locator(".verdict", has_text="new, ").first.wait_for()
+
+        # renamed; what would be forgotten is said first, and left
+        dialog = page.get_by_role("dialog")
+        page.get_by_label("Class", exact=True).select_option("new")
+        page.get_by_label("New name").fill("four")
+        page.get_by_label("New name").press("Enter")
+        expect(dialog).to_contain_text("Class new is now called four.")
+        dialog.get_by_role("button", name="Change the model").click()
+        expect(page.locator("#changed")).to_have_text("class new is now called four")
+        assert page.locator("#tasks tr").first.locator("td").all_inner_texts()[2] == "four"
+        page.get_by_label("Class", exact=True).select_option("four")
+        page.get_by_role("button", name="Forget this class").click()
+        expect(dialog).to_contain_text("the weights and the covariance computed with its images stay")
+        picture(page, f"{kind}-forget")
+        assert (
+            page.locator(".panel").bounding_box()["y"] + page.locator(".panel").bounding_box()["height"]
+            <= (page.locator("#history").bounding_box()["y"])
+        )
+        page.keyboard.press("Escape")
+        expect(dialog).to_have_count(0)
+        page.get_by_role("button", name="Forget this task").click()
+        expect(page.locator("#changed.error")).to_contain_text("cannot be removed exactly")
+
+        # the lesson is undone: the photos are named by the model before
+        page.get_by_role("button", name="Undo the last lesson").click()
+        expect(dialog).to_contain_text("1 task with 2 classes left")
+        dialog.get_by_role("button", name="Change the model").click()
+        page.get_by_text("2 classes in 1 task").wait_for()
+        expect(page.locator(".verdict", has_text="four")).to_have_count(0)
+        expect(page.locator(".verdict.unknown")).to_have_count(unknown)
+        assert page.locator("#tasks tr").count() == 1
+
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        small = "[...document.querySelectorAll('button, .button, select')].filter((e) => e.checkVisibility() "
+        assert page.evaluate(small + "&& e.getBoundingClientRect().height < 44).length") == 0
+        assert [line for line in wrong if "409" not in line] == []  # the refused task is an answer with that status
         page.close()

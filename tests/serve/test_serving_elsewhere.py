@@ -13,6 +13,8 @@ import pearl
 from photos import SETTINGS, digit, folders, write_photos
 from served import png
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
 
 

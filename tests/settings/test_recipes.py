@@ -7,6 +7,8 @@ from layouts import cifar100_npz, image_folder, imagenet_r, tiny_imagenet
 from pearl.lifecycle.runs import execute, load_method
 from pearl.settings.config import load_config, recipe_names
 
+pytestmark = pytest.mark.slow
+
 
 def narrower(name: str) -> list[str]:
     """The whole network takes minutes on a CPU; a narrower one goes the same way."""

@@ -25,6 +25,8 @@ from pearl.sweeps.jobs import Job, run_jobs
 from pearl.sweeps.live_status import LiveStatus
 from pearl.training import launch
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("submitit")
 
 DAEMONS = ("munged", "slurmctld", "slurmd")

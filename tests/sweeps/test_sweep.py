@@ -30,6 +30,8 @@ from pearl.sweeps.sweep import parse, plan
 from pearl.training import launch
 from pearl.training.stop import Stop
 
+pytestmark = pytest.mark.slow
+
 TINY = ("backbone.width=4", "train.epochs=1", "engine.max_steps=1", "stream.per_class=4", "stream.test_per_class=2")
 
 

@@ -38,6 +38,8 @@ from pearl.tables.spec import OF_LAYERS, OF_TASKS, SIZES, Printed, Request, Tabl
 from pearl.tables.values import Cell, Filled, Missing, chance, difference, fill, measured, verdict
 from pearl.tables.words import about, lines
 
+pytestmark = pytest.mark.slow
+
 SOURCE = Path(__file__).parents[3] / "shared" / "reference" / "paper.tex"
 TABLES = names()
 

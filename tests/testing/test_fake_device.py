@@ -13,6 +13,8 @@ from pearl.lifecycle.refit import refit
 from pearl.testing.fake_device import FAKE_DEVICE, fake_device
 from photos import SETTINGS, StopAt, digit, learn, weights_of, write_photos
 
+pytestmark = pytest.mark.slow
+
 PRECISE = {**SETTINGS, "engine": {"precision": "fp32"}}
 CHAIN = {"name": "pearl", "classifier": {"name": "statistics", "train": "all"}}
 

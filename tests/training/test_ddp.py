@@ -26,9 +26,14 @@ from pearl.training.world import World, make_fabric
 from reliability import contents
 from zoo import ZOO, shared_out
 
-pytestmark = pytest.mark.skipif(
-    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.skipif(
+        not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+        reason="this torch has no gloo",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

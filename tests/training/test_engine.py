@@ -1,5 +1,5 @@
 import math
-from types import SimpleNamespace
+import re
 
 import numpy as np
 import pytest
@@ -13,13 +13,14 @@ from pearl.methods.base import Method, Phase
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
 from pearl.methods.bounds.joint import Joint
+from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.pearl import Pearl
 from pearl.nn.rank_rules import FixedRule, RankRule
 from pearl.nn.resnet import resnet18
 from pearl.settings.sections import ImagesConfig, PhaseConfig
 from pearl.storage.checkpoint import read_part, write_part
 from pearl.testing.conformance import Cut, Watch
-from pearl.testing.tiny import config, logits, make_task
+from pearl.testing.tiny import config, learn, logits, make_task
 from pearl.training import engine as engine_of
 from pearl.training.engine import Engine, Observer
 from pearl.training.machine import machine
@@ -347,7 +348,7 @@ def test_a_moment_that_does_not_fit_is_passed_over(harm, tmp_path):
 )
 def test_float32_is_rounded_only_beside_bfloat16_on_a_gpu(device, precision, inside):
     engine = Engine(config(), device="cpu")
-    engine.precision, engine.fabric = precision, SimpleNamespace(device=torch.device(device))
+    engine.precision, engine.device = precision, torch.device(device)
     before = machine(torch.device("cpu"))
     with pytest.raises(KeyError), engine._tensor_float32():
         assert torch.get_float32_matmul_precision() == inside
@@ -359,7 +360,7 @@ def test_float32_is_rounded_only_beside_bfloat16_on_a_gpu(device, precision, ins
 @pytest.mark.parametrize("own", ["ieee", "tf32"])
 def test_who_has_set_how_float32_is_rounded_keeps_it(own):
     engine = Engine(config(), device="cpu")
-    engine.precision, engine.fabric = "bf16", SimpleNamespace(device=torch.device("cuda"))
+    engine.precision, engine.device = "bf16", torch.device("cuda")
     library = torch.backends.cuda.matmul
     library.fp32_precision = own
     try:
@@ -368,3 +369,41 @@ def test_who_has_set_how_float32_is_rounded_keeps_it(own):
         assert library.fp32_precision == own
     finally:
         library.fp32_precision = "none"
+
+
+@pytest.mark.parametrize("kind", [Pearl, Isolation])
+def test_tensors_of_earlier_isolated_tasks_are_neither_copied_nor_compared(kind):
+    method = kind(resnet18(8, width=4))
+    learn(method, range(2))
+    resume = Resume()
+    resume.begin(method, 2)
+    names = {*method.state_dict()}
+    own = {name for name in names if not name.startswith("backbone.")}
+    assert own <= resume.fixed and not any(name.startswith("backbone.") for name in resume.fixed)
+    assert {*resume.start} == names - resume.fixed
+    resume.begin(method, 1)  # task 1 again: its own tensors may change
+    assert resume.fixed == {name for name in own if "blocks.0." in name or re.search(r"s\.0[./]", name)}
+    with torch.no_grad():
+        method.heads[1].weight.add_(1)
+        method.backbone.conv1.weight[0] = torch.nan
+    assert resume.changes(method).keys() == {"heads.blocks.1.weight", "backbone.conv1.weight"}
+
+
+def test_a_method_that_does_not_declare_isolation_itself_has_no_fixed_tensors():
+    class Other(Pearl):  # may train an earlier task again
+        pass
+
+    method = Other(resnet18(8, width=4))
+    learn(method, range(2))
+    assert not any(method.is_fixed(name, 2) for name in method.state_dict())
+
+
+def test_statistics_of_earlier_tasks_are_fixed_but_not_those_of_all_images():
+    method = Finetune(resnet18(8, width=4))
+    assert not method.is_fixed("class_statistics.tensors.task/0/means/0", 3)
+    method = Pearl(resnet18(8, width=4), classifier=Statistics())
+    learn(method, range(2))
+    fixed = {name for name in method.state_dict() if method.is_fixed(name, 1)}
+    statistics = {name for name in fixed if name.startswith("class_statistics.")}
+    assert {name.split("/")[1] for name in statistics} == {"0"} and len(statistics) > 5
+    assert not any("/space/" in name or "temperature" in name for name in statistics)

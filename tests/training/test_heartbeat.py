@@ -12,6 +12,8 @@ import zygote
 from pearl.errors import ConfigError, RunError
 from pearl.training import heartbeat, launch
 
+pytestmark = pytest.mark.slow
+
 RANK = """
 import pathlib, sys, time
 from pearl.training import heartbeat, launch

@@ -38,6 +38,8 @@ from pearl.training.phase_cache import PhaseCache
 from pearl.training.resume import Progress, Resume
 from pearl.training.world import World
 
+pytestmark = pytest.mark.slow
+
 SHORT = config(train={"epochs": 1, "batch_size": 8, "phases": {"isolation": {"epochs": 2}}})
 
 

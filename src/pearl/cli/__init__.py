@@ -19,6 +19,7 @@ from pearl.cli import (
     learn,
     list,
     predict,
+    push,
     refit,
     rename,
     report,
@@ -29,9 +30,10 @@ from pearl.cli import (
     sweep,
     table,
     undo,
+    verify,
 )
 from pearl.cli.memory import keep_freed_memory
-from pearl.cli.options import Verb
+from pearl.cli.options import Verb, Verbs
 from pearl.errors import (
     LONGEST,
     Busy,
@@ -49,6 +51,7 @@ NAME = "pearl"  # also for `python -m pearl`, whose own name a shell could not c
 
 app = typer.Typer(
     name=NAME,
+    cls=Verbs,
     help="Continual learning with low-rank adapters whose rank each layer and each task chooses for itself.",
     epilog="Start with: pearl run digits",
     no_args_is_help=True,
@@ -85,8 +88,10 @@ for verb in (
     undo,
     rename,
     forget,
+    verify,
     inspect,
     export,
+    push,
     report,
     table,
     list,

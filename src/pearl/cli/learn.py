@@ -52,8 +52,19 @@ def command(
         list[Path] | None,
         typer.Option(metavar="DIR", help="Also evaluate on these images at the end; old or new classes; repeatable."),
     ] = None,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="Learn from the images as they come, without tasks: the lines of a .csv in order, or files of folders "
+            "by their time stamps. The same command takes up new ones.",
+        ),
+    ] = False,
     discard: Annotated[
         bool, typer.Option("--discard", help="Discard a task whose training was cut off, and start it again.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what the task needs: memory, disk and steps; change nothing.")
     ] = False,
     start: Annotated[Path | None, typer.Option("--from", help="First task: a run or model to continue from.")] = None,
     device: Device = "auto",
@@ -71,10 +82,15 @@ def command(
     pearl learn shop --data packages --task october train.epochs=20
     pearl learn shop --data one_more_class --fast
     pearl learn shop --data photos.csv --task july
+    pearl learn shop --data photos.csv --stream
     pearl learn shop --data herbs --holdout 0.1 --evaluate test_photos
     pearl learn shop --data sketches --alias "apple drawings=apple"
     """
     begun(f"learn {model}", quiet)
+    if stream:
+        other = [task, method, alias, start, evaluate, log, fast, nested, holdout, allow_new_style, discard]
+        _learn_from_stream(model, data, recipe, backbone, overrides or [], device, quiet=quiet, other=any(other))
+        return
     from pearl.errors import DataError, counted, printable
     from pearl.lifecycle import evaluation
     from pearl.lifecycle.accuracy_estimate import measured
@@ -101,6 +117,9 @@ def command(
         discard=discard,
         overrides=settings,
     )
+    if dry_run:
+        learn(model, data, options, device=device, plan=typer.echo)
+        return
     learn(model, data, options, device=device, show=logged(display(quiet), log or [], model), minutes=store_every)
     grown = Model.open(model, device=device, method=method)
     new = grown.tasks[-1]
@@ -117,3 +136,39 @@ def command(
         raise typer.Exit(1) from None
     if found or not quiet:
         typer.echo(ending(grown, found))
+
+
+def _learn_from_stream(
+    model: Path,
+    data: Path,
+    recipe: str | None,
+    backbone: str | None,
+    overrides: list[str],
+    device: str,
+    *,
+    quiet: bool,
+    other: bool,
+) -> None:
+    """Learn from images as they come, see `online.model`."""
+    from pearl.errors import ConfigError, counted, printable
+    from pearl.online.model import open_stream
+    from pearl.reports.progress import display
+    from pearl.settings.config import parse_overrides
+
+    if other:
+        raise ConfigError("--stream: goes with --recipe, --backbone, --device and settings alone; leave the others out")
+    show = display(quiet)
+    try:
+        made = open_stream(model, recipe=recipe, backbone=backbone, device=device, overrides=parse_overrides(overrides))
+        before = made.seen
+        problems = made.observe_files(data, show=show)
+    finally:
+        show.close()
+    for line in problems:
+        typer.echo(f"pearl: {printable(line)}", err=True)
+    typer.echo(
+        f"learnt {counted(made.seen - before, 'image')}; {counted(len(made.classes), 'class')} from "
+        f"{counted(made.seen, 'image')} in all; stored in {model}"
+    )
+    if problems:
+        raise typer.Exit(1)

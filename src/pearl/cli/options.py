@@ -2,10 +2,12 @@
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from pearl.errors import ConfigError, printable
 
@@ -56,6 +58,47 @@ Alias = Annotated[
 ]
 
 
+@contextmanager
+def one_line(given: Any = None) -> Iterator[None]:
+    """Turn an error of the command line's syntax, which typer prints as four lines, into one line with the fix.
+
+    Typer's versions have these errors in different modules; all have `format_message`. `given` is the context of
+    errors that have none.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        context = getattr(error, "ctx", None) or given
+        words = " ".join(error.format_message().split()).replace(". Did you mean", "; did you mean").rstrip(".?")
+        verb = f"{context.info_name}: " if context is not None and context.parent is not None else ""
+        path = "pearl" if context is None else context.command_path
+        raise ConfigError(f"{verb}{words[:1].lower()}{words[1:]}; see: {path} --help") from None
+
+
+class Verbs(TyperGroup):
+    """The command `pearl`, whose errors are one line each."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse options before the verb.
+
+        Raises:
+            ConfigError: an unknown option.
+        """
+        with one_line():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Parse and run the verb.
+
+        Raises:
+            ConfigError: an unknown verb, or options and arguments that it does not take.
+        """
+        with one_line():
+            return super().invoke(ctx)
+
+
 class Verb(TyperCommand):
     """A verb that refuses an option given twice, unless it is a list; otherwise the last of two folders would win."""
 
@@ -63,9 +106,10 @@ class Verb(TyperCommand):
         """Parse the arguments as the parent class does.
 
         Raises:
-            ConfigError: an option that takes one value is given again.
+            ConfigError: an option is unknown, has no value, or takes one value and is given again.
         """
-        *_, order = self.make_parser(ctx).parse_args(args=[*args])
+        with one_line(ctx):
+            *_, order = self.make_parser(ctx).parse_args(args=[*args])
         options = [one for one in order if isinstance(one, TyperOption) and not (one.multiple or one.is_flag)]
         for one, times in Counter(options).items():
             if times > 1 and not ctx.resilient_parsing:  # a shell's completion gets no error

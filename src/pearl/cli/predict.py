@@ -3,7 +3,7 @@
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -56,16 +56,25 @@ def command(
 
     files = named(paths, sys.stdin, say=say)
     from pearl.lifecycle.model import Model
+    from pearl.lifecycle.saved import read_config
+    from pearl.settings.config import OnlineModelConfig
 
     times["import"] = time.perf_counter()
-    opened = Model.open(model, tasks=tasks, device=device, method=method)
-    if task is not None:
-        opened.task_index(task)  # a wrong name is reported before the weights are read
-    _ = opened.method
+    rate: float | Literal["auto"] | None = None if no_unknown else "auto" if unknown_rate is None else unknown_rate
+    if isinstance(read_config(model), OnlineModelConfig):
+        from pearl.online.model import open_stream
+
+        if tasks is not None:
+            raise ConfigError(f"--tasks {tasks}: {model} learns from a stream, without tasks; leave it out")
+        opened: Any = open_stream(model, device=device)
+        rate, scored = unknown_rate, False
+    else:
+        opened = Model.open(model, tasks=tasks, device=device, method=method)
+        if task is not None:
+            opened.task_index(task)  # a wrong name is reported before the weights are read
+        scored = opened.has_ood_scores and not no_unknown
     times["load"] = time.perf_counter()
     form: Literal["json", "csv", "table"] = "json" if as_json else "csv" if as_csv else "table"
-    rate: float | Literal["auto"] | None = None if no_unknown else "auto" if unknown_rate is None else unknown_rate
-    scored = opened.has_ood_scores and not no_unknown
     write = writer(form, sys.stdout, scored=scored)
     unreadable = predict_files(opened, files, write, task=task, top=top, unknown_rate=rate, say=say)
     times["compute"] = time.perf_counter()

@@ -39,7 +39,7 @@ def command(
     from pearl.reports.logs import logged
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
-    from pearl.settings.config import OnlineRunConfig, RunConfig
+    from pearl.settings.config import OnlineModelConfig, OnlineRunConfig, RunConfig
     from pearl.settings.parts import METHODS
 
     if done := complete_interrupted(directory):
@@ -48,6 +48,10 @@ def command(
     named = METHODS.admit(method) if method else None
     config = read_config(directory)
     check_method(directory, config, named)
+    if isinstance(config, OnlineModelConfig):
+        raise ConfigError(
+            f"{directory}: learns from a stream; the command that gave it images continues after the last"
+        )
     if isinstance(config, OnlineRunConfig):
         from pearl.online.run import execute as execute_online
         from pearl.reports.online import online_page

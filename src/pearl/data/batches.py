@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pearl.data.augment import Draws, View
+from pearl.data.scratch import is_large, taken
 
 # Values of network input per chunk of whole batches: a GPU would wait for forty small launches per batch. Keeping a
 # batch keeps its chunk in memory.
@@ -108,9 +109,9 @@ class Task:
         Its batches index its own images.
         """
         rows = rows.cpu()
-        images, labels = self.images.cpu()[rows], self.labels.cpu()[rows]
+        images, labels = taken(self.images.cpu().numpy(), rows.numpy()), self.labels.cpu()[rows]
         place = self.id, self.name, self.classes, self.first_class
-        part = Task(*place, images.numpy(), labels.numpy(), view or self.view, self.device, train=self.train)
+        part = Task(*place, images, labels.numpy(), view or self.view, self.device, train=self.train)
         self._parts.append(part)
         return part
 
@@ -228,8 +229,13 @@ def batch_bounds(count: int, size: int) -> list[tuple[int, int]]:
 
 
 def _place(images: Tensor, device: torch.device) -> Tensor:
-    """Put images on the device if they take at most half of its free memory, else into pinned host memory."""
+    """Put images on the device if they take at most half of its free memory, else into host memory.
+
+    It is pinned unless the images are in a file, see `scratch`.
+    """
     if device.type != "cuda":
         return images.to(device)
     free, _ = torch.cuda.mem_get_info(device)
-    return images.to(device) if images.numel() < free / 2 else images.pin_memory()
+    if images.numel() < free / 2:
+        return images.to(device)
+    return images if is_large(images.numel()) else images.pin_memory()

@@ -20,6 +20,21 @@ _MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}  # by the byte order mar
 def read_list(place: Path) -> tuple[Files, list[str]]:
     """Return the images that a CSV file lists, by class in alphabetical order, and notes on those left out.
 
+    See `read_pairs`.
+
+    Raises:
+        DataError: lists the unusable lines.
+    """
+    pairs, notes = read_pairs(place)
+    files: Files = {}
+    for file, label in pairs:
+        files.setdefault(label, []).append(file)
+    return {label: sorted(files[label]) for label in sorted(files)}, notes
+
+
+def read_pairs(place: Path) -> tuple[list[tuple[Path, str]], list[str]]:
+    """Return the images that a CSV file lists with their classes, in its order, and notes on those left out.
+
     Paths are relative to the file. An image with an empty label is left out, so that a list made by `pearl discover`
     can dismiss it.
 
@@ -33,7 +48,7 @@ def read_list(place: Path) -> tuple[Files, list[str]]:
     lines = _lines(place)
     if not lines:
         raise DataError(f"{place}: lists no image; write a line PATH,LABEL for each")
-    files: Files = {}
+    pairs: list[tuple[Path, str]] = []
     seen: dict[Path, int] = {}
     missing: list[str] = []
     for number, path, label in lines:
@@ -50,17 +65,17 @@ def read_list(place: Path) -> tuple[Files, list[str]]:
             missing.append(f"line {number}: {printable(path)}")
         elif (first := seen.setdefault(file.resolve(), number)) != number:
             raise DataError(f"{place}: line {number} names the image of line {first} again; keep one of them")
-        files.setdefault(label, []).append(file)
+        pairs.append((file, label))
     if missing:
         raise DataError(
             f"{place}: {len(missing)} of {counted(len(lines), 'file')} missing ({some(missing, 5)}); paths are "
             f"relative to the folder of the list"
         )
     unlabelled = sum(not label for _, _, label in lines)
-    if not files:
+    if not pairs:
         raise DataError(f"{place}: no line has a label; write PATH,LABEL")
     notes = [f"{place}: {counted(unlabelled, 'line')} without a label; left out"] if unlabelled else []
-    return {label: sorted(files[label]) for label in sorted(files)}, notes
+    return pairs, notes
 
 
 def _is_file(place: Path) -> bool:

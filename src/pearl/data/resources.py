@@ -21,14 +21,16 @@ def threads() -> int:
 
 
 def budget() -> int:
-    """Return the bytes that images may take during decoding: `MOST`, or a quarter of the memory if that is less.
+    """Return the bytes that images may take during decoding: `MOST`, or a quarter of the memory if that is less."""
+    return min(MOST, memory() // SHARE)
 
-    The memory is that of the machine, or of the control groups that this process is in.
-    """
+
+def memory() -> int:
+    """Return the bytes of memory of the machine, or of the control groups that this process is in."""
     limits = _memory_limits()
     with suppress(AttributeError, ValueError, OSError):  # not available on every system
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min([MOST, *(limit // SHARE for limit in limits)])
+    return min(limits or [SHARE * MOST])
 
 
 def _cpu_quotas() -> list[float]:

@@ -1,6 +1,6 @@
 """Logits of all sub-networks: for test sets, counted per class for class-IL and task-IL, and for single images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -49,11 +49,11 @@ class Evaluator:
         logits = self.logits(method, tests)
         return count(logits, [test.labels for test in tests], shown, domains=method.domains)
 
-    def logits(self, method: Method, tests: Sequence[TestSet]) -> list[Tensor]:
-        """Return logits (n, classes seen) float32 on the CPU, per test set."""
+    def logits(self, method: Method, tests: Sequence[TestSet], experts: Iterable[Expert] | None = None) -> list[Tensor]:
+        """Return logits (n, classes seen) float32 on the CPU, per test set; with `experts`, those of their classes."""
         keep = merged_size(method) <= KEPT
         columns = []
-        for expert in method.experts():
+        for expert in method.experts() if experts is None else experts:
             if expert.frozen and keep:
                 expert = self._experts.setdefault(expert.key, expert)
             columns.append([self._logits(expert, t, test) for t, test in enumerate(tests)])

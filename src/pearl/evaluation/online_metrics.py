@@ -70,6 +70,13 @@ def forgetting(points: Sequence[Point]) -> float:
     return float(np.nanmean(found)) if np.isfinite(found).any() else float("nan")
 
 
+def summary(results: Mapping[str, Any]) -> dict[str, float]:
+    """Return every metric by name, and the numbers among the facts, of the section `online` of results.json."""
+    points = [Point.from_json(point) for point in results["curve"]]
+    numbers = {name: value for name, value in results["facts"].items() if isinstance(value, int | float)}
+    return {"a_auc": a_auc(points), "a_last": a_last(points), "forgetting": forgetting(points), **numbers}
+
+
 Rule = Literal["reached", "passed", "ahead"]
 
 

@@ -241,7 +241,7 @@ def _readme(base: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     folders = [task["folder"] for task in facts["tasks"]]
     images = facts["input"]
     shape = "(batch, 3, {2}, {3})".format(*images["shape"])
-    return f"""# Adapters of {counted(len(folders), "task")}
+    return f"""### Adapters of {counted(len(folders), "task")}
 
 Written by pearl {facts["pearl"]}. `base/` holds the reference network; every other folder is a PEFT LoRA with one
 task's own norm layers and head. `{FACTS}` lists the tasks, their folders and their classes. In this folder:

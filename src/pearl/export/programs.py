@@ -107,6 +107,11 @@ def network(method: Method, images: ImagesConfig) -> Network:
     shared: dict[int, Any] = {id(tensor): _frozen(tensor, tensor) for tensor in tensors}
     statistics = method.classifier.statistics if isinstance(method.classifier, StatisticsClassifier) else None
     if statistics is not None:
+        if statistics.options.precision != "float32":
+            raise ExportError(
+                "its statistics are of features in bfloat16, and programs compute in float32; make a model with "
+                "method.classifier.precision=float32"
+            )
         statistics.ood_scorer()  # created here; not part of the program
     if not isinstance(method, SubNetworks) or not method.separable:
         whole = copy.deepcopy(method, shared)

@@ -14,6 +14,7 @@ from pearl.data.images import Picture, pixels_of
 from pearl.data.sources import image_files
 from pearl.errors import DataError, ExportError, PearlError, counted, reason
 from pearl.export.adapters import write_peft
+from pearl.export.card import card, load_section
 from pearl.export.programs import write_onnx, write_torch
 from pearl.export.trained import FACTS, Trained
 from pearl.lifecycle.model import Model
@@ -21,7 +22,7 @@ from pearl.settings.config import ModelConfig, RunConfig
 from pearl.settings.parts import SOURCES
 from pearl.settings.registry import nearest
 from pearl.storage.aside import beside
-from pearl.storage.files import OTHER_OUTPUT, check_writable
+from pearl.storage.files import OTHER_OUTPUT, check_writable, write_output
 from pearl.storage.inside import sync_folder, sync_tree
 from pearl.storage.paths import runs_root
 
@@ -56,13 +57,24 @@ def export_directory(
     tasks = [{"name": task.name, "classes": list(task.classes)} for task in opened.tasks]
     model = Trained(opened.method, opened.config.images, tasks, opened.config.backbone)
     raw, origin = check_images(opened.config, images)
-    return export(model, to, out or Path(path.resolve().name + _SUFFIX[to]), raw, origin=origin, force=force)
+    out = out or Path(path.resolve().name + _SUFFIX[to])
+    about = partial(card, opened, export=to != "peft")
+    return export(model, to, out, raw, origin=origin, force=force, about=about)
 
 
 def export(
-    model: Trained, to: str, out: Path, raw: Tensor, *, origin: str = "the given images", force: bool = False
+    model: Trained,
+    to: str,
+    out: Path,
+    raw: Tensor,
+    *,
+    origin: str = "the given images",
+    force: bool = False,
+    about: Callable[[str], str] | None = None,
 ) -> str:
     """Write a model to `out` in a format, checked on images `raw` (n, H, W, 3) uint8; return a message.
+
+    `about` makes a model card from the part about loading: README.md in a folder, else OUT.md beside the file.
 
     Raises:
         ExportError: the format cannot represent the model, the result disagrees with it, or `out` cannot be written or
@@ -72,14 +84,27 @@ def export(
     heads = model.method.heads.sizes()  # none, or only the first, of methods that classify by statistics
     if [len(task["classes"]) for task in model.tasks][: len(heads)] != heads:
         raise ExportError("the classes of the tasks differ from those of the heads; restore classes.json")
+    beside_it = card_file(out)
+    if about and to != "peft" and not force and beside_it.exists():
+        raise ExportError(f"{beside_it}: exists; choose another path with -o, or replace it with --force")
     with _aside(out, force=force, folder=to == "peft") as place, torch.no_grad():
         difference = _WRITERS[to](model, place, raw)
+        if about and to == "peft":
+            readme = place / "README.md"
+            readme.write_text(about(readme.read_text("utf-8")), "utf-8")
         size = sum(file.stat().st_size for file in ([place] if place.is_file() else place.rglob("*")) if file.is_file())
+    if about and to != "peft":
+        write_output(beside_it, about(load_section(to, file=out.name)))
     if difference is None:
         verdict = 'not verified, as peft is not installed: pip install "pearl[peft]"'
     else:
         verdict = f"logits differ from the model's by at most {difference:.1e} on {origin}"
     return f"wrote {out}: {size / 1e6:.1f} MB, {counted(len(model.facts['classes']), 'class')}; {verdict}"
+
+
+def card_file(out: Path) -> Path:
+    """Return the path of the model card of an exported file; `pearl push` calls it README.md."""
+    return out.with_name(f"{out.name}.md")
 
 
 def check_images(config: ModelConfig, given: Sequence[Path] | None = None) -> tuple[Tensor, str]:

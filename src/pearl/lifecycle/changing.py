@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from pearl.errors import RunError
+from pearl.errors import RunError, printable
 from pearl.lifecycle.saved import read_config
 from pearl.lifecycle.session import check_inside
 from pearl.settings.config import ModelConfig, RunConfig
@@ -20,10 +20,11 @@ Planned = Callable[[Change | None, ModelConfig], str]  # None in a dry run; retu
 Event = dict[str, Any]
 
 
-def changed(path: Path, verb: str, planned: Planned, *, dry_run: bool = False) -> str:
+def changed(path: Path, verb: str, planned: Planned, *, dry_run: bool = False, discard: bool = False) -> str:
     """Change a model by the files that `planned` prepares, and return its line.
 
-    If an earlier change was interrupted, that one is completed, and nothing else happens.
+    If an earlier change was interrupted, that one is completed, and nothing else happens. `discard` discards an
+    interrupted task whose images were in memory: only who still has them could resume it.
 
     Raises:
         RunError: not a model, a task is interrupted, or a file is damaged or cannot be written.
@@ -45,20 +46,24 @@ def changed(path: Path, verb: str, planned: Planned, *, dry_run: bool = False) -
                 f"pearl learn NEW --from {path} --data FOLDER"
             )
         directory.check_no_gap()
-        if directory.is_interrupted:
+        lost = directory.interrupted_task if discard else {}
+        if directory.is_interrupted and (not lost or lost["data"]):
             raise RunError(
                 f"{path}: a task was interrupted; complete it with: pearl resume {path}; or discard it with the next "
                 f"`pearl learn --discard`"
             )
+        discarded = f"; the interrupted task {printable(lost['name'])} is discarded" if lost else ""
         if dry_run:
-            return f"dry run, nothing is changed: {planned(None, config)}"
+            return f"dry run, nothing is changed: {planned(None, config)}{discarded}"
         try:
             line = planned(change := Change(path), config)
         except BaseException:
             remove_tree(directory.change_folder, path)
             raise
+        if lost:
+            remove_tree(directory.resume_folder, path)
         change.commit(verb)
-        return line
+        return line + discarded
 
 
 def complete_interrupted(path: Path) -> str:

@@ -7,7 +7,7 @@ as one that never learnt it. Training draws its random numbers by the task's nam
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from pearl.errors import ConfigError, RunError, counted, printable
+from pearl.lifecycle.certificate import Kept, certify, tensor_files
 from pearl.lifecycle.changing import Event, changed, edit_events, list_classes
 from pearl.lifecycle.choices import has_statistics
-from pearl.methods.common.subnetworks import SubNetworks
+from pearl.methods.common.subnetworks import TASK_TENSOR, SubNetworks
 from pearl.names import class_name
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
@@ -30,11 +31,12 @@ from pearl.storage.stored_task import MANIFEST, StoredTask
 
 Tensors = dict[str, Tensor]
 
-_OWN = re.compile(r"((?:heads\.blocks|tensors|statistics|networks)\.)(\d+)([./].+)")  # tensors of one task
 _PROTOTYPES = re.compile(r"(class_statistics\.tensors\.task/\d+/)(classes|counts|means/\d+)")  # a row per class
 
 
-def forget(path: Path, name: str | None = None, *, task: str | None = None, dry_run: bool = False) -> str:
+def forget(
+    path: Path, name: str | None = None, *, task: str | None = None, dry_run: bool = False, discard: bool = False
+) -> str:
     """Remove a class, or a task; see `forget_class` and `forget_task`.
 
     Raises:
@@ -44,11 +46,11 @@ def forget(path: Path, name: str | None = None, *, task: str | None = None, dry_
     if (name is None) == (task is None):
         raise ConfigError("forget: give one class with --class, or one task with --task")
     if task is not None:
-        return forget_task(path, task, dry_run=dry_run)
-    return forget_class(path, str(name), dry_run=dry_run)
+        return forget_task(path, task, dry_run=dry_run, discard=discard)
+    return forget_class(path, str(name), dry_run=dry_run, discard=discard)
 
 
-def forget_class(path: Path, name: str, *, dry_run: bool = False) -> str:
+def forget_class(path: Path, name: str, *, dry_run: bool = False, discard: bool = False) -> str:
     """Remove a class from a model: its head's row, or its statistics. Return a line, also about what stays.
 
     Raises:
@@ -74,21 +76,23 @@ def forget_class(path: Path, name: str, *, dry_run: bool = False) -> str:
                 f"{path}: {printable(name)} is the only class of its task; remove the task with: "
                 f"pearl forget {path} --task {task}"
             )
-        if change:
-            _remove_class(change, tasks, owner, name)
         gone = "means and counts" if statistics else "row of the head"
         stays = "weights and the covariance" if statistics else "weights"
         exact = "" if statistics else f"remove its whole task with --task {task}, or "
+        if change:
+            _remove_class(change, tasks, owner, name)
+            kept = map(_same, tensor_files([change.directory.reference, *change.directory.finished]))
+            certify(change, {"class": name}, kept, stays=f"the {stays} computed with its images")
         return (
             f"{path}: class {printable(name)} is forgotten: its {gone} are removed, and it is never predicted again; "
             f"the {stays} computed with its images stay; to remove them too, {exact}learn the other classes into a "
             f"new model"
         )
 
-    return changed(path, "pearl forget --class", planned, dry_run=dry_run)
+    return changed(path, "pearl forget --class", planned, dry_run=dry_run, discard=discard)
 
 
-def forget_task(path: Path, name: str, *, dry_run: bool = False) -> str:
+def forget_task(path: Path, name: str, *, dry_run: bool = False, discard: bool = False) -> str:
     """Remove a task from a model with heads and isolated sub-networks, and return a line about it.
 
     The rest has the bits of a model that learnt only the other tasks.
@@ -116,20 +120,21 @@ def forget_task(path: Path, name: str, *, dry_run: bool = False) -> str:
                 f"covariance; {last}remove its classes with --class, or learn the other tasks into a new model"
             )
         for task in tasks[at:]:
-            if shared := [tensor for tensor in task.manifest["tensors"] if not _OWN.fullmatch(tensor)]:
+            if shared := [tensor for tensor in task.manifest["tensors"] if not TASK_TENSOR.fullmatch(tensor)]:
                 raise RunError(
                     f"{path}: task {printable(task.name)} trained weights that other tasks use ({shared[0]}), and "
                     f"cannot be removed; learn the other tasks into a new model"
                 )
         if change:
             _remove_task(change, tasks, at)
+            certify(change, {"task": tasks[at].name, "classes": [*tasks[at].classes]}, _kept(directory, tasks, at))
         classes, left = counted(len(tasks[at].classes), "class"), counted(len(tasks) - 1, "task")
         return (
             f"{path}: task {printable(tasks[at].name)} is forgotten with its {classes}; "
             f"the model has the bits of one that learnt only the other {left}"
         )
 
-    return changed(path, "pearl forget --task", planned, dry_run=dry_run)
+    return changed(path, "pearl forget --task", planned, dry_run=dry_run, discard=discard)
 
 
 def _check_method(path: Path, config: ModelConfig) -> None:
@@ -258,4 +263,20 @@ def _remove_task(change: Change, tasks: list[StoredTask], at: int) -> None:
 
 
 def _renumbered(tensors: Tensors, *, task: int) -> Tensors:
-    return {_OWN.sub(rf"\g<1>{task}\g<3>", name): value for name, value in tensors.items()}
+    return {_numbered(name, task): value for name, value in tensors.items()}
+
+
+def _numbered(name: str, task: int) -> str:
+    return TASK_TENSOR.sub(rf"\g<before>{task}\g<after>", name)
+
+
+def _kept(directory: RunDirectory, tasks: list[StoredTask], at: int) -> Iterator[Kept]:
+    """Yield the files that remain without a task."""
+    yield from map(_same, tensor_files([directory.reference, *(task.folder for task in tasks[:at])]))
+    for t, task in enumerate(tasks[at + 1 :], at):
+        folder = directory.folder_of(t, task.name)
+        yield from (Kept(file, folder / file.name, partial(_numbered, task=t)) for file in tensor_files([task.folder]))
+
+
+def _same(file: Path) -> Kept:
+    return Kept(file, file)

@@ -1,8 +1,8 @@
 """New tasks for a model from images with classes; the first task creates the model.
 
-MODEL has the files of a run (see `runs`) without its stream and results. Decoded images stay in memory and are not
-stored, since the user may not be allowed to keep them. MODEL/resume/task.json describes the current task, so that
-`resume` needs nothing else.
+MODEL has the files of a run (see `runs`) without its stream and results. Decoded images are not
+stored, since the user may not be allowed to keep them: they are in memory, or in a file without a name if they are too
+many (see `scratch`). MODEL/resume/task.json describes the current task, so that `resume` needs nothing else.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pearl.data import copies
+from pearl.data import copies, scratch
 from pearl.data.augment import View
 from pearl.data.batches import Task, fold
 from pearl.data.decoding import Decoding
@@ -25,6 +25,7 @@ from pearl.errors import ConfigError, DataError, RunError, TrainingError, printa
 from pearl.lifecycle import accuracy_estimate
 from pearl.lifecycle.choices import LearnOptions, config_for, has_statistics
 from pearl.lifecycle.copying import check_place, copy_model, is_copy
+from pearl.lifecycle.needs import needs
 from pearl.lifecycle.recognition import check_known
 from pearl.lifecycle.saved import build_method, learnt_images, load_method, read_config, resume_command
 from pearl.lifecycle.session import session
@@ -45,6 +46,7 @@ def learn(
     device: str = "auto",
     show: Observer | None = None,
     minutes: float = 10.0,
+    plan: Callable[[str], object] | None = None,
 ) -> None:
     """Train the model at `path` on the classes of `data` as task `task`.
 
@@ -62,6 +64,8 @@ def learn(
     `holdout` is a share of each class's images to evaluate on instead of training; at least one of two images. See
     `outcome` for the estimate without it.
 
+    With `plan`, nothing is decoded, trained or written: it gets a line for each thing that the task needs.
+
     If the model recognises almost no image of a known class, they are refused, since they may show something else; with
     `allow_new_style` they are learnt. Duplicate images are learnt once; see `copies.without_copies`.
 
@@ -76,7 +80,8 @@ def learn(
         remove_leftovers(path)
     check_place(path, source, "leave out --from to continue it, or choose another name")
     config = config_for(path, source, options)
-    _learn(path, data, config, options, source=source, device=device, show=show, minutes=minutes)
+    with scratch.beside(path):
+        _learn(path, data, config, options, source=source, device=device, show=show, minutes=minutes, plan=plan)
 
 
 def resume(path: Path, *, device: str = "auto", show: Observer | None = None, minutes: float = 10.0) -> None:
@@ -99,9 +104,10 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
         ) from None
     if not data:
         raise RunError(f"{path}: task {name!r} used images in memory; give them again: pearl.learn({str(path)!r}, ...)")
-    same = {key: known[key] for key in ("aliases", "fast", "nested", "holdout")}
+    same = {key: known[key] for key in ("aliases", "fast", "nested", "holdout") if key in known}
     options = LearnOptions(task=name, allow_new_style=True, **same)  # the task would not have started otherwise
-    _learn(path, data, config, options, resumed=True, device=device, show=show, minutes=minutes)
+    with scratch.beside(path):
+        _learn(path, data, config, options, resumed=True, device=device, show=show, minutes=minutes)
 
 
 def _learn(
@@ -115,6 +121,7 @@ def _learn(
     device: str,
     show: Observer | None,
     minutes: float,
+    plan: Callable[[str], object] | None = None,
 ) -> None:
     show, aliases, holdout = show or Observer(), dict(options.aliases or {}), options.holdout
     size, before, directory = config.images.stored, RunDirectory(source or path), RunDirectory(path)
@@ -126,7 +133,7 @@ def _learn(
         found = found.renamed(aliases)
         name, names = found.name if options.task is None else options.task, found.classes
         _check_holdout(found, found.labels, holdout)
-        if source is None and _is_learnt(path, name, found, config, holdout, show):
+        if plan is None and source is None and _is_learnt(path, name, found, config, holdout, show):
             with session(path, config, again="", device=device, show=show):
                 return
         new, again_shown = _new_and_known(before.tasks, name, names, config)
@@ -138,9 +145,13 @@ def _learn(
             )
         # before decoding images: errors here are cheaper to find
         written = done > 0 or (known.get("config") == settings and directory.reference_manifest.is_file())
-        method = build_method(config, structure_only=written)
+        method = build_method(config, structure_only=written, without_timm=True)
         if method.oracle:
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
+        if plan is not None:
+            for line in needs(method, config, before, found, name, new, fast=options.fast):
+                plan(line)
+            return
         engine = Engine(config, device=device)
         facts: dict[str, Any] = {"index": done, "name": name, "classes": list(names), "config": settings}
         facts |= {"fast": options.fast, "aliases": aliases, "holdout": holdout}
@@ -165,12 +176,12 @@ def _learn(
             copies.hashes(pixels), found.labels, names, learnt_images(infos), found.where
         )
         if not stay.all():
-            pixels, labels = pixels[stay], labels[stay]
+            pixels, labels = scratch.taken(pixels, np.flatnonzero(stay)), labels[stay]
             _check_holdout(found, labels, holdout)
         if not new:
             notes.append("no new class: these are more images of known ones")
         if (known_ones := labels < len(every)).any():
-            of_known = pixels[known_ones], labels[known_ones], every
+            of_known = scratch.taken(pixels, np.flatnonzero(known_ones)), labels[known_ones], every
             notes += check_known(before.path, config, engine, done, *of_known, allow_new_style=options.allow_new_style)
         # the first task's start is stored, even if a weight file is gone now
         begun = written and (done > 0 or same)
@@ -188,11 +199,11 @@ def _learn(
                 origin = {"data": found.place or "", "nested": options.nested, "precision": work.engine.precision}
                 directory.write(directory.pending_file, {**facts, **origin})
             if begun:
-                method = load_method(path, config, done, place=work.engine.place)
+                method = load_method(path, config, done, place=work.engine.place, without_timm=True)
             else:
                 method = work.begin(build_method(config) if written else method)
             view = View(config.images, channels_last=config.engine.channels_last)
-            place = view, work.engine.fabric.device
+            place = view, work.engine.device
             # by name: then the task is the same, bit by bit, without an earlier one, see `forget`
             task = Task(done, name, new, len(every), pixels, labels, *place, train=not options.fast, seed_part=name)
             if holdout:
@@ -323,7 +334,7 @@ def decode(found: Inputs, size: int, show: Observer) -> np.ndarray:
     if isinstance(found.images, np.ndarray):
         return found.pixels(0, len(found), size)[0]
     tell = _progress(show)
-    pixels = np.empty((len(found), size, size, 3), np.uint8)
+    pixels = scratch.room((len(found), size, size, 3))
     problems: list[str] = []
     for begin in range(0, len(found), 256):
         part, wrong = found.pixels(begin, begin + 256, size)

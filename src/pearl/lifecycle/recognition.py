@@ -25,14 +25,25 @@ BATCH = 256
 
 @torch.no_grad()
 def recognised(
-    method: Method, view: View, images: Tensor, labels: Tensor, among: np.ndarray | None = None
+    method: Method,
+    view: View,
+    images: Tensor,
+    labels: Tensor,
+    among: np.ndarray | None = None,
+    task: int | None = None,
 ) -> np.ndarray:
     """Return a mask (N,) of images classified correctly among all classes, or among some; labels (N,) are logit
     indices.
+
+    If `among` are the classes of `task`, the experts of other tasks are not evaluated.
     """
     how: dict[str, Any] = {"device": method.device, "batch_size": BATCH, "autocast": torch.no_grad}
-    (logits,) = Evaluator(view, **how).logits(method.eval(), [TestSet(images, labels)])
-    found = logits.argmax(1).numpy() if among is None else among[logits[:, among].argmax(1).numpy()]
+    own = [expert for expert in method.eval().experts() if task is not None and expert.task == task]
+    (logits,) = Evaluator(view, **how).logits(method, [TestSet(images, labels)], own or None)
+    if among is None:
+        found = logits.argmax(1).numpy()
+    else:
+        found = among[(logits if own else logits[:, among]).argmax(1).numpy()]
     return found == labels.cpu().numpy()
 
 
@@ -97,7 +108,7 @@ def sample(task: Task) -> tuple[Tensor, Tensor]:
     return task.images[rows.to(task.images.device)].clone(), task.labels.cpu()[rows]
 
 
-def unlearnt(method: Method, view: View, images: Tensor, labels: Tensor, shown: np.ndarray) -> Iterator[str]:
+def unlearnt(method: Method, view: View, images: Tensor, labels: Tensor, shown: np.ndarray, task: int) -> Iterator[str]:
     """Return a warning if a method classifies the training images of its last task no better than by chance.
 
     Args:
@@ -106,10 +117,13 @@ def unlearnt(method: Method, view: View, images: Tensor, labels: Tensor, shown: 
         images: some of the task's (n, H, W, 3) uint8.
         labels: their logit indices (n,).
         shown: logit indices of the task's classes, ascending.
+        task: its number.
     """
     if len(shown) < 2:
         return
-    share, chance = recognised(method, view, images, labels, shown).mean(), 1 / len(shown)
+    fitted, chance = method.classifier.fitted(), 1 / len(shown)
+    right = recognised(method, view, images, labels, shown, task) if fitted is None else fitted.best_own == fitted.true
+    share = right.mean()
     if share <= min(2 * chance, chance + 0.1 * (1 - chance)):
         yield (
             f"{100 * share:.0f} % of the task's training images are classified correctly among its {len(shown)} "

@@ -72,7 +72,7 @@ def refit_model(
                 part = Inputs(None, info.name, info.classes, images, labels, decoding=Decoding.of(config.images))
                 pixels = decode(part, config.images.stored, show)
                 view = View(config.images, channels_last=config.engine.channels_last)
-                place = engine.fabric.device
+                place = engine.device
                 task = Task(
                     t, info.name, info.classes, info.first_class, pixels, labels + info.first_class, view, place
                 )

@@ -12,7 +12,7 @@ from pearl.storage.files import json_bytes
 from pearl.storage.run_directory import RunDirectory
 
 
-def rename(path: Path, old: str, new: str, *, dry_run: bool = False) -> str:
+def rename(path: Path, old: str, new: str, *, dry_run: bool = False, discard: bool = False) -> str:
     """Give a class of a model another name, and return a line about it. Tensors are unchanged.
 
     Raises:
@@ -53,4 +53,4 @@ def rename(path: Path, old: str, new: str, *, dry_run: bool = False) -> str:
         names = event.get("classes")
         return {**event, "classes": [renamed(str(name)) for name in names]} if isinstance(names, list) else event
 
-    return changed(path, "pearl rename", planned, dry_run=dry_run)
+    return changed(path, "pearl rename", planned, dry_run=dry_run, discard=discard)

@@ -298,7 +298,7 @@ class _Work:
         self.view = View(run.config.images, channels_last=run.config.engine.channels_last)
         self.evaluator = Evaluator(
             self.view,
-            device=work.engine.fabric.device,
+            device=work.engine.device,
             batch_size=run.config.engine.eval_batch_size,
             autocast=work.engine.fabric.autocast,
         )
@@ -350,7 +350,7 @@ class _Work:
             splits = splits[-1:]
         images = np.concatenate([split.train_images(self.prepared.train) for split in splits])
         labels = np.concatenate([split.train_labels for split in splits])
-        device = self.session.engine.fabric.device
+        device = self.session.engine.device
         return Task(t, task.name, task.classes, task.first_class, images, labels, self.view, device)
 
     def _evaluate(self, method: Method, t: int) -> None:

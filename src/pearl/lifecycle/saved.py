@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pearl.data import copies
 from pearl.data.batches import fold
-from pearl.errors import ConfigError, RunError, short_of_memory
+from pearl.errors import ConfigError, RunError, counted, short_of_memory
+from pearl.lifecycle.certificate import Check, certificate_checks
 from pearl.methods.base import Method
+from pearl.nn.plain_vit import plain_vit
 from pearl.settings.config import ModelConfig, RunConfig, check_config
 from pearl.settings.parts import BACKBONES, METHODS
 from pearl.settings.registry import readable
@@ -109,46 +111,81 @@ def learnt_images(tasks: Sequence[StoredTask]) -> dict[bytes, str]:
 
 def verify(path: Path) -> list[str]:
     """Return a line for each problem of a model's files; computes every checksum."""
+    return [line for state, line in file_checks(path) if state == "wrong"]
+
+
+def verification(path: Path) -> list[Check]:
+    """Return a line for each check of a model: its files, and the certificates of what it has forgotten.
+
+    Raises:
+        RunError: neither a model nor a run, or a change is not complete.
+    """
+    read_config(path)
+    checks = file_checks(path)
+    try:
+        return checks + certificate_checks(path)
+    except RunError as error:
+        return checks + [Check("wrong", str(error))] * (str(error) not in [line for _, line in checks])
+
+
+def file_checks(path: Path) -> list[Check]:
+    """Return a line for each file of tensors of a model, about its checksum, and one about the list of tasks."""
     directory = RunDirectory(path)
-    wrong: list[str] = []
+    checks: list[Check] = []
     replaced: set[str] = set()
     for folder in (*reversed(directory.finished), directory.reference):
         try:
-            read_part(folder, Reference if folder == directory.reference else Task, replaced)
+            _, manifest = read_part(folder, Reference if folder == directory.reference else Task, replaced)
+            checks[:0] = [
+                Check("ok", f"{(folder / name).relative_to(path)}: sha256 {digest[:16]}, as its manifest says")
+                for name, digest in manifest["sha256"].items()
+                if (folder / name).exists()
+            ]
         except RunError as error:
-            wrong.insert(0, str(error))
+            checks.insert(0, Check("wrong", str(error)))
         with suppress(RunError):
             replaced |= set(read_manifest(folder, Part)["tensors"])
     try:
         directory.check_no_gap()
-        if directory.tasks:
+        if tasks := directory.tasks:
             read_json(directory.classes_file, Classes)  # the one file that all else does without
+            classes = counted(sum(len(task.classes) for task in tasks), "class")
+            checks.append(Check("ok", f"classes.json: {classes} in {counted(len(tasks), 'task')}, as in the manifests"))
     except RunError as error:
-        wrong += [str(error)] * (str(error) not in wrong)
-    return wrong
+        if (found := Check("wrong", str(error))) not in checks:
+            checks.append(found)
+    return checks
 
 
-def build_backbone(config: ModelConfig, *, structure_only: bool = False) -> nn.Module:
-    """Return the backbone of a run; `structure_only` skips reference weights that a state will overwrite."""
+def build_backbone(config: ModelConfig, *, structure_only: bool = False, without_timm: bool = False) -> nn.Module:
+    """Return the backbone of a run.
+
+    `structure_only` skips reference weights that a state will overwrite. `without_timm` then uses pearl's form of a
+    plain ViT, whose import takes no seconds.
+    """
     spec = dict(config.backbone)
     given = bool(spec.get("pretrained") or spec.get("weights"))
     if structure_only or config.smoke:
         spec |= {key: False if key == "pretrained" else None for key in ("pretrained", "weights") if key in spec}
     if not structure_only:
         torch.manual_seed(fold(config.seed, "backbone"))
-    backbone = BACKBONES.build(spec, config.images.size)
+    library, _, model = str(spec["name"]).partition("/")
+    backbone = plain_vit(model, config.images.size) if structure_only and without_timm and library == "timm" else None
+    if backbone is None:
+        backbone = BACKBONES.build(spec, config.images.size)
     if given:
         backbone.pretrained = True
     return backbone
 
 
-def build_method(config: ModelConfig, *, structure_only: bool = False) -> Method:
-    """Return the method of a run, before its first task.
+def build_method(config: ModelConfig, *, structure_only: bool = False, without_timm: bool = False) -> Method:
+    """Return the method of a run, before its first task; for the options see `build_backbone`.
 
     Raises:
         ConfigError: options that this backbone does not support.
     """
-    return METHODS.build(config.method, build_backbone(config, structure_only=structure_only))
+    backbone = build_backbone(config, structure_only=structure_only, without_timm=without_timm)
+    return METHODS.build(config.method, backbone)
 
 
 def isolation_size(method: Method, classes: list[int]) -> int:
@@ -164,17 +201,18 @@ def load_method(
     *,
     place: Callable[[Method], Method] = lambda method: method,
     to_ask: bool = False,
+    without_timm: bool = False,
 ) -> Method:
     """Return a method after its first `tasks` tasks (default: all finished ones).
 
     `place` moves it to a device and memory format. With `to_ask`, only for predictions, unneeded tensors may be
-    missing.
+    missing. For `without_timm` see `build_backbone`.
 
     Raises:
         RunError: files missing, damaged, or not of this configuration.
     """
     with _OwnDraws():
-        method = build_method(config, structure_only=True)
+        method = build_method(config, structure_only=True, without_timm=to_ask or without_timm)
     method = place(method)
     needed = method.classifier.needed if to_ask else None
     try:
@@ -206,6 +244,11 @@ class _OwnDraws(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.generator = torch.Generator()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell PyTorch not to import its compiler for this context, which takes two seconds."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

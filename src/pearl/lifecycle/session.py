@@ -23,7 +23,7 @@ from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
 from pearl.storage import events
-from pearl.storage.checkpoint import changed, remove_replaced, snapshot, write_part
+from pearl.storage.checkpoint import remove_replaced, snapshot, write_part
 from pearl.storage.files import write_file
 from pearl.storage.inside import is_temporary, remove_temporaries, remove_tree
 from pearl.storage.locks import Lock, locked
@@ -148,7 +148,7 @@ class Session:
         if not self.world.first:
             self.resume.end()
             return
-        added = changed(self.resume.start, method.state_dict())
+        added = self.resume.changes(method)
         for folder in self.directory.folders.get(task.id, []):  # of an attempt that was killed
             remove_tree(folder, self.path)
         classes = [len(info.classes) for info in self.directory.tasks] + [len(task.classes)]
@@ -173,7 +173,7 @@ class Session:
             self.directory.list_classes()
             self._thin_out()
             self.resume.end()
-            for note in () if self.config.smoke else unlearnt(method, task.view, *some, task.shown):
+            for note in () if self.config.smoke else unlearnt(method, task.view, *some, task.shown, task.id):
                 self.log.event("note", task=task.id, text=note)
             seconds_in_all = round(time.perf_counter() - started, 2)
             self.log.event("learnt", task=task.id, parameters=method.size(), seconds=seconds_in_all)
@@ -222,7 +222,7 @@ def environment(engine: Engine) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         **versions(),
-        "device": device_name(engine.fabric.device),
+        "device": device_name(engine.device),
         "precision": engine.precision,
         "processes": engine.world.size,
         "threads": torch.get_num_threads(),

@@ -12,7 +12,7 @@ from pearl.storage.run_directory import RunDirectory
 from pearl.storage.stored_task import read_manifest
 
 
-def undo(path: Path, *, dry_run: bool = False) -> str:
+def undo(path: Path, *, dry_run: bool = False, discard: bool = False) -> str:
     """Remove the last task of a model, and return a line about it.
 
     The files of the model are then those from before the task's `learn`, except that running statistics of the task
@@ -46,4 +46,4 @@ def undo(path: Path, *, dry_run: bool = False) -> str:
         classes = counted(sum(len(task.classes) for task in tasks), "class")
         return f"{path}: task {printable(name)} is taken back; {counted(len(tasks), 'task')} with {classes} left"
 
-    return changed(path, "pearl undo", planned, dry_run=dry_run)
+    return changed(path, "pearl undo", planned, dry_run=dry_run, discard=discard)

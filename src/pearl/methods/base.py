@@ -215,6 +215,13 @@ class Method(nn.Module):
         """Return the file of `storage.checkpoint.FILES` that stores a tensor of the state_dict."""
         return in_weights(name)
 
+    def is_fixed(self, name: str, task: int) -> bool:
+        """Return True if learning a task cannot change this tensor of the state_dict, which belongs to an earlier one.
+
+        Such tensors are neither copied before the task nor compared after its phases.
+        """
+        return False
+
     def size(self) -> int:
         """Return the parameters of the deployed model; statistics such as running means do not count."""
         return sum(parameter.numel() for parameter in self.parameters())

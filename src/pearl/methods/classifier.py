@@ -81,6 +81,13 @@ class TaskClassifier:
         """
         return None
 
+    def fitted(self) -> Predictions | None:
+        """Return predictions for some images of the last task, which the method has learnt.
+
+        None if they would need another pass through a network, or if the method has only been loaded.
+        """
+        return None
+
     def retained_accuracy(self, task: int, right: int, images: int) -> float | None:
         """Return the share, 0 to 1, of a task's once correct images that are still correct among all classes.
 

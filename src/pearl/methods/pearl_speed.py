@@ -41,7 +41,8 @@ def at_once(method: LowRankNetworks) -> tuple[Network, int] | None:
     network, tasks = classifier.network(stacked(method.backbone, updates)), len(chosen)
 
     def logits(x: Tensor) -> Tensor:
-        outputs = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
+        with classifier.computing(x):
+            outputs = network(x.repeat(tasks, 1, 1, 1)).unflatten(0, (tasks, len(x)))
         return classifier.logits(outputs.unbind())
 
     return logits, worthwhile(method.backbone, tasks, method.device)

@@ -23,3 +23,8 @@ def outside_autocast(x: Tensor) -> AbstractContextManager[object]:
     """
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def computing(x: Tensor, *, bf16: bool) -> AbstractContextManager[object]:
+    """Return a context for the device of `x` that computes in bfloat16 or float32, whatever context surrounds it."""
+    return torch.autocast(x.device.type, torch.bfloat16) if bf16 else outside_autocast(x)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pearl.nn.precision import full, outside_autocast
 
@@ -54,12 +55,20 @@ class TaskTensors(nn.Module):
         start = prefix.replace(".", "/")
         return [parameter for name, parameter in sorted(self.named_parameters()) if name.startswith(start)]
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        for key, value in state_dict.items():
-            name = key.removeprefix(prefix)
-            if key.startswith(prefix) and (name not in self._tensors() or self[name].shape != value.shape):
-                self.add(name, value)
-        super()._load_from_state_dict(state_dict, prefix, *args)
+    @torch.no_grad()
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, _metadata: Any, _strict: bool, missing: list[str], *_: Any
+    ) -> None:
+        # without the base class, which would copy every new tensor again, and outside of a mode that would inspect each
+        # copy: a model may have tens of thousands of tensors
+        own = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        with _disable_current_modes():
+            for name, value in own.items():
+                if name in self._tensors() and self[name].shape == value.shape:
+                    self[name].copy_(value)
+                else:
+                    self.add(name, value)
+        missing += [f"{prefix}{name}" for name in self._tensors() if name not in own]
 
 
 class Grown(nn.ModuleList):

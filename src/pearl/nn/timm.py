@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import timm
 import torch
 from torch import nn
 
@@ -26,6 +25,8 @@ def timm_backbone(model: str, image_size: int, *, pretrained: bool = False, weig
         ConfigError: timm has no network of this name, or the network cannot take this image size.
         WeightsError: the weights cannot be downloaded or do not fit.
     """
+    import timm  # late: with torchvision it takes three seconds, and reading a configuration imports this file
+
     if not timm.is_model(model):
         raise ConfigError(f"unknown timm network {model!r}; {nearest(model, timm.list_models())}")
     pretrained = pretrained and weights is None
@@ -43,6 +44,8 @@ def timm_backbone(model: str, image_size: int, *, pretrained: bool = False, weig
 
 
 def _create(model: str, image_size: int, pretrained: bool) -> Any:
+    import timm
+
     try:
         with _hub() if pretrained else nullcontext():
             try:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pearl.errors import ConfigError
+from pearl.nn.plain_vit import PlainViT
 
 # keys and values (B or 1, length, dim), in addition to those a block computes from its tokens
 Prefix = tuple[Tensor, Tensor]
@@ -28,11 +29,13 @@ class Compensated(NamedTuple):
 
 
 def require_plain(net: nn.Module) -> None:
-    """Raise unless the network is timm's own ViT with its own blocks and attention.
+    """Raise unless the network is timm's own ViT with its own blocks and attention, or pearl's form of it.
 
     Raises:
         ConfigError: parts cannot be added to this network.
     """
+    if type(net) is PlainViT:
+        return
     from timm.models.vision_transformer import (
         Attention,
         Block,

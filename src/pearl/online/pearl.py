@@ -6,7 +6,6 @@ predicted from statistics without themselves; classes that are confused are lear
 phases and rank rule. It is frozen, and its feature space serves from then on.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from pearl.errors import ConfigError
 from pearl.methods.base import Method
 from pearl.methods.common.subnetworks import HeadsClassifier, SubNetworks
 from pearl.nn.intermediate_features import Layers, WithInner, inner_layers
+from pearl.online.frozen import frozen_network
 from pearl.online.learner import Learner, Network, Setup
 from pearl.online.spaces import BARE, Spaces, StreamingSpace, joint_log_probabilities, left_out_scores
 from pearl.online.statistics import discriminants
@@ -72,12 +72,13 @@ class OnlinePearl(Learner):
         setup.engine.place(method)
         self.sub_networks, self.confused = sub_networks, confused
         self.layers, self.projection, self.temperature = inner_layers(setup.backbone, layers), projection, temperature
+        self.bare = frozen_network(setup, layers)
         self.spaces, self.window = Spaces(), Window(window)
         self.register_buffer("seen", torch.tensor(0))
         self.register_buffer("checked_at", torch.tensor(0))
         self.register_buffer("grown_at", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("grown_for", torch.zeros(0, dtype=torch.int64))
-        self._networks: dict[str, nn.Module] = {}  # merged on first use; not part of the state
+        self._networks: dict[int, nn.Module] = {}  # merged on first use; not part of the state
         self._discriminants: list[tuple[Tensor, Tensor]] = []  # means and precisions, until the next image
 
     # ------------------------------------------------------------------------------------------------- learning
@@ -145,11 +146,11 @@ class OnlinePearl(Learner):
         return {"backbone" if t == BARE else f"sub-network {t + 1}": self._network(t) for t in tasks}
 
     def _network(self, t: int) -> Network:
-        key = str(t)
-        if key not in self._networks:
-            bare = copy.deepcopy(self.method.backbone).eval() if t == BARE else self.method.merged(t)
-            self._networks[key] = WithInner(bare, self.layers)
-        network, view, device = self._networks[key], self.setup.view, self.setup.device
+        if t == BARE:
+            return self.bare
+        if t not in self._networks:
+            self._networks[t] = WithInner(self.method.merged(t), self.layers)
+        network, view, device = self._networks[t], self.setup.view, self.setup.device
         return lambda images: network(view.test(images.to(device)))
 
     @torch.no_grad()

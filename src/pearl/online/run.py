@@ -3,7 +3,7 @@
 The state after each evaluation is stored. All random numbers are a function of the seed and of the number of images
 seen, so that a run that was killed at any image repeats what was lost, bit by bit.
 
-RUN/online/IMAGES/     tensors that differ from the start, and a manifest with the curve so far; the newest is kept
+RUN/online/            the state after the last evaluation, see `state`
 RUN/results.json       the curve, when the stream has ended; the state at its end stays
 """
 
@@ -20,20 +20,15 @@ from torch import Tensor
 from pearl.data.batches import fold
 from pearl.data.protocols import arrival_order
 from pearl.errors import RunError
-from pearl.evaluation.online_metrics import Point, a_auc, a_last, forgetting
+from pearl.evaluation.online_metrics import Point, summary
 from pearl.lifecycle.runs import prepare
-from pearl.lifecycle.saved import build_backbone, config_bytes, read_config, resume_command
-from pearl.lifecycle.session import Session, environment, session
-from pearl.nn.layout import placed
-from pearl.online.learner import Learner, Setup
+from pearl.lifecycle.saved import read_config, resume_command
+from pearl.lifecycle.session import Session, session
+from pearl.online.state import begin, build_learner, restore, store, stored_states
 from pearl.settings.config import OnlineRunConfig
-from pearl.settings.parts import LEARNERS
-from pearl.storage.checkpoint import changed, read_part, snapshot, write_part
-from pearl.storage.files import write_file
-from pearl.storage.inside import remove_tree
+from pearl.storage.checkpoint import read_part, snapshot
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.stored_task import MANIFEST
 from pearl.training.engine import Observer
 
 LONG = 60.0  # seconds of learning after which the state is stored
@@ -110,9 +105,7 @@ class OnlineRun:
     @property
     def summary(self) -> dict[str, float]:
         """Return the metrics by name; accuracies in percent."""
-        points, facts = self.curve, self.results["facts"]
-        numbers = {name: value for name, value in facts.items() if isinstance(value, int | float)}
-        return {"a_auc": a_auc(points), "a_last": a_last(points), "forgetting": forgetting(points), **numbers}
+        return summary(self.results)
 
 
 def execute(
@@ -159,7 +152,7 @@ class _Stream:
 
     def __init__(self, run: OnlineRun, arrivals: Arrivals, work: Session) -> None:
         self.run, self.arrivals, self.work = run, arrivals, work
-        self.learner = build_learner(run.config, work)
+        self.learner = build_learner(run.config, work.engine, work.resume)
         self.start = snapshot(self.learner.state_dict())
         self.tests: dict[str, list[Tensor]] = {}  # features of test images, of networks that have not changed
         self.curve: list[Point] = []
@@ -228,58 +221,15 @@ class _Stream:
         return {"curve": [point.to_json() for point in self.curve], "facts": facts, "names": [*self.arrivals.names]}
 
     def _store(self) -> None:
-        place = states_folder(self.run.path) / f"{self.seen:09d}"
-        older = stored_states(self.run.path)
         spent = {"seconds": self.seconds, "longest": self.longest, "evaluation": self.evaluation_seconds}
-        facts = {"seen": self.seen, "spent": spent, "online": self._results()}
-        write_part(place, changed(self.start, self.learner.state_dict()), facts, within=self.run.path)
-        for other in older:
-            if other != place:
-                remove_tree(other, self.run.path)
+        store(self.run.path, self.learner, self.start, self.seen, {"spent": spent, "online": self._results()})
 
     def _restore(self) -> None:
-        """Load the newest state that is intact; without one, begin."""
+        """Continue from the newest stored state, or begin."""
         if not self.run.directory.reference_manifest.is_file():
-            _begin(self.work, self.learner)
-            return
-        for place in reversed(stored_states(self.run.path)):
-            with suppress(RunError):  # incomplete or damaged: an older one leads to the same bits
-                tensors, manifest = read_part(place)
-                self.learner.load_state_dict({**self.start, **tensors}, strict=True)
-                self.seen, spent = manifest["seen"], manifest["spent"]
-                self.curve = [Point.from_json(point) for point in manifest["online"]["curve"]]
-                self.seconds, self.longest = spent["seconds"], spent["longest"]
-                self.evaluation_seconds = spent["evaluation"]
-                return
-
-
-def states_folder(path: Path) -> Path:
-    """Return the folder of the stored states of a run."""
-    return path / "online"
-
-
-def stored_states(path: Path) -> list[Path]:
-    """Return the complete states of a run, oldest first."""
-    return sorted(manifest.parent for manifest in states_folder(path).glob(f"*/{MANIFEST}"))
-
-
-def build_learner(config: OnlineRunConfig, work: Session) -> Learner:
-    """Return the learner before the first image.
-
-    Raises:
-        ConfigError: options that this backbone or method does not support.
-    """
-    engine = work.engine
-    backbone = placed(build_backbone(config), engine.fabric.device, channels_last=config.engine.channels_last)
-    torch.manual_seed(fold(config.seed, "learner"))
-    return LEARNERS.build(config.online.learner, Setup(config, backbone, engine, work.resume))
-
-
-def _begin(work: Session, learner: Learner) -> None:
-    """Write the files of a run's start; the manifest of the state before the first image is the last one."""
-    directory, within = work.directory, work.path
-    write_file(directory.config_file, config_bytes(work.config), within=within)
-    directory.write(directory.environment_file, environment(work.engine))
-    directory.list_classes()
-    facts = {"parameters": sum(parameter.numel() for parameter in learner.parameters())}
-    write_part(directory.reference, snapshot(learner.state_dict()), facts, within=within)
+            begin(self.work, self.learner)
+        elif found := restore(self.run.path, self.learner, self.start):
+            self.seen, spent = found["seen"], found["spent"]
+            self.curve = [Point.from_json(point) for point in found["online"]["curve"]]
+            self.seconds, self.longest = spent["seconds"], spent["longest"]
+            self.evaluation_seconds = spent["evaluation"]

@@ -8,9 +8,7 @@ import os
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-from lightning_fabric.loggers import CSVLogger, Logger, TensorBoardLogger
+from typing import TYPE_CHECKING, Any
 
 from pearl.errors import ReportError, RunError
 from pearl.settings.registry import nearest
@@ -18,6 +16,9 @@ from pearl.storage.events import Epochs
 from pearl.storage.inside import check_no_links
 from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Observer
+
+if TYPE_CHECKING:
+    from lightning_fabric.loggers import Logger
 
 KINDS = ("tensorboard", "csv", "wandb")
 # the package that each needs; pearl's extras have the same names
@@ -44,7 +45,7 @@ class Logs(Observer):
 
     def __init__(self, show: Observer, kinds: list[str], directory: Path) -> None:
         self.show, self.kinds, self.directory = show, kinds, RunDirectory(directory)
-        self.loggers: dict[str, Logger] = {}
+        self.loggers: dict[str, Logger | Wandb] = {}
         self.epochs = Epochs()
 
     def event(self, kind: str, **facts: Any) -> None:
@@ -86,7 +87,7 @@ class Logs(Observer):
         for event in self.directory.events:
             self._log(event, [self.loggers[kind] for kind in new])
 
-    def _log(self, event: Mapping[str, Any], loggers: list[Logger]) -> None:
+    def _log(self, event: Mapping[str, Any], loggers: "list[Logger | Wandb]") -> None:
         """Log an event's measurements, by number of the epoch in its kind of phase, or by task."""
         self.epochs.add(event)
         if event["event"] == "epoch":
@@ -105,14 +106,16 @@ class Logs(Observer):
             logger.save()
 
 
-def _logger(kind: str, folder: Path, name: str) -> Logger:
+def _logger(kind: str, folder: Path, name: str) -> "Logger | Wandb":
     if kind == "wandb":
         return Wandb(folder / kind, name)
+    from lightning_fabric.loggers import CSVLogger, TensorBoardLogger  # two seconds, with PyTorch's compiler
+
     return {"csv": CSVLogger, "tensorboard": TensorBoardLogger}[kind](folder, name=kind, version="")
 
 
-class Wandb(Logger):
-    """Weights & Biases as one of Fabric's loggers. wandb's own needs all of Lightning.
+class Wandb:
+    """Weights & Biases with the methods of Fabric's loggers that are called here. wandb's own needs all of Lightning.
 
     The directory's name is the run's id, so that a resumed directory continues the same run.
     """
@@ -131,23 +134,12 @@ class Wandb(Logger):
         )
         self.run.define_metric("*", step_metric="number")
 
-    @property
-    def name(self) -> str | None:
-        """Return the run's name."""
-        return self.run.name
-
-    @property
-    def version(self) -> str:
-        """Return the run's id in wandb."""
-        return self.run.id
-
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log values at one step of their curves."""
         self.run.log({**metrics, "number": step})
 
-    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Log the settings of the run."""
-        self.run.config.update(params)
+    def save(self) -> None:
+        """Do nothing: wandb writes by itself."""
 
     def finalize(self, status: str) -> None:
         """End the run."""

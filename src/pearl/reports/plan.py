@@ -125,7 +125,7 @@ def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine
     total = data + weights + most
     return [
         f"backbone: {backbone:,} parameters, features of {method.heads.dim}",
-        f"estimated memory on {engine.fabric.device.type} in {engine.precision}: {total / _GB:.2f} GB (images of "
+        f"estimated memory on {engine.device.type} in {engine.precision}: {total / _GB:.2f} GB (images of "
         f"{'all tasks' if method.oracle else 'the largest task'} {data / _GB:.2f}, weights {weights / _GB:.2f}; phase "
         f"{phase}: copy in training with gradients and optimizer {training / _GB:.2f}, activations at batch {batch} "
         f"{per_image * batch / _GB:.2f}); plus what each task adds to the method",
@@ -162,7 +162,7 @@ def _time(config: RunConfig, method: Method, engine: Engine, phases: Trainings) 
         f"a pass of {counted(batch, 'image')} forward and backward took {took:.3f} s" for batch, took in timed.values()
     )
     return (
-        f"time: about {duration(seconds)} of training on {engine.fabric.device.type}, plus evaluation and data "
+        f"time: about {duration(seconds)} of training on {engine.device.type}, plus evaluation and data "
         f"(timed just now: {how or 'nothing to train'}; what a method adds to a pass is not in it)"
     )
 
@@ -170,7 +170,7 @@ def _time(config: RunConfig, method: Method, engine: Engine, phases: Trainings) 
 def timed_pass(backbone: nn.Module, size: int, wanted: int, engine: Engine) -> tuple[int, float]:
     """Return images and seconds of a forward and backward pass: `wanted` images, or as few as take seconds on a CPU."""
     batch = wanted
-    if engine.fabric.device.type == "cpu" and wanted > 2:
+    if engine.device.type == "cpu" and wanted > 2:
         few = step_seconds(backbone, size, 2, engine)
         batch = min(wanted, int(_PATIENCE / few))  # each pass runs twice
         if batch <= 2:
@@ -182,7 +182,7 @@ def step_seconds(backbone: nn.Module, size: int, batch: int, engine: Engine) -> 
     """Return the seconds of a forward and backward pass of the whole backbone, the second of two, on the engine's
     device.
     """
-    device = engine.fabric.device
+    device = engine.device
     placed(backbone, device, channels_last=engine.config.engine.channels_last).requires_grad_(True).train()
     x = torch.zeros(batch, 3, size, size, device=device).to(memory_format=engine.memory_format)
     started = 0.0

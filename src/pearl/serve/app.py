@@ -10,29 +10,30 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
 from jinja2 import Environment
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from pearl.data.decoding import MAX_PIXELS, Decoding
-from pearl.data.inputs import in_order
-from pearl.data.sources import some
-from pearl.errors import PearlError
-from pearl.lifecycle.model import Model
+from pearl.data.decoding import MAX_PIXELS
+from pearl.errors import PearlError, printable, shortened
 from pearl.names import class_name
 from pearl.serve import photos
-from pearl.serve.describe import describe, outcome_facts, ranked
+from pearl.serve.changes import add_changes
+from pearl.serve.describe import ranked
+from pearl.serve.groups import add_groups
 from pearl.serve.guard import LONGEST_BODY, Guard
-from pearl.serve.jobs import Job, Teacher, Unavailable
-from pearl.serve.metrics import Metrics
-from pearl.serve.predictor import Overloaded, Predictor
+from pearl.serve.jobs import BUSY, Job, Unavailable
+from pearl.serve.openapi import IMAGES, PHOTOS, form, json_body, problems
+from pearl.serve.predictor import Overloaded
+from pearl.serve.server import Server
 from pearl.version import __version__
 
 LOOK = 0.2  # seconds between two looks at a job whose events are read
 BEAT = 15.0  # seconds after which a stream of events without news gets an empty line, for proxies
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-IMAGES = {"image/*": {"schema": {"type": "string", "format": "binary"}}}
+SCRIPTS = ("page.js", "server.js", "discover.js", "history.js")
 
 
 class Ranked(BaseModel):
@@ -51,60 +52,6 @@ class Begun(BaseModel):
     id: str
     task: str
     events: str = Field(description="where its events can be read")
-
-
-class Problem(BaseModel):
-    """An error, in one line."""
-
-    error: str
-
-
-class Server:
-    """A model with its predictor, its teacher and its counters."""
-
-    def __init__(self, path: Path, *, device: str, method: str | None, unknown_rate: float | Literal["auto"]) -> None:
-        self.open = lambda: Model.open(path, device=device, method=method)
-        model = self.open()
-        self.metrics = Metrics()
-        self.predictor = Predictor(model, unknown_rate)
-        self.decoder = photos.Decoder(model.config.images.stored, Decoding.of(model.config.images))
-        self.teacher = Teacher(path, device, method, self.learnt)
-        self.about = describe(model)
-
-    def learnt(self) -> dict[str, Any] | None:
-        """Exchange the model for the one that is stored now; return its estimated accuracy."""
-        grown = self.open()
-        self.predictor.exchange(grown)
-        self.about = describe(grown)
-        return outcome_facts(grown.outcome)
-
-    def task_name(self, labels: Collection[str]) -> str:
-        """Return an unused task name from the classes: the same for the same photos until they are learnt."""
-        name, taken = some(in_order({*labels}), 3), {task["name"] for task in self.about["tasks"]}
-        names = (name if number == 1 else f"{name} ({number})" for number in range(1, len(taken) + 2))
-        return next(one for one in names if class_name(one) not in taken)
-
-    def close(self) -> None:
-        """Stop the job, the predictor and the decoder."""
-        self.teacher.close()
-        self.predictor.close()
-        self.decoder.close()
-
-    def counters(self) -> dict[str, float]:
-        """Return the numbers that only grow."""
-        ended = {f'pearl_jobs_total{{state="{state}"}}': float(n) for state, n in self.teacher.ended.items()}
-        predictor = self.predictor
-        return {
-            "pearl_images_total": predictor.images,
-            "pearl_batches_total": predictor.batches,
-            "pearl_prediction_seconds_total": predictor.seconds,
-            **ended,
-        }
-
-    def gauges(self) -> dict[str, float]:
-        """Return the current numbers."""
-        sizes = {f"pearl_{what}": float(len(self.about[what])) for what in ("classes", "tasks")}
-        return {"pearl_images_waiting": self.predictor.waiting, "pearl_learning": bool(self.teacher.current), **sizes}
 
 
 def create_app(
@@ -139,10 +86,13 @@ def create_app(
     app = FastAPI(title="pearl", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, names=names, token=token, metrics=server.metrics)
     app.add_exception_handler(AnyHTTPException, _problem)
+    app.add_exception_handler(RequestValidationError, _problem)
     app.add_exception_handler(PearlError, _problem)
     _add_pages(app)
     _add_predictions(app, server)
     _add_learning(app, server)
+    add_changes(app, server)
+    add_groups(app, server)
     return app
 
 
@@ -150,12 +100,17 @@ async def _problem(_: Request, error: Exception) -> Response:
     """Return an error as one line of JSON; errors of the model have status 500."""
     if isinstance(error, AnyHTTPException):
         return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:] if isinstance(part, str)) or "body"
+        why = f"{first['msg'][:1].lower()}{first['msg'][1:]}"
+        return JSONResponse({"error": shortened(printable(f"{where}: {why}"), 300)}, 400)
     return JSONResponse({"error": str(error).partition("\n")[0]}, 500)
 
 
 def _add_pages(app: FastAPI) -> None:
     folder = files("pearl.serve") / "page"
-    page = {name: (folder / name).read_bytes() for name in ("page.html", "page.css", "page.js", "icon.svg")}
+    page = {name: (folder / name).read_bytes() for name in ("page.html", "page.css", "icon.svg", *SCRIPTS)}
     api = Environment(autoescape=True, trim_blocks=True).from_string((folder / "api.html.jinja").read_text("utf-8"))
 
     @app.get("/", include_in_schema=False)
@@ -174,15 +129,16 @@ def _add_pages(app: FastAPI) -> None:
 
 
 def _add_predictions(app: FastAPI, server: Server) -> None:
-    form = _form({"images": {"type": "array", "items": {"type": "string", "format": "binary"}}}, ["images"])
-
     @app.post(
         "/v1/predict",
         summary="Name what is in photos",
         response_model=list[Ranked] | list[list[Ranked]],
-        responses=_problems(400, 413, 415, 422, 503),
+        responses=problems(400, 413, 415, 422, 503),
         openapi_extra={
-            "requestBody": {"required": True, "content": {**IMAGES, **form, **_json_body(photos.Question)}},
+            "requestBody": {
+                "required": True,
+                "content": {**IMAGES, **form({"images": PHOTOS}, ["images"]), **json_body(photos.Question)},
+            },
             "parameters": [
                 {
                     "name": "top_k",
@@ -225,7 +181,7 @@ def _add_predictions(app: FastAPI, server: Server) -> None:
 
 def _add_learning(app: FastAPI, server: Server) -> None:
     properties = {
-        "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
+        "images": PHOTOS,
         "labels": {"type": "array", "items": {"type": "string"}, "description": "a class for each of the images"},
         **{name: {"type": kind} for name, kind in (("task", "string"), ("fast", "boolean"))},
         "allow_new_style": {"type": "boolean"},
@@ -236,11 +192,11 @@ def _add_learning(app: FastAPI, server: Server) -> None:
         summary="Learn new classes, or more photos of known ones",
         status_code=202,
         response_model=Begun,
-        responses=_problems(400, 409, 413, 415, 422, 503),
+        responses=problems(400, 409, 413, 415, 422, 503),
         openapi_extra={
             "requestBody": {
                 "required": True,
-                "content": {**_form(properties, ["images", "labels"]), **_json_body(photos.Lesson)},
+                "content": {**form(properties, ["images", "labels"]), **json_body(photos.Lesson)},
             }
         },
     )
@@ -254,7 +210,7 @@ def _add_learning(app: FastAPI, server: Server) -> None:
                 pixels, labels, task=task, fast=options.fast, allow_new_style=options.allow_new_style
             )
         except Unavailable:
-            raise HTTPException(409, "the model is learning already; wait for that job, or cancel it") from None
+            raise HTTPException(409, BUSY) from None
         return Begun(id=job.id, task=task, events=f"/v1/jobs/{job.id}/events")
 
     def job_of(job_id: str) -> Job:
@@ -262,18 +218,18 @@ def _add_learning(app: FastAPI, server: Server) -> None:
             raise HTTPException(404, "no such job; it may have been one of a server that has ended")
         return server.teacher.jobs[job_id]
 
-    @app.get("/v1/jobs/{job_id}", summary="State of a job", responses=_problems(404))
+    @app.get("/v1/jobs/{job_id}", summary="State of a job", responses=problems(404))
     async def job(job_id: str) -> dict[str, Any]:
         """Its state, its progress, and the estimated accuracy of the model once it is done."""
         return job_of(job_id).facts()
 
-    @app.get("/v1/jobs/{job_id}/events", summary="Progress of a job", responses=_problems(404))
+    @app.get("/v1/jobs/{job_id}/events", summary="Progress of a job", responses=problems(404))
     async def events(job_id: str) -> Response:
         """Server-sent events: the answer of `/v1/jobs/ID` after each change, until the job has ended."""
         job_of(job_id)
         return StreamingResponse(_events(server.teacher.jobs, job_id), media_type="text/event-stream")
 
-    @app.delete("/v1/jobs/{job_id}", summary="Cancel a job", status_code=202, responses=_problems(404))
+    @app.delete("/v1/jobs/{job_id}", summary="Cancel a job", status_code=202, responses=problems(404))
     async def cancel(job_id: str) -> dict[str, Any]:
         """The model is unchanged. Finished steps are stored: the same photos resume there."""
         server.teacher.cancel(job_of(job_id).id)
@@ -289,26 +245,3 @@ async def _events(jobs: Mapping[str, Job], job_id: str) -> AsyncIterator[str]:
         if job.ended:
             return
         await asyncio.sleep(LOOK)
-
-
-def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": Problem} for status in (*statuses, 401, 403)}
-
-
-def _form(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    return {"multipart/form-data": {"schema": {"type": "object", "properties": properties, "required": required}}}
-
-
-def _json_body(shape: type[BaseModel]) -> dict[str, Any]:
-    schema = shape.model_json_schema()
-    parts = schema.pop("$defs", {})
-
-    def inlined(value: Any) -> Any:
-        """Return a schema without references, which would be resolved in the whole description."""
-        if isinstance(value, dict) and "$ref" in value:
-            return inlined(parts[value["$ref"].rpartition("/")[2]])
-        if isinstance(value, dict):
-            return {key: inlined(each) for key, each in value.items()}
-        return [inlined(each) for each in value] if isinstance(value, list) else value
-
-    return {"application/json": {"schema": inlined(schema)}}

@@ -4,9 +4,11 @@ A page of another site cannot reach a server on this machine. Its requests have 
 leads to 127.0.0.1 (DNS rebinding) is not a name of this server; a numeric address cannot be redirected.
 """
 
+import asyncio
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from contextlib import suppress
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
 from typing import Any
@@ -24,6 +26,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 LONGEST_BODY = 512 * 2**20  # bytes of a request; 100 photos of a phone
 MEMORY = 2 * 2**30  # bytes of all requests that are being read or answered
+LINGER = 30.0  # seconds for which the rest of a refused body is read, and discarded
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -55,11 +58,12 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        taken, began = 0, time.perf_counter()
+        taken, began, arrived = 0, time.perf_counter(), not has_body(scope)
 
         async def limited() -> MutableMapping[str, Any]:
-            nonlocal taken
+            nonlocal taken, arrived
             message = await receive()
+            arrived = not message.get("more_body", False)  # also if the client has gone
             size = len(message.get("body", b""))
             taken, self.held = taken + size, self.held + size
             if taken > LONGEST_BODY:
@@ -73,6 +77,14 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
                 path = getattr(scope.get("route"), "path", "")  # as it is declared, so that there are few
                 self.metrics.answered(path, message["status"], time.perf_counter() - began)
+                if not arrived:
+                    MutableHeaders(scope=message)["Connection"] = "close"
+            elif not arrived and not message.get("more_body", False):
+                # a connection that is closed with unread bytes is reset, and the client may lose the answer
+                await send({**message, "more_body": True})
+                message = {"type": "http.response.body"}
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(discarded(receive), LINGER)
             await send(message)
 
         try:
@@ -113,6 +125,18 @@ class Guard:
 
     def _fits(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), (self.token or "").encode())
+
+
+def has_body(scope: Scope) -> bool:
+    """Return True if a request has a body that has to be read."""
+    headers = Headers(scope=scope)
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+
+
+async def discarded(receive: Receive) -> None:
+    """Read the rest of a body, which is not kept."""
+    while (await receive()).get("more_body", False):
+        pass
 
 
 def cookie_name(host: str) -> str:

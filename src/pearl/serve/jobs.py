@@ -7,8 +7,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, cast
@@ -21,6 +21,7 @@ from pearl.training import launch
 KEPT = 20  # jobs whose end can still be read
 PATIENCE = 20.0  # seconds that a process has to store what it has learnt before it is killed
 ENDED = ("done", "failed", "cancelled")
+BUSY = "the model is learning or changing already; wait for that to end, or cancel the job"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Teacher:
         self.jobs: dict[str, Job] = {}
         self.ended: Counter[str] = Counter()  # jobs by how they ended
         self._process: Any = None
-        self._cancelled = self._closed = False
+        self._cancelled = self._closed = self._held = False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -90,7 +91,7 @@ class Teacher:
             Unavailable: one job at a time.
         """
         with self._lock:
-            if self._closed or self.current:
+            if self._closed or self._held or self.current:
                 raise Unavailable
             job = Job(secrets.token_hex(8), task, dict(Counter(labels)))
             for old in [*self.jobs][: max(0, len(self.jobs) + 1 - KEPT)]:
@@ -101,6 +102,22 @@ class Teacher:
             self._thread = threading.Thread(target=self._run, args=(job.id, images, request), name="teacher")
             self._thread.start()
         return job
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no job start while the model is changed in another way.
+
+        Raises:
+            Unavailable: a job runs, or the model is being changed.
+        """
+        with self._lock:
+            if self._closed or self._held or self.current:
+                raise Unavailable
+            self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
 
     def cancel(self, job_id: str) -> None:
         """Ask the process of a job to store its progress and to end; the model is unchanged."""

@@ -46,6 +46,12 @@ class Question(Strict):
     parameters: Parameters = Parameters(top_k=TOP)
 
 
+class Pile(Strict):
+    """Photos to be grouped."""
+
+    inputs: list[Base64] = Field(min_length=1, max_length=MOST)
+
+
 class Example(Strict):
     """A photo with its class."""
 
@@ -89,6 +95,21 @@ async def question(request: Request) -> tuple[list[Photo], int, bool]:
     if kind.startswith("image/") or kind in ("", "application/octet-stream"):
         return [("the photo", await request.body())], top, True
     raise HTTPException(415, f"content type {kind!r}: send an image, multipart/form-data or JSON")
+
+
+async def pile(request: Request) -> list[Photo]:
+    """Photos to be grouped.
+
+    Raises:
+        HTTPException: with one line about what is wrong.
+    """
+    kind = kind_of(request)
+    if kind == "application/json":
+        given = await _json(request, Pile)
+        return await _in_thread(lambda: _decoded(given.inputs))
+    if kind == "multipart/form-data":
+        return (await _multipart(request, set()))[0]
+    raise HTTPException(415, f"content type {kind!r}: send multipart/form-data or JSON")
 
 
 async def lesson(request: Request) -> tuple[list[Photo], list[str], Lesson]:

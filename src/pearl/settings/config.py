@@ -91,6 +91,13 @@ class RunConfig(ModelConfig):
         return str(self.method["name"])
 
 
+class OnlineModelConfig(ModelConfig):
+    """Settings of a model that learns from a stream."""
+
+    online: OnlineConfig
+    """What learns from the images; their order is that of their arrival."""
+
+
 class OnlineRunConfig(RunConfig):
     """All settings that affect the result of a run with hidden task boundaries."""
 
@@ -299,9 +306,9 @@ def check_config(raw: dict[str, Any], kind: type[Config] = RunConfig) -> Config:
     """
     problems: list[str] = []
     raw, method = dict(raw), str(_as_spec(raw.get("method")).get("name"))
-    if kind is RunConfig and "online" in raw:
-        kind = OnlineRunConfig  # type: ignore[assignment]
-    if kind is OnlineRunConfig and isinstance(online := raw["online"], dict) and "learner" in online:
+    if "online" in raw:
+        kind = {RunConfig: OnlineRunConfig, ModelConfig: OnlineModelConfig}.get(kind, kind)  # type: ignore[assignment]
+    if "online" in raw and isinstance(online := raw["online"], dict) and "learner" in online:
         try:
             raw["online"] = {**online, "learner": LEARNERS.resolve(online["learner"], "online.learner")}
         except ConfigError as error:

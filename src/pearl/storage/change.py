@@ -32,6 +32,13 @@ class Change:
         write_file(place, data, within=path)
         self.files.append(file.relative_to(path).as_posix())
 
+    def content(self, file: Path) -> bytes | None:
+        """Return the prepared content of a file; None if there is none."""
+        name = file.relative_to(self.directory.path).as_posix()
+        if name not in self.files:
+            return None
+        return read_regular(self.directory.change_folder / f"{self.files.index(name)}")
+
     def remove(self, file: Path) -> None:
         """Prepare the removal of a file, and of its folder if nothing else is in it."""
         self.removed.append(file.relative_to(self.directory.path).as_posix())

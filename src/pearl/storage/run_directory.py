@@ -72,6 +72,7 @@ class RunDirectory:
     pending_file = Below("resume/task.json")  # a description of a model's current task
     change_folder = Below("unfinished-change")  # new files of a change that is not complete, see `change`
     change_file = Below("unfinished-change/change.json")
+    certificates_folder = Below("certificates")  # of what was forgotten
     logs_folder = Below("logs")  # curves, see `--log`
 
     def __init__(self, path: str | Path) -> None:
@@ -152,6 +153,11 @@ class RunDirectory:
     def events(self) -> Iterator[dict[str, Any]]:
         """Return all events, in order."""
         return events.read(self.events_file)
+
+    @property
+    def certificates(self) -> list[Path]:
+        """Return the files of all certificates, oldest first."""
+        return sorted(file for file in self.certificates_folder.glob("*.json") if file.stem.isdecimal())
 
     # --------------------------------------------------------------------------------------------------------- tasks
 

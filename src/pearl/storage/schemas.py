@@ -213,6 +213,34 @@ class Exchange(Record):
     removed: list[Text]
 
 
+class CertifiedFile(Record):
+    """A file of tensors in a certificate; `before` and `after` are its SHA-256."""
+
+    file: Text
+    from_: Annotated[Text, Field(alias="from")]
+    before: Text
+    after: Text
+    tensors: dict[Text, Names] = {}  # of a file that was rewritten
+
+
+class Certificate(Record):
+    """certificates/NNN.json: a class or task that was forgotten, and what was left."""
+
+    at: Text
+    forgotten: Names
+    exact: Annotated[bool, Field(strict=True)]
+    stays: Text
+    files: list[CertifiedFile]
+    removed: dict[Text, Text]
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        names = [self.forgotten.get(kind) for kind in ("class", "task")]
+        if sum(isinstance(name, str) for name in names) != 1:
+            raise ValueError("forgotten has neither a class nor a task")
+        return self
+
+
 class Epoch(Trained):
     """A line of events.jsonl of this kind."""
 

@@ -21,7 +21,7 @@ import yaml
 
 from pearl.errors import ConfigError, counted, printable
 from pearl.reports.text import duration
-from pearl.settings.config import parse_overrides
+from pearl.settings.config import OnlineRunConfig, parse_overrides
 from pearl.storage.files import FORMAT, check_output, write_output
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory, State
@@ -38,6 +38,7 @@ COLUMNS = {
     "task_il.forgetting": "task-IL forgetting",
     "parameters_million": "parameters (M)",
 }
+OF_STREAMS = {"a_auc": "A_auc", "a_last": "A_last", "forgetting": "forgetting", "passes": "passes"}
 FORMATS = (".csv", ".md", ".json")
 MOST_JOBS = 10_000  # of one sweep; each is configured before the first one starts
 
@@ -226,12 +227,18 @@ class Row:
     values: dict[str, tuple[float | None, float | None]]  # mean and standard deviation (n - 1), by metric
 
 
+def columns(sweep: Sweep) -> dict[str, str]:
+    """Return the metrics of its runs with their titles."""
+    return OF_STREAMS if isinstance(sweep.jobs[0].config, OnlineRunConfig) else COLUMNS
+
+
 def rows(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Row]:
     """Return the table of results; points without finished runs have no values.
 
     Raises:
         RunError: a finished run is damaged.
     """
+    from pearl.evaluation.online_metrics import summary
     from pearl.reports.compared import spread
     from pearl.reports.records import read
 
@@ -239,8 +246,9 @@ def rows(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Row]:
     table = []
     for point in sweep.points:
         runs = dict.fromkeys(ended[job].run for job in sweep.jobs_of(point) if ended[job].state != "failed")
-        summaries = [read(run).summary for run in runs]
-        values = {key: spread([summary[key] for summary in summaries]) for key in COLUMNS}
+        streams = [RunDirectory(run).results.get("online") for run in runs]
+        summaries = [summary(one) if one else read(run).summary for run, one in zip(runs, streams, strict=True)]
+        values = {key: spread([summary[key] for summary in summaries]) for key in columns(sweep)}
         table.append(Row(point, [run.name for run in runs], {key: _finite(*pair) for key, pair in values.items()}))
     return table
 
@@ -252,12 +260,12 @@ def _finite(*numbers: float | None) -> Any:
 
 def cells(sweep: Sweep, table: Sequence[Row]) -> list[list[str]]:
     """Return the table as text, with a header."""
-    head = [*(sweep.axes or ["recipe"]), "n", *COLUMNS.values()]
+    head = [*(sweep.axes or ["recipe"]), "n", *columns(sweep).values()]
     lines = [
         [
             *(row.point.values() or [sweep.recipe]),
             str(len(row.runs)),
-            *(mean_and_std(*row.values[key]) for key in COLUMNS),
+            *(mean_and_std(*row.values[key]) for key in columns(sweep)),
         ]
         for row in table
     ]
@@ -286,12 +294,12 @@ def write(sweep: Sweep, table: Sequence[Row], output: Path) -> Path:
 def _csv(sweep: Sweep, table: Sequence[Row]) -> str:
     from pearl.reports.parts import Table
 
-    metrics = [f"{key} {what}" for key in COLUMNS for what in ("mean", "std")]
+    metrics = [f"{key} {what}" for key in columns(sweep) for what in ("mean", "std")]
     lines = [
         [
             *(row.point.values() or [sweep.recipe]),
             len(row.runs),
-            *(value for key in COLUMNS for value in row.values[key]),
+            *(value for key in columns(sweep) for value in row.values[key]),
         ]
         for row in table
     ]

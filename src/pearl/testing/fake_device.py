@@ -64,7 +64,7 @@ def _learnt(make: Make) -> list[Tensor]:
 
 def learn_two(method: Method, engine: Engine, view: View | None = None) -> None:
     """Train a method on two tasks with the engine, with images transformed by `view`."""
-    learn(engine.place(method), range(2), engine, view=view, device=engine.fabric.device)
+    learn(engine.place(method), range(2), engine, view=view, device=engine.device)
 
 
 class _Fabric:
@@ -116,6 +116,7 @@ def fake_device() -> Iterator[None]:
         changed.enter_context(patch.object(torch.amp, "autocast", without))
         changed.enter_context(patch.object(torch, "is_autocast_enabled", lambda *_: False))
         changed.enter_context(patch.object(engine_of, "make_fabric", lambda *_, **__: _Fabric()))
+        changed.enter_context(patch.object(Engine, "device", FAKE_DEVICE))
         changed.enter_context(patch.dict(batches.AHEAD, {FAKE_DEVICE.type: 2 * 8 * 3 * 8**2}))
         changed.enter_context(patch.dict(stacking.ROWS, {FAKE_DEVICE.type: 1000}))
         yield

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import cache, partial
-from typing import Any, Literal
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from pearl.training.phase_cache import PhaseCache
 from pearl.training.phase_training import PhaseModule, Training, mean_loss
 from pearl.training.resume import Progress, Resume, Scene
 from pearl.training.world import World, kind_of, leave, make_fabric
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 class Observer:
@@ -65,23 +68,34 @@ class Engine:
             self.precision = "bf16" if has_fast_bf16(kind_of(device)) else "fp32"
         if self.precision == "bf16" and not computes_bf16(kind_of(device)):
             raise ConfigError("engine.precision=bf16: this CPU does not support it; use engine.precision=fp32")
-        kind = "bf16-mixed" if self.precision == "bf16" else "32-true"
-        self.fabric = make_fabric(device, self.world.here, precision=kind)
+        self._kind = kind_of(device)
         if self.world.size > 1:
             self.fabric.launch()
             atexit.register(leave)
-        graphs = config.engine.cuda_graphs and self.fabric.device.type == "cuda" and self.world.size == 1
+        on_gpu = self.device.type == "cuda"  # a GPU that is not there is an error now, not when training starts
+        graphs = config.engine.cuda_graphs and on_gpu and self.world.size == 1
         self._handed: Optimizers = []  # those of the phase before, for the next one
         self.recorder: type[Recorder] | None = Recorder if graphs else None
         self.memory_format = torch.channels_last if config.engine.channels_last else torch.contiguous_format
 
+    @cached_property
+    def fabric(self) -> "Fabric":
+        """Return Lightning Fabric, made when something is trained: its import takes two seconds."""
+        kind = "bf16-mixed" if self.precision == "bf16" else "32-true"
+        return make_fabric(self._kind, self.world.here, precision=kind)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Return the device of this process."""
+        return torch.device("cpu") if self.world.size == 1 and self._kind == "cpu" else self.fabric.device
+
     def place(self, method: Method) -> Method:
         """Move a method to the device, in the memory format of the recipe."""
-        return placed(method, self.fabric.device, channels_last=self.config.engine.channels_last)
+        return placed(method, self.device, channels_last=self.config.engine.channels_last)
 
     def kernels(self, *modules: nn.Module | None) -> Callable[[], AbstractContextManager[object]]:
         """Return the context for steps through these modules that avoids slow kernels."""
-        if self.fabric.device.type != "cpu" or not all(getattr(module, "fast", True) for module in modules):
+        if self.device.type != "cpu" or not all(getattr(module, "fast", True) for module in modules):
             return nullcontext
         bf16 = self.precision == "bf16"
         return FastConvolutions if any(has_slow(module, bf16=bf16) for module in modules) else nullcontext
@@ -214,7 +228,7 @@ class Engine:
             data = data.viewed(data.view.with_changes(changes))
         course = Course.of(settings, len(data), self.config.engine.max_steps)
         graphed = self.recorder is not None and phase.capturable
-        optimizers = make_optimizers(settings, phase.groups, self.fabric.device, graphed=graphed)
+        optimizers = make_optimizers(settings, phase.groups, self.device, graphed=graphed)
         take_over(optimizers, handed)
         self._handed = optimizers if phase.keep_optimizer else []
         module, *wrapped = self.fabric.setup(PhaseModule(phase, self.world), *optimizers)
@@ -251,7 +265,7 @@ class Engine:
             "channels_last": self.config.engine.channels_last,
             "graphs": self.recorder is not None,
             "kernels": self.kernels(method, phase.extra) is FastConvolutions,
-            "machines": self.world.gather(machine(self.fabric.device)),
+            "machines": self.world.gather(machine(self.device)),
         }
         return self.world.same(digest(phase, training.task, facts) if self.world.first else "")
 
@@ -262,7 +276,7 @@ class Engine:
         It is eight times as precise as the bfloat16 of merged weights, and saves a seventh of a step. A user's own
         setting is kept.
         """
-        if self.fabric.device.type != "cuda" or self.precision != "bf16":
+        if self.device.type != "cuda" or self.precision != "bf16":
             yield
             return
         backends: Any = torch.backends

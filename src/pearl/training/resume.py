@@ -74,14 +74,22 @@ class Resume:
     ) -> None:
         self.folder, self.minutes, self.stop, self.world = folder, minutes, stop or Stop(), world or World()
         self.run = folder.parent if folder else None
-        self.start: dict[str, Tensor] = {}  # the state before the task
+        self.start: dict[str, Tensor] = {}  # the state before the task, without `fixed`
+        self.fixed: set[str] = set()  # tensors that cannot change, see `Method.is_fixed`
         self._stored_at = time.monotonic()
 
     def begin(self, method: Method, task: int) -> None:
         """Start or resume a task."""
-        self.start = snapshot(method.state_dict())
+        state = method.state_dict()
+        self.fixed = {name for name in state if method.is_fixed(name, task)}
+        self.start = snapshot({name: value for name, value in state.items() if name not in self.fixed})
         self._stored_at = time.monotonic()
         self.keep_only(task)
+
+    def changes(self, method: Method) -> dict[str, Tensor]:
+        """Return a snapshot of the tensors that have changed since `begin`."""
+        state = method.state_dict().items()
+        return changed(self.start, {name: value for name, value in state if name not in self.fixed})
 
     def keep_only(self, task: int) -> None:
         """Remove checkpoints of other tasks: a process may have died between completing one and removing them."""
@@ -124,7 +132,7 @@ class Resume:
             prefix = "{:03d}-{:02d}-".format(*at)
             older = self._checkpoints(prefix)
             place = self.folder / f"{prefix}{progress.done:08d}"
-            tensors = scene.state(self.start, progress, random)
+            tensors = scene.state(self.changes(scene.method), progress, random)
             write_part(place, tensors, {"phase": scene.phase.name, **progress.facts}, within=self.run)
             for other in older:
                 if other != place:
@@ -176,13 +184,13 @@ class Scene:
         return self.phase.trained
 
     def state(
-        self, start: Mapping[str, Tensor], progress: Progress, random: list[dict[str, Tensor]] | None
+        self, changes: Mapping[str, Tensor], progress: Progress, random: list[dict[str, Tensor]] | None
     ) -> dict[str, Tensor]:
-        """Return tensors by name: of the method those that differ from `start`; with each rank's `random` state, to
-        resume a phase, also the optimizers', otherwise only if the next phase needs them.
+        """Return tensors by name: the method's `changes`; with each rank's `random` state, to resume a phase, also the
+        optimizers', otherwise only if the next phase needs them.
         """
         groups: dict[str, Mapping[str, Tensor]] = {
-            "method": changed(start, self.method.state_dict()),
+            "method": changes,
             "extra": snapshot(self.phase.extra.state_dict()) if self.phase.extra else {},
             "loose": snapshot({str(i): p for i, p in self._loose().items()}),
         }

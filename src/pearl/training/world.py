@@ -11,14 +11,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
-from lightning_fabric.strategies import DDPStrategy
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -27,6 +24,10 @@ from pearl.errors import ConfigError, counted
 from pearl.nn.precision import full
 from pearl.training.heartbeat import beating, joined_in_time
 from pearl.training.launch import Place, place
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies import DDPStrategy
 
 Value = TypeVar("Value")
 
@@ -164,12 +165,14 @@ def kind_of(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
-def make_fabric(device: str, here: Place | None = None, **options: Any) -> Fabric:
+def make_fabric(device: str, here: Place | None = None, **options: Any) -> "Fabric":
     """Return Lightning Fabric for one device, or one of several per process.
 
     Raises:
         ConfigError: this machine has no such device, or too few.
     """
+    from lightning_fabric import Fabric
+
     accelerator = kind_of(device)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # the precision is recorded in environment.json
     warnings.filterwarnings("ignore", message="The `srun` command is available")  # SLURM's presence is not a mistake
@@ -199,7 +202,10 @@ def enough(accelerator: str, devices: int) -> int:
     return devices
 
 
-def _strategy(accelerator: str, here: Place) -> DDPStrategy:
+def _strategy(accelerator: str, here: Place) -> "DDPStrategy":
+    from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+    from lightning_fabric.strategies import DDPStrategy
+
     # warnings of DDP: 1x1 weights in channels_last have two layouts at once; the option below is not always needed
     warnings.filterwarnings("ignore", message="Grad strides do not match|find_unused_parameters=True was specified")
     return DDPStrategy(

@@ -1,6 +1,7 @@
 """Class statistics as a classifier over all tasks; the statistics themselves are in `class_statistics`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -14,15 +15,17 @@ from pearl.methods.base import Expert
 from pearl.methods.classifier import Predictions
 from pearl.methods.common.class_statistics import ClassStatistics
 from pearl.methods.common.retained import retained
+from pearl.methods.common.scatter import drawn
 from pearl.methods.common.statistics_options import StatisticsOptions
 from pearl.methods.common.subnetworks import Classifier, Spaces, SubNetworkClassifier, SubNetworks
 from pearl.methods.common.whitening import Whitening
 from pearl.nn.intermediate_features import WithInner, inner_layers
-from pearl.nn.precision import outside_autocast
+from pearl.nn.precision import computing, outside_autocast
 from pearl.nn.task_modules import CosineHeads
 from pearl.settings.declared import UpcomingTask
 from pearl.storage.checkpoint import RUNNING, STATISTICS, WEIGHTS
 
+FITTED = 64  # images of a task whose features are kept until the next one, see `fitted`
 USUAL_RATE = 0.05  # the false-rejection rate whose expected range is recorded
 COSINES = 4.0  # factor of cosines in training with a cosine head
 
@@ -44,6 +47,8 @@ class Statistics(StatisticsOptions, Classifier):
             trains one for every task, as the method without this classifier does.
         head: the head a sub-network is trained with, unused afterwards: `linear`, as without this classifier; `cosine`,
             whose logits are 4 times the cosine between features and a class's weight.
+        precision: of the features, for statistics and predictions alike: `float32` gives the same predictions on every
+            machine; `bfloat16` is faster on some CPUs and slower on others (docs/performance.md).
     """
 
     def prepare(self, method: SubNetworks) -> None:
@@ -109,7 +114,7 @@ class StatisticsClassifier(SubNetworkClassifier):
             self.statistics.check(self._spaces()(next(task.in_order(1))[0]))
 
     @torch.no_grad()
-    def fit(self, task: Task, batch: int = 256) -> None:
+    def fit(self, task: Task, batch: int = 32) -> None:
         """Compute class statistics of a task's images in every space; first add its own sub-network's space.
 
         Raises:
@@ -133,6 +138,8 @@ class StatisticsClassifier(SubNetworkClassifier):
             for space, raw in zip(statistics.spaces(), raws, strict=True)
         ]
         statistics.observe(features, task.labels)
+        some = drawn(torch.arange(len(task), device=task.labels.device), FITTED)
+        statistics.observed = [raw[some, 0] for raw in raws], task.labels[some]
 
     def _epochs(self, task: Task, batch: int) -> Iterator[Iterator[Batch]]:
         """Yield the images in the test view, then in augmented ones, which do not depend on the run's seed.
@@ -152,6 +159,10 @@ class StatisticsClassifier(SubNetworkClassifier):
         return [torch.cat(of_space)[order] for of_space in zip(*(raw for raw, _ in parts), strict=True)]
 
     # ------------------------------------------------------------------------------------------------- predictions
+
+    def computing(self, x: Tensor) -> AbstractContextManager[object]:
+        """See `SubNetworkClassifier.computing`: the same precision for statistics, evaluation and predictions."""
+        return computing(x, bf16=self.statistics.options.precision == "bfloat16")
 
     def network(self, network: nn.Module) -> nn.Module:
         """Return a sub-network with its intermediate features."""
@@ -190,7 +201,13 @@ class StatisticsClassifier(SubNetworkClassifier):
     def ood_scorer(self) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """See `TaskClassifier.ood_scorer`."""
         spaces = self._spaces()
-        return lambda x: self.statistics.logits_and_scores(spaces(x))
+
+        def scored(x: Tensor) -> tuple[Tensor, Tensor]:
+            raw = spaces(x)
+            with outside_autocast(x):
+                return self.statistics.logits_and_scores(raw)
+
+        return scored
 
     def describing(self) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
         """See `TaskClassifier.describing`: features of all feature spaces, side by side."""
@@ -217,6 +234,17 @@ class StatisticsClassifier(SubNetworkClassifier):
     def cross_validated(self) -> Predictions | None:
         """See `TaskClassifier.cross_validated`: from the calibration of the temperature."""
         return self.statistics.cross_validated
+
+    @torch.no_grad()
+    def fitted(self) -> Predictions | None:
+        """See `TaskClassifier.fitted`: from the features that the statistics were computed of."""
+        if self.statistics.observed is None:
+            return None
+        raws, labels = self.statistics.observed
+        logits = self.logits(raws)
+        own = torch.zeros(logits.shape[1], dtype=torch.bool, device=labels.device)
+        own[self.columns(len(self.statistics) - 1)] = True
+        return Predictions.of(logits, labels, own.expand_as(logits))
 
     def retained_accuracy(self, task: int, right: int, images: int) -> float:
         """See `TaskClassifier.retained_accuracy`: by images sampled from the statistics."""

@@ -36,6 +36,15 @@ class Known(NamedTuple):
     images: int
     views: float  # of an image, on average
 
+    @property
+    def share(self) -> float:
+        """The shrinkage of the covariances."""
+        return shrinkage(len(self.centre), self.freedom, self.views)
+
+    def within(self) -> tuple[Tensor, float]:
+        """The covariance (p, p) within prototypes, and its shrinkage."""
+        return self.scatter / max(1, self.freedom), self.share
+
     def of_all(self, without: int = 0) -> Tensor:
         """The covariance (p, p) of images of whatever class; over the degrees of freedom that fewer images have."""
         return self.total / max(1, self.images - 1 - without)

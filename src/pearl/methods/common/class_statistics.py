@@ -54,6 +54,7 @@ from pearl.nn.task_modules import TaskTensors
 UNCALIBRATED = 0.2  # temperature before two tasks allow its measurement
 # Pairs of an image and a prototype: so many are scored, at most, when a task is learnt; and at each of 40 temperatures.
 PAIRS, TEMPERED = 2**22, 2**19
+COUNTED = ("images", "freedom", "samples")  # of a space: images, less their prototypes; views of images
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), TRIED, dtype=torch.float64)
 
 
@@ -78,9 +79,10 @@ class ClassStatistics(nn.Module):
         self.tensors = TaskTensors(buffers=True)
         self._head: list[ClassStatisticsHead] = []  # in lists, so that they are not part of the state
         self._scorer: list[OODScorer] = []
-        self.cross_validated: Predictions | None = (
-            None  # of the task observed last, see `observe`; not part of the state either
-        )
+        # not part of the state either, of the task observed last: see `observe`; and raw features of some of its images
+        # in every space, with their labels
+        self.cross_validated: Predictions | None = None
+        self.observed: tuple[list[Tensor], Tensor] | None = None
 
     # ---------------------------------------------------------------------------------------------------- what is there
 
@@ -137,8 +139,7 @@ class ClassStatistics(nn.Module):
             facts["projection"] = digest_of(made).to(raw.device)
         for name, size in (("scatter", p * (p + 1) // 2), ("moment", p * (p + 1) // 2), ("sum", p)):
             facts[name] = torch.zeros(size, dtype=torch.float64, device=raw.device)
-        for name in ("images", "freedom", "samples"):
-            facts[name] = torch.zeros((), dtype=torch.long, device=raw.device)
+        facts |= {name: torch.zeros((), dtype=torch.long, device=raw.device) for name in COUNTED}
         facts["created_at"] = torch.tensor(created, device=raw.device)
         for name, value in facts.items():
             self.tensors.add(f"space.{v}.{name}", value)
@@ -177,8 +178,8 @@ class ClassStatistics(nn.Module):
             if self._updates(v, t):
                 x = rows.double()
                 more = {"scatter": pack(scatter), "moment": pack(moment(x)), "sum": x.mean(1).sum(0)}
-                counted = {"images": len(x), "freedom": len(x) - len(classes), "samples": x.shape[0] * x.shape[1]}
-                more |= {name: torch.tensor(value) for name, value in counted.items()}
+                numbers = len(x), len(x) - len(classes), x.shape[0] * x.shape[1]
+                more |= dict(zip(COUNTED, map(torch.tensor, numbers), strict=True))
                 for name, value in more.items():
                     known = self.tensors[f"space.{v}.{name}"]
                     self.tensors.add(f"space.{v}.{name}", known + value.to(known.device))
@@ -207,14 +208,9 @@ class ClassStatistics(nn.Module):
         if not len(rows):  # classes of one image each: nothing is measured, and nothing strange
             self._note(t, like.new_tensor(torch.nan), like.new_tensor(torch.nan))
             return
-        counts = self.tensors[f"task.{t}.counts"]
+        counts = self.tensors[f"task.{t}.counts"][own[rows]].double()
         known = [
-            metric.own_fits(
-                x[rows],
-                self.tensors[f"task.{t}.means.{v}"][own[rows]],
-                counts[own[rows]].double(),
-                counted=self._updates(v, t),
-            )
+            metric.own_fits(x[rows], self._means(v)[-1][own[rows]], counts, counted=self._updates(v, t))
             for v, (metric, x) in enumerate(zip(metrics, features, strict=True))
         ]
         own_fits = torch.stack(known).mean(0)
@@ -332,17 +328,30 @@ class ClassStatistics(nn.Module):
     def head(self) -> ClassStatisticsHead:
         """Return the predictor, created once per task; in the features' dtype, float32."""
         if not self._head:
-            like, spaces = self.tensors["space.0.mean"], range(len(self.created_at))
-            made = [self._discriminants(v, dtype=like.dtype) for v in spaces]
-            place = self.created_at, self.task_of, self.class_of, self.temperature
-            self._head.append(ClassStatisticsHead(self.spaces(), made, *place).to(like))
+            self._make_head([inverse(shrunk(*self.covariance(v))) for v in range(len(self.created_at))])
         return self._head[0]
+
+    def _make_head(self, within: Sequence[Tensor]) -> None:
+        """Create the predictor from the inverse covariances within prototypes, float64."""
+        like = self.tensors["space.0.mean"]
+        first = [int((self.task_of < created).sum()) for created in self.created_at]
+        means = [pieces(self._means(v)) for v in range(len(first))]
+        made = [Discriminants(*parts, like.dtype) for parts in zip(means, within, first, strict=True)]
+        place = self.created_at, self.task_of, self.class_of, self.temperature
+        self._head.append(ClassStatisticsHead(self.spaces(), made, *place).to(like))
 
     @torch.no_grad()
     def ood_scorer(self) -> OODScorer:
         """Return the OOD scorer; created once until a task is observed, since with many classes this is slow."""
         if not self._scorer:
-            backgrounds = [self._background(v) for v in range(len(self.created_at))]
+            known = [self.known(v) for v in range(len(self.created_at))]
+            within = [inverse(shrunk(*space.within())) for space in known]  # once, for predictor and scores
+            if not self._head:
+                self._make_head(within)
+            every = [inverse(shrunk(space.of_all(), space.share)) for space in known]
+            backgrounds = [
+                Background(own, space.centre, of_all) for own, space, of_all in zip(within, known, every, strict=True)
+            ]
             self._scorer.append(OODScorer(self.head(), backgrounds, *self.usual()).to(self.tensors["space.0.mean"]))
         return self._scorer[0]
 
@@ -356,25 +365,13 @@ class ClassStatistics(nn.Module):
         """See `spaces.fits`, of raw features: (B, prototypes)."""
         return self.ood_scorer().fits(raw)[1]
 
-    def _discriminants(self, v: int, dtype: torch.dtype = torch.float64) -> Discriminants:
-        """FeatureSpace v's, computed in float64."""
-        first = int((self.task_of < self.created_at[v]).sum())
-        return Discriminants(pieces(self._means(v)), inverse(shrunk(*self.covariance(v))), first, dtype)
-
-    def _background(self, v: int) -> Background:
-        """FeatureSpace v's, in float64."""
-        space = self.known(v)
-        pooled, share = self.covariance(v)
-        return Background(inverse(shrunk(pooled, share)), space.centre, inverse(shrunk(space.of_all(), share)))
-
     def _means(self, v: int) -> list[Tensor]:
         return [self.tensors[f"task.{t}.means.{v}"] for t in range(self.created_at[v], len(self))]
 
     def known(self, v: int) -> Known:
         """Return the moments of all images in space v, float64."""
-        scatter, moment, total, images, freedom, samples = (
-            self.tensors[f"space.{v}.{name}"] for name in ("scatter", "moment", "sum", "images", "freedom", "samples")
-        )
+        names = ("scatter", "moment", "sum", *COUNTED)
+        scatter, moment, total, images, freedom, samples = (self.tensors[f"space.{v}.{name}"] for name in names)
         p, centre = len(total), total / images
         around = unpack(moment, p) - images * torch.outer(centre, centre)
         return Known(unpack(scatter, p), around, centre, int(freedom), int(images), float(samples / images))
@@ -382,7 +379,7 @@ class ClassStatistics(nn.Module):
     def covariance(self, v: int) -> tuple[Tensor, float]:
         """Return the covariance within prototypes of space v, float64 (p, p), and its shrinkage."""
         p = len(self.tensors[f"space.{v}.projected_mean"])
-        freedom, images, samples = (int(self.tensors[f"space.{v}.{name}"]) for name in ("freedom", "images", "samples"))
+        images, freedom, samples = (int(self.tensors[f"space.{v}.{name}"]) for name in COUNTED)
         share = shrinkage(p, freedom, samples / max(1, images))
         return unpack(self.tensors[f"space.{v}.scatter"], p) / max(1, freedom), share
 

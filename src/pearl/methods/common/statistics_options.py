@@ -14,8 +14,9 @@ class StatisticsOptions:
 
     spaces: Annotated[int, Field(ge=1)] | Literal["all"] = 3
     layers: Layers = "auto"
-    projection: Annotated[int, Field(ge=1, le=65536)] | None = 2048
+    projection: Annotated[int, Field(ge=1, le=65536)] | None = 1024
     covariance: Literal["updated", "frozen"] = "updated"
     views: Annotated[int, Field(ge=0, le=64)] = 3
     train: Literal["spaces", "all"] = "spaces"
     head: Literal["linear", "cosine"] = "linear"
+    precision: Literal["float32", "bfloat16"] = "float32"

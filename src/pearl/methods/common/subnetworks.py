@@ -3,7 +3,9 @@
 A classifier infers the task of an image. Another one is a file like `by_statistics`, and a line in `settings.parts`.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,6 +63,10 @@ class SubNetworkClassifier(TaskClassifier):
     def sub_networks(self) -> Sequence[int]:
         """Return the tasks whose sub-networks every image passes through."""
         return range(len(self.method.heads))
+
+    def computing(self, x: Tensor) -> AbstractContextManager[object]:
+        """Return the context in which sub-networks compute the outputs for images `x`."""
+        return nullcontext()
 
     def network(self, network: nn.Module) -> nn.Module:
         """Return a sub-network with the outputs that `logits` uses."""
@@ -120,6 +126,9 @@ class HeadsClassifier(SubNetworkClassifier):
 
 
 HEADS = Heads()
+# names of the tensors of one task: of an isolated sub-network, and of class statistics
+TASK_TENSOR = re.compile(r"(?P<before>(?:heads\.blocks|tensors|statistics|networks)\.)(?P<task>\d+)(?P<after>[./].+)")
+_TASK_STATISTICS = re.compile(r"class_statistics\.tensors\.task/(?P<task>\d+)/")
 
 
 class SubNetworks(Method):
@@ -203,7 +212,12 @@ class SubNetworks(Method):
     def spaces(self, tasks: Iterable[int]) -> Spaces:
         """Return the sub-networks of some tasks with the outputs that the classifier uses, merged on first use."""
         networks = once(lambda: [self.evaluated_network(t) for t in tasks])
-        return lambda x: [network(x) for network in networks()]
+
+        def raw(x: Tensor) -> list[Tensor]:
+            with self.classifier.computing(x):
+                return [network(x) for network in networks()]
+
+        return raw
 
     def evaluated_network(self, t: int) -> nn.Module:
         """Return task t's sub-network in its fastest form, with the outputs that the classifier uses."""
@@ -233,6 +247,12 @@ class SubNetworks(Method):
     def file_of(self, name: str) -> str:
         """See `Method.file_of`."""
         return self.classifier.file_of(name)
+
+    def is_fixed(self, name: str, task: int) -> bool:
+        """See `Method.is_fixed`: tensors of isolated sub-networks, and statistics of earlier tasks."""
+        own = TASK_TENSOR.fullmatch(name) if vars(type(self)).get("isolated") else None
+        own = own or _TASK_STATISTICS.match(name)
+        return own is not None and int(own["task"]) < task
 
     def facts(self, task: int) -> dict[str, Any]:
         """See `Method.facts`."""

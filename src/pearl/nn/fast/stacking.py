@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pearl.nn.fast.folding import with_weights
+from pearl.nn.plain_vit import PlainViT
 
 # Rows (tasks x images x tokens) up to which one pass is faster than a pass per task. On one CPU thread a DeiT-Tiny
 # takes 0.3 to 0.5 of the time with 85 to 340 rows, 1.0 with 700 to 1000, and 1.1 with 4000, which exceed the cache. A
@@ -33,11 +34,13 @@ def stackable(net: nn.Module, layers: Iterable[str]) -> bool:
     """Return True if these layers are linear and their first dimension is the batch, which is verified for timm's ViTs
     only.
     """
-    if not type(net).__module__.startswith("timm."):
+    if not all(type(net.get_submodule(name)) is nn.Linear for name in layers):
         return False
+    if type(net) is PlainViT or not type(net).__module__.startswith("timm."):
+        return type(net) is PlainViT
     from timm.models import VisionTransformer  # slow to import, but loaded already
 
-    return isinstance(net, VisionTransformer) and all(type(net.get_submodule(name)) is nn.Linear for name in layers)
+    return isinstance(net, VisionTransformer)
 
 
 def worthwhile(net: nn.Module, tasks: int, device: torch.device) -> int:

@@ -1,51 +1,41 @@
 // The page of `pearl serve`. Photos are kept in `pictures` alone; nothing is stored in the browser.
+import { discover, dropGroups, isUnknown, setUpDiscovery } from "./discover.js";
+import { allowChanges, setUpHistory, showHistory } from "./history.js";
+import { at, checkSize, make, option, plural, request } from "./server.js";
+
 const UNSURE = 0.7; // a best class below this probability is unsure
 const AT_ONCE = 6; // photos that are predicted together
-const at = (id) => document.getElementById(id);
-const plural = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : what.endsWith("s") ? "es" : "s"}`;
 const percent = (share) => `${(share === 1 ? 100 : Math.min(100 * share, 99.9)).toFixed(1)}\u00a0%`;
-const make = (tag, text = "", kind = "") => Object.assign(document.createElement(tag), { textContent: text, className: kind });
 
 let model = { classes: [], tasks: [], limits: {} };
 let pictures = []; // {file, name, url, item, found, error, label}
 let learning = null; // the job that is watched: {id, taught}
+let changing = false; // something is being taken back
 let waiting = [];
 let running = 0;
 let leftOut = 0; // files that are no photos
 
-// ------------------------------------------------------------------------------------------------------ the server
-
-async function request(path, options = {}) {
-  let answer;
-  try {
-    answer = await fetch(path, options);
-  } catch {
-    throw new Error("the server does not answer; see whether it still runs");
-  }
-  const body = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(body.error ?? `the server answers ${answer.status}`);
-  return body;
-}
+// ------------------------------------------------------------------------------------------------------ the model
 
 async function loadModel() {
   model = await request("/v1/model");
   document.title = `${model.name} – pearl`;
   at("model").textContent = model.name;
   at("about").textContent = `${plural(model.classes.length, "class")} in ${plural(model.tasks.length, "task")}, ${model.method} on ${model.backbone}`;
-  at("classes").replaceChildren(...model.classes.map((name) => Object.assign(make("option"), { value: name })));
+  at("classes").replaceChildren(...model.classes.map((name) => option(name, "")));
   at("fast-choice").hidden = !model.finds_unknown;
-  at("tasks").replaceChildren(...[...model.tasks].reverse().map(taskRow));
+  at("unknown").hidden = !model.finds_unknown;
+  showHistory(model);
   if (model.job && !learning) watch(model.job, []);
 }
 
-function taskRow(task) {
-  const row = make("tr");
-  const known = task.repeated_classes.length ? `more photos of ${task.repeated_classes.join(", ")}` : "";
-  const date = task.learnt_at ? new Date(task.learnt_at).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" }) : "–";
-  const cells = [task.name, date, [task.classes.join(", "), known].filter(Boolean).join("; "), task.images ?? "–"];
-  cells.push(task.mean_rank?.toFixed(1) ?? "–", task.accuracy === null ? "–" : `${task.accuracy.toFixed(1)}\u00a0%`);
-  row.append(...cells.map((text) => make("td", text)));
-  return row;
+// Photos are named again, by the model as it is now.
+async function renew() {
+  await loadModel();
+  dropGroups();
+  waiting = pictures.filter(({ error }) => !error);
+  work();
+  show();
 }
 
 // ------------------------------------------------------------------------------------------------- photos come in
@@ -167,7 +157,7 @@ function draw() {
   const now = values.includes(select.value) ? select.value : "";
   select.replaceChildren(...values.map((value) => {
     const count = pictures.filter(chosen(value)).length;
-    return Object.assign(make("option", `${FILTERS[value]?.[0] ?? value.slice(1)} (${count})`), { value });
+    return option(value, `${FILTERS[value]?.[0] ?? value.slice(1)} (${count})`);
   }));
   select.value = now;
   const visible = new Set(shown());
@@ -176,6 +166,9 @@ function draw() {
   at("all-count").textContent = `All ${plural(visible.size, "photo")} shown are`;
   const open = waiting.length + running;
   const skipped = leftOut ? `; ${plural(leftOut, "file")} left out, as no photo` : "";
+  const unknown = pictures.filter(isUnknown).length;
+  at("discover").textContent = unknown ? `Group ${plural(unknown, "unknown photo")}` : "Group unknown photos";
+  at("discover").disabled = unknown < 2 || open > 0;
   at("progress").textContent = open ? `${pictures.length - open} of ${plural(pictures.length, "photo")}${skipped}` : pictures.length || leftOut ? `${plural(pictures.length, "photo")}${skipped}` : "";
   drawTray();
 }
@@ -225,7 +218,8 @@ function drawTray() {
     return item;
   }));
   at("empty").hidden = classes.size > 0;
-  at("start").disabled = !classes.size || !!learning;
+  at("start").disabled = !classes.size || !!learning || changing;
+  allowChanges(model, !!learning || changing);
   const count = [...classes.values()].flat().length;
   at("start").textContent = count ? `Teach ${plural(count, "photo")}` : "Teach";
   at("to-teach").textContent = count ? `Teach (${count})` : "Teach";
@@ -240,12 +234,9 @@ async function teach() {
   }
   form.append("fast", at("fast").checked && !at("fast-choice").hidden);
   form.append("allow_new_style", true); // the user has looked at each photo
-  const size = taught.reduce((sum, { file }) => sum + file.size, 0);
   at("start").disabled = true;
   try {
-    if (taught.length > model.limits.photos || size > 0.99 * model.limits.bytes) {
-      throw new Error(`at most ${plural(model.limits.photos, "photo")} and ${Math.floor(model.limits.bytes / 2 ** 20)} MiB are taught at once; remove some`);
-    }
+    checkSize(taught, model.limits, "taught");
     const { id } = await request("/v1/learn", { method: "POST", body: form });
     watch(id, taught);
   } catch (error) {
@@ -291,9 +282,7 @@ async function ended(job, taught) {
   learning = null;
   if (job.state === "done") {
     label(taught, null);
-    await loadModel().catch(() => {});
-    waiting = pictures.filter(({ error }) => !error); // again, by the model as it is now
-    work();
+    await renew().catch(() => {});
     finish(`Learnt: ${job.task}`, [...outcome(job.outcome), ...job.notes], false);
   } else if (job.state === "cancelled") {
     finish("Cancelled", ["The model is as it was. Teach the same photos again to go on from here."], true);
@@ -352,6 +341,7 @@ at("csv").addEventListener("click", csv);
 at("clear").addEventListener("click", () => {
   for (const { url, item } of pictures) { URL.revokeObjectURL(url); item.remove(); }
   [pictures, waiting, leftOut] = [[], [], 0];
+  dropGroups();
   show();
 });
 at("all").addEventListener("submit", (event) => {
@@ -360,6 +350,9 @@ at("all").addEventListener("submit", (event) => {
   at("all-class").value = "";
 });
 at("start").addEventListener("click", teach);
+at("discover").addEventListener("click", () => discover(pictures.filter(isUnknown), model.limits));
+setUpDiscovery(label);
+setUpHistory({ changed: renew, busy: (yes) => { changing = yes; show(); } });
 at("cancel").addEventListener("click", async () => {
   at("cancel").disabled = true;
   at("state").textContent = "Cancelling …";

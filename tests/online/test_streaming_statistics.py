@@ -10,6 +10,8 @@ from pearl.online.spaces import StreamingSpace, joint_log_probabilities, left_ou
 from pearl.online.statistics import StreamingStatistics, discriminants
 from pearl.online.window import Window, confused_classes
 
+pytestmark = pytest.mark.slow
+
 
 def images(seed: int, count: int = 40, classes: int = 4, dim: int = 5) -> tuple[np.ndarray, np.ndarray]:
     """Features around class means, and labels of which each class has some."""
