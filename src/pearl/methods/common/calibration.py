@@ -70,14 +70,18 @@ class LeftOut:
         self.lighter_of_all = (1 - self.share) / max(1, space.images - 2)
 
     def within(self, square: Tensor, count: Tensor | float, counted: bool = True) -> Tensor:
-        """Squared distances to a prototype's mean of `count` images -> with the image left out."""
+        """Squared distances to a prototype's mean of `count` images -> with the image left out.
+
+        For means over all views: the views of an image are taken to lie in different directions, which keeps the
+        result finite and is exact for one view.
+        """
         wider = count / (count - 1)
-        return wider**2 * square / (1 - counted * self.lighter * wider * square)
+        return wider**2 * square / (1 - counted * self.lighter * wider / self.space.views * square)
 
     def around(self, square: Tensor) -> Tensor:
         """Squared distances to the centre of all images -> with the image left out."""
         wider = self.space.images / max(1, self.space.images - 1)
-        return wider**2 * square / (1 - self.lighter_of_all * wider * square)
+        return wider**2 * square / (1 - self.lighter_of_all * wider / self.space.views * square)
 
     def distances(
         self, rows: Tensor, own: Tensor, means: Tensor, counts: Tensor, *, counted: bool
