@@ -41,7 +41,8 @@ PROTOCOLS = {
 LEARNERS = {
     "ncm": ("nearest class mean", ["online.learner=ncm"]),
     "slda": ("streaming LDA", ["online.learner=slda"]),
-    "ranpac": ("online RanPAC, M = 2,000", ["online.learner=ranpac", "online.learner.M=2000"]),
+    "ranpac_2k": ("online RanPAC, M = 2,000", ["online.learner=ranpac", "online.learner.M=2000"]),
+    "ranpac": ("online RanPAC, M = 5,000", ["online.learner=ranpac", "online.learner.M=5000"]),
     "er": ("ER, 500 images", ["online.learner=er", "online.learner.iterations=1"]),
     "derpp": ("DER++, 500 images", ["online.learner=derpp", "online.learner.iterations=1"]),
     "slda_auto": ("streaming LDA, intermediate features", ["online.learner=slda", "online.learner.layers=auto"]),

@@ -18,6 +18,7 @@ from photos import SETTINGS, folders, write_photos
 
 hub = pytest.importorskip("huggingface_hub")
 constants = pytest.importorskip("huggingface_hub.constants")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from PIL import Image
 import pearl
 from pearl.errors import ConfigError, DataError, RunError
 from pearl.online.model import StreamModel, files_in_order
-from pearl.online.state import stored_states
+from pearl.storage.run_directory import RunDirectory
 
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
 SMALL: dict[str, Any] = {
@@ -60,7 +60,7 @@ def test_pieces_give_the_same_bits_as_a_model_that_stays_open(tmp_path: Path) ->
         whole.observe(images[part], names[part])
         opened = StreamModel(pieces, whole.config, device="cpu")
         opened.observe(images[part], names[part])
-    assert [place.name for place in stored_states(pieces)] == ["000000030"]
+    assert [place.name for place in RunDirectory(pieces).online_states] == ["000000030"]
     first, second = whole.learner.state_dict(), opened.learner.state_dict()
     assert all(torch.equal(value, second[key]) for key, value in first.items())
 
@@ -85,7 +85,7 @@ def test_errors_of_users(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'slda'"):
         stream(tmp_path / "other", learner="sldaa")
     assert not (tmp_path / "other").exists()
-    (state,) = stored_states(tmp_path / "shop")
+    (state,) = RunDirectory(tmp_path / "shop").online_states
     (state / "weights.safetensors").write_bytes(b"")
     with pytest.raises(RunError, match="its stored state is damaged"):
         pearl.stream(tmp_path / "shop", device="cpu")
@@ -133,8 +133,15 @@ def test_the_command_line_takes_up_new_images_and_predicts(cli: Any, tmp_path: P
         assert complaint in err and err.count("\n") == 1
     _, err = cli("learn", shop, "--data", listed, "--stream", "--fast", code=2)
     assert err.startswith("pearl: --stream: goes with") and err.count("\n") == 1
-    _, err = cli("resume", shop, code=2)
-    assert "learns from a stream" in err
+    out, _ = cli("inspect", shop)
+    assert "30 images of a stream, 3 classes (red, green, blue)" in out and "all checksums hold" in out
+    for verb in (["resume", shop], ["report", shop], ["evaluate", shop, "--data", tmp_path], ["undo", shop]):
+        _, err = cli(*verb, code=2)
+        assert err.count("\n") == 1 and ("stream" in err or verb[0] == "undo")
+    (state,) = RunDirectory(shop).online_states
+    (state / "weights.safetensors").write_bytes(b"")
+    out, _ = cli("inspect", shop, code=1)
+    assert f"{state.name}/weights.safetensors: checksum differs" in out
 
 
 def test_an_unreadable_file_is_named_and_the_others_are_learnt(cli: Any, tmp_path: Path) -> None:

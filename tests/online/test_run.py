@@ -14,9 +14,9 @@ from pearl.errors import ConfigError, RunError
 from pearl.evaluation.online_metrics import a_auc
 from pearl.lifecycle.runs import prepare
 from pearl.online.run import Arrivals, OnlineRun, execute
-from pearl.online.state import stored_states
 from pearl.settings.config import OnlineRunConfig, check_config, load_config
 from pearl.storage.checkpoint import read_part
+from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Observer
 
 SMALL = [
@@ -38,7 +38,7 @@ def small(*changes: str, learner: str = "pearl") -> OnlineRunConfig:
 
 
 def bits(run: OnlineRun) -> tuple[list[Any], dict[str, bytes]]:
-    tensors, _ = read_part(stored_states(run.path)[-1])
+    tensors, _ = read_part(RunDirectory(run.path).online_states[-1])
     return run.results["curve"], {name: value.numpy().tobytes() for name, value in tensors.items()}
 
 
@@ -72,6 +72,11 @@ def test_the_curve_has_powers_of_two_and_the_interval(whole: OnlineRun) -> None:
     assert (whole.curve[-1].total == 4).all()
 
 
+def test_inspect_shows_when_and_why_it_grew(cli: Any, whole: OnlineRun) -> None:
+    out, _ = cli("inspect", whole.path)
+    assert "sub-network 1 was trained after 48 images, since " in out and "classes were confused" in out
+
+
 def test_the_facts_of_a_run(whole: OnlineRun) -> None:
     facts = whole.results["facts"]
     assert facts["passes"] == 1 + len(facts["grown_at"][1:])  # the first sub-network replaced random features
@@ -101,7 +106,7 @@ def test_every_learner_resumes(tmp_path: Path, learner: str) -> None:
 
 def test_a_damaged_state_is_skipped(whole: OnlineRun, tmp_path: Path) -> None:
     execute(small(), path=tmp_path / "run", device="cpu", stop_at=96)
-    (place,) = stored_states(tmp_path / "run")
+    (place,) = RunDirectory(tmp_path / "run").online_states
     (place / "weights.safetensors").write_bytes(b"damaged")
     assert bits(execute(small(), path=tmp_path / "run", device="cpu")) == bits(whole)
 
@@ -198,6 +203,9 @@ def test_in_python_and_on_the_command_line(cli: Any, tmp_path: Path, monkeypatch
     assert "A_auc" in out and "1 pass per image" in out
     run = pearl.run("online-digits", quiet=True, **_nested(changes))
     assert isinstance(run, OnlineRun) and run.done
+    listed, _ = cli("list", "runs")
+    last = run.curve[-1].accuracy
+    assert f"done, 160 images, A_auc {run.summary['a_auc']:.2f} %, A_last {last:.2f} %" in listed
     shown, _ = cli("show", run.path.name)
     assert shown.splitlines()[1:] == out.splitlines()[1:]
     resumed, _ = cli("resume", str(run.path))

@@ -15,6 +15,7 @@ from pearl.storage.run_directory import RunDirectory
 from photos import SETTINGS, digit, folders, write_photos
 from served import ended, learn, png, served, taught
 
+pytestmark = pytest.mark.slow
 PHOTOS = [("zero", png(digit(0)[40])), ("one", png(digit(1)[40])), ("two", png(digit(2)[40]))]
 
 

@@ -78,7 +78,7 @@ def test_a_model_learns_while_it_answers(one, forks, scratch, tmp_path, monkeypa
         before = labels_of(client, NEW)
         job = learn(client, NEW)
         busy = client.post("/v1/learn", files={"images": NEW[0][1]}, data={"labels": "x"})
-        assert busy.status_code == 409 and "learning already" in busy.json()["error"]
+        assert busy.status_code == 409 and "learning or changing already" in busy.json()["error"]
         assert client.get("/v1/model").json()["job"] == job
         with ThreadPoolExecutor(1) as reader:
             following = reader.submit(lambda: [*events(client, job)])

@@ -21,7 +21,8 @@ def command(
     """Remove a class or a task from a model.
 
     Removing a class deletes the row of its head or its statistics; weights that were trained with its images stay.
-    Removing a task is exact: the model then equals, bit by bit, one that learnt only the other tasks.
+    Removing a task is exact: the model then equals, bit by bit, one that learnt only the other tasks. A certificate
+    with the digests of all that remains is written, which `pearl verify` checks.
 
     \b
     pearl forget shop --class apple

@@ -26,7 +26,7 @@ from pearl.lifecycle.saved import check_method, load_method, read_config, resume
 from pearl.methods.base import Method
 from pearl.names import class_name
 from pearl.nn.layout import placed
-from pearl.settings.config import ModelConfig
+from pearl.settings.config import ModelConfig, OnlineModelConfig, OnlineRunConfig
 from pearl.settings.parts import METHODS
 from pearl.settings.registry import nearest, readable
 from pearl.storage.run_directory import RunDirectory
@@ -84,6 +84,8 @@ class Model:
         config = read_config(path)
         check_method(path, config, named)
         directory = RunDirectory(path)
+        if isinstance(config, OnlineModelConfig | OnlineRunConfig):
+            raise RunError(f"{path}: learns from a stream, without tasks; use pearl predict, or pearl.stream in Python")
         there = len(directory.finished)
         if tasks is None or not 1 <= tasks <= there:  # a directory is usable up to a gap if `tasks` is given
             directory.check_no_gap()

@@ -133,6 +133,11 @@ def file_checks(path: Path) -> list[Check]:
     directory = RunDirectory(path)
     checks: list[Check] = []
     replaced: set[str] = set()
+    for folder in directory.online_states:
+        try:
+            read_part(folder)
+        except RunError as error:
+            wrong.append(str(error))
     for folder in (*reversed(directory.finished), directory.reference):
         try:
             _, manifest = read_part(folder, Reference if folder == directory.reference else Task, replaced)

@@ -33,7 +33,8 @@ def at_once(method: LowRankNetworks) -> tuple[Network, int] | None:
     names = [target.parameter.removesuffix(".weight") for target in method.targets]
     classifier = method.classifier
     chosen = classifier.sub_networks()
-    if method.norms or not stackable(method.backbone, names) or len(chosen) <= method.first_adapted:
+    fits = stackable(method.backbone, names) and not method.norms and not classifier.bf16
+    if not fits or len(chosen) <= method.first_adapted:
         return None
     updates: dict[str, list[Updates]] = {name: [] for name in names}
     for name, target in zip(names, method.targets, strict=True):

@@ -41,7 +41,7 @@ class StreamModel:
         self.learner: Learner = build_learner(config, Engine(config, device=device, precision="fp32"))
         self._start: dict[str, Tensor] = snapshot(self.learner.state_dict())
         manifest = restore(path, self.learner, self._start)
-        if not manifest and RunDirectory(path).config_file.exists() and any((path / "online").glob("*")):
+        if not manifest and RunDirectory(path).config_file.exists() and RunDirectory(path).online_states:
             raise RunError(f"{path}: its stored state is damaged; restore it from a copy")
         self.seen: int = manifest.get("seen", 0)
         self.classes: list[str] = list(manifest.get("classes", []))

@@ -24,7 +24,7 @@ from pearl.evaluation.online_metrics import Point, summary
 from pearl.lifecycle.runs import prepare
 from pearl.lifecycle.saved import read_config, resume_command
 from pearl.lifecycle.session import Session, session
-from pearl.online.state import begin, build_learner, restore, store, stored_states
+from pearl.online.state import begin, build_learner, restore, store
 from pearl.settings.config import OnlineRunConfig
 from pearl.storage.checkpoint import read_part, snapshot
 from pearl.storage.paths import runs_root
@@ -87,7 +87,7 @@ class OnlineRun:
     @property
     def results(self) -> dict[str, Any]:
         """Return the curve, facts and class names so far, of the newest stored state that is intact."""
-        for place in reversed(stored_states(self.path)):
+        for place in reversed(self.directory.online_states):
             with suppress(RunError):
                 return dict(read_part(place)[1]["online"])
         return {"curve": [], "facts": {}, "names": []}

@@ -23,7 +23,7 @@ from pearl.settings.parts import LEARNERS
 from pearl.storage.checkpoint import changed, read_part, snapshot, write_part
 from pearl.storage.files import write_file
 from pearl.storage.inside import remove_tree
-from pearl.storage.stored_task import MANIFEST
+from pearl.storage.run_directory import RunDirectory
 from pearl.training.engine import Engine
 from pearl.training.resume import Resume
 
@@ -49,14 +49,10 @@ def begin(work: Session, learner: Learner) -> None:
     write_part(directory.reference, snapshot(learner.state_dict()), facts, within=within)
 
 
-def stored_states(path: Path) -> list[Path]:
-    """Return the complete states of a directory, oldest first."""
-    return sorted(manifest.parent for manifest in (path / "online").glob(f"*/{MANIFEST}"))
-
-
 def store(path: Path, learner: Learner, start: Mapping[str, Tensor], seen: int, facts: Mapping[str, Any]) -> None:
     """Store the state after `seen` images, then remove older ones."""
-    older, place = stored_states(path), path / "online" / f"{seen:09d}"
+    directory = RunDirectory(path)
+    older, place = directory.online_states, directory.online_folder / f"{seen:09d}"
     write_part(place, changed(start, learner.state_dict()), {"seen": seen, **facts}, within=path)
     for other in older:
         if other != place:
@@ -65,7 +61,7 @@ def store(path: Path, learner: Learner, start: Mapping[str, Tensor], seen: int, 
 
 def restore(path: Path, learner: Learner, start: Mapping[str, Tensor]) -> dict[str, Any]:
     """Load the newest intact state into a learner, and return its manifest; {} without one."""
-    for place in reversed(stored_states(path)):
+    for place in reversed(RunDirectory(path).online_states):
         with suppress(RunError):  # incomplete or damaged: an older one leads to the same bits
             tensors, manifest = read_part(place)
             learner.load_state_dict({**start, **tensors}, strict=True)

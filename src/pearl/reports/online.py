@@ -1,8 +1,12 @@
 """A run with hidden task boundaries as text: the curve of accuracy over images seen, metrics, cost and growth."""
 
-from typing import TYPE_CHECKING
+import math
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from pearl.errors import counted
+from pearl.errors import RunError, counted, printable
+from pearl.evaluation.online_metrics import summary
+from pearl.storage.run_directory import RunDirectory
 from pearl.storage.tabular import aligned
 
 if TYPE_CHECKING:
@@ -17,10 +21,12 @@ def online_page(run: "OnlineRun") -> str:
     table = [["images seen", "classes", "accuracy (%)"]]
     table += [[f"{p.seen}", f"{len(p.total)}", f"{p.accuracy:.2f}"] for p in points]
     lines += ["", aligned(table, numbers=True), ""]
-    facts, summary = run.results["facts"], run.summary
+    facts, numbers = run.results["facts"], run.summary
     if any(point.regular for point in points):
-        lines.append(f"A_auc {summary['a_auc']:.2f} %, the mean of the evaluations at the fixed interval")
-    lines.append(f"A_last {summary['a_last']:.2f} %, forgetting per class {summary['forgetting']:.2f} points")
+        lines.append(f"A_auc {numbers['a_auc']:.2f} %, the mean of the evaluations at the fixed interval")
+    lost = numbers["forgetting"]
+    forgotten = "" if math.isnan(lost) else f", forgetting per class {lost:.2f} points"
+    lines.append(f"A_last {numbers['a_last']:.2f} %{forgotten}")
     pause, each = facts["longest_pause_seconds"], 1000 * facts["seconds_per_image"]
     lines.append(f"learning: {each:.1f} ms per image, longest pause {pause:.1f} s")
     stored = [facts[f"{what}_bytes"] / 1e6 for what in ("images", "statistics")]
@@ -28,8 +34,47 @@ def online_page(run: "OnlineRun") -> str:
         f"prediction: {counted(facts['passes'], 'pass')} per image; stored: {stored[0]:.2f} MB of images, "
         f"{stored[1]:.2f} MB of statistics"
     )
-    for number, seen in enumerate(facts.get("grown_at", []), 1):
-        lines.append(f"sub-network {number} was trained after {counted(seen, 'image')}, {facts['reasons'][number - 1]}")
+    lines += growth(facts)
     if not run.done:
         lines.append("unfinished; the same `pearl run` resumes it")
     return "\n".join(lines)
+
+
+def growth(facts: dict[str, Any]) -> list[str]:
+    """Return a line for each sub-network: when and why it was trained."""
+    grown = zip(facts.get("grown_at", []), facts.get("reasons", []), strict=True)
+    return [
+        f"sub-network {i} was trained after {counted(seen, 'image')}, {why}" for i, (seen, why) in enumerate(grown, 1)
+    ]
+
+
+def stream_of(directory: RunDirectory) -> dict[str, Any]:
+    """Return the images seen, the classes and the facts of an online learner; empty for models and runs of tasks.
+
+    Also empty if its manifest is damaged, which `verify` reports.
+    """
+    found: dict[str, Any] = {}
+    with suppress(RunError):
+        found = directory.online_manifest
+    if not found:
+        return {}
+    own = found.get("online", found)  # of a run, or of a model
+    return {**own["facts"], "images": found["seen"], "classes": own.get("names") or own["classes"]}
+
+
+def stream_lines(stream: dict[str, Any]) -> list[str]:
+    """Return what `stream_of` returns as text."""
+    names = ", ".join(map(printable, stream["classes"]))
+    classes = counted(len(stream["classes"]), "class")
+    return [f"{counted(stream['images'], 'image')} of a stream, {classes} ({names})", *growth(stream)]
+
+
+def online_state(run: RunDirectory) -> str:
+    """Return the progress of a run with hidden boundaries in a line."""
+    if not (found := run.online_manifest):
+        return "no image seen yet"
+    numbers = summary(found["online"])
+    state = "done" if run.is_done else "unfinished"
+    return (
+        f"{state}, {counted(found['seen'], 'image')}, A_auc {numbers['a_auc']:.2f} %, A_last {numbers['a_last']:.2f} %"
+    )

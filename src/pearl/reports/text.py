@@ -11,6 +11,7 @@ import yaml
 from pearl.errors import ConfigError, RunError, counted, printable
 from pearl.evaluation.metrics import accuracy_matrix
 from pearl.reports.measured import HOW, lines_of, old_data
+from pearl.reports.online import online_page, online_state, stream_lines, stream_of
 from pearl.reports.settings import REGISTRIES, SECTIONS, part_page, section_page
 from pearl.settings.config import OnlineRunConfig, read_recipe, recipe_names
 from pearl.settings.declared import declared
@@ -78,7 +79,6 @@ def page(name: str) -> str:
             run = Run.open(path)
             if isinstance(run.config, OnlineRunConfig):
                 from pearl.online.run import OnlineRun
-                from pearl.reports.online import online_page
 
                 return online_page(OnlineRun(path, run.config))
             return run_page(run)
@@ -252,6 +252,9 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         f"{counted(len(manifests), 'task')}",
         f"reference: {reference.get('parameters', 0):,} parameters, {facts['reference_bytes']:,} bytes",
     ]
+    if stream := stream_of(directory):
+        facts["stream"] = stream
+        lines += ["", *stream_lines(stream)]
     if manifests and (asked := manifests[-1].get("spaces")):
         of = f"of {'task' if len(asked) == 1 else 'tasks'} {', '.join(str(t + 1) for t in asked)}"
         temperature = manifests[-1].get("temperature") or 0.0
@@ -319,6 +322,8 @@ def _needs(method: str) -> str:
 
 
 def _run_state(run: RunDirectory) -> str:
+    if run.online_folder.is_dir():
+        return online_state(run)
     if not run.results_file.is_file():
         tasks = len(run.finished)
         return f"{counted(tasks, 'task')}, see `pearl inspect`" if tasks else "no task finished yet"

@@ -21,6 +21,7 @@ from pearl.storage.schemas import (
     Classes,
     Data,
     Environment,
+    Part,
     Pending,
     Record,
     Reference,
@@ -73,6 +74,7 @@ class RunDirectory:
     change_folder = Below("unfinished-change")  # new files of a change that is not complete, see `change`
     change_file = Below("unfinished-change/change.json")
     certificates_folder = Below("certificates")  # of what was forgotten
+    online_folder = Below("online")  # the state of an online learner after so many images, see `online.state`
     logs_folder = Below("logs")  # curves, see `--log`
 
     def __init__(self, path: str | Path) -> None:
@@ -284,6 +286,21 @@ class RunDirectory:
                 f"{lost}: missing, though {though}; restore it from a copy, or, to learn again from there, remove "
                 f"classes.json and the folders of tasks from {done:03d} on"
             )
+
+    @property
+    def online_states(self) -> list[Path]:
+        """Return the complete states of an online learner, oldest first; empty for models and runs of tasks."""
+        return sorted(manifest.parent for manifest in self.online_folder.glob(f"*/{MANIFEST}"))
+
+    @property
+    def online_manifest(self) -> dict[str, Any]:
+        """Return the manifest of the newest of these states; empty if there is none.
+
+        Raises:
+            RunError: it is damaged.
+        """
+        states = self.online_states
+        return read_manifest(states[-1], Part) if states else {}
 
     # ------------------------------------------------------------------------------------------------ how far it is
 

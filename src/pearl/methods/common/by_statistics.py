@@ -79,6 +79,11 @@ class StatisticsClassifier(SubNetworkClassifier):
         """Return the statistics, a module of the method."""
         return cast(ClassStatistics, self.method.class_statistics)
 
+    @property
+    def bf16(self) -> bool:  # type: ignore[override]
+        """Return True if features are computed in bfloat16."""
+        return self.statistics.options.precision == "bfloat16"
+
     # --------------------------------------------------------------------------------------------------- learning
 
     def untrained(self, task: Task) -> str | None:
@@ -162,7 +167,7 @@ class StatisticsClassifier(SubNetworkClassifier):
 
     def computing(self, x: Tensor) -> AbstractContextManager[object]:
         """See `SubNetworkClassifier.computing`: the same precision for statistics, evaluation and predictions."""
-        return computing(x, bf16=self.statistics.options.precision == "bfloat16")
+        return computing(x, bf16=self.bf16)
 
     def network(self, network: nn.Module) -> nn.Module:
         """Return a sub-network with its intermediate features."""

@@ -43,6 +43,8 @@ class Classifier:
 class SubNetworkClassifier(TaskClassifier):
     """A classifier over the frozen sub-networks of a method. It holds no state: that is in the method's modules."""
 
+    bf16 = False  # True: sub-networks compute in bfloat16, where updates that are not merged give other features
+
     def __init__(self, method: "SubNetworks") -> None:
         self.method = method
 
