@@ -32,7 +32,7 @@ docs: $(VENV)/installed-docs  ## the site, under site/
 
 bench: $(VENV)/installed-test  ## speed against peers on this machine; JSON under docs/results/speed, tables from it
 	mkdir -p docs/results/speed
-	for part in ranks allocator inference class_statistics training reuse footprint scale; do \
+	for part in ranks allocator inference class_statistics training reuse footprint people scale; do \
 	  OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/$$part.py --out docs/results/speed/$$part.json || exit 1; done
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/speed/training.py --nets resnet18 --precision fp32 \
 	  --out docs/results/speed/training_float32.json

@@ -138,6 +138,16 @@ def footprint() -> Iterator[tuple[str, str, str]]:
             )
 
 
+def people() -> Iterator[tuple[str, str, str]]:
+    """Whole commands against a script that loads timm and passes one image, and learning a late task."""
+    goals = {"predict a photo": "0.9", "add a class of 20 photos, --fast": "1.3"}
+    for row in rows("people"):
+        if row["command"] in goals:
+            yield f"{row['command']}: CPU seconds / timm alone", spread(row["ratio"]), goals[row["command"]]
+        else:
+            yield f"{row['command']}: CPU seconds / those of tasks 3 to 7", f"{row['ratio'][0]}", ""
+
+
 def scale() -> Iterator[tuple[str, str, str]]:
     """A hundred tasks."""
     (row,) = rows("scale")
@@ -154,7 +164,19 @@ def size() -> Iterator[tuple[str, str, str]]:
         yield f"{model}: {what}", f"{value:,}", "1" if "manifests (s)" in what else ""
 
 
-PARTS = (training, training_float32, ranks, allocator, inference, class_statistics, reuse, footprint, scale, size)
+PARTS = (
+    training,
+    training_float32,
+    ranks,
+    allocator,
+    inference,
+    class_statistics,
+    reuse,
+    footprint,
+    people,
+    scale,
+    size,
+)
 
 
 def page() -> str:

@@ -137,7 +137,7 @@ def file_checks(path: Path) -> list[Check]:
         try:
             read_part(folder)
         except RunError as error:
-            wrong.append(str(error))
+            checks.append(Check("wrong", str(error)))
     for folder in (*reversed(directory.finished), directory.reference):
         try:
             _, manifest = read_part(folder, Reference if folder == directory.reference else Task, replaced)

@@ -333,12 +333,12 @@ class ClassStatistics(nn.Module):
 
     def _make_head(self, within: Sequence[Tensor]) -> None:
         """Create the predictor from the inverse covariances within prototypes, float64."""
-        like = self.tensors["space.0.mean"]
         first = [int((self.task_of < created).sum()) for created in self.created_at]
-        means = [pieces(self._means(v)) for v in range(len(first))]
-        made = [Discriminants(*parts, like.dtype) for parts in zip(means, within, first, strict=True)]
+        means = (pieces(self._means(v)) for v in range(len(first)))
+        dtype = self.tensors["space.0.mean"].dtype
+        made = [Discriminants(*parts, dtype) for parts in zip(means, within, first, strict=True)]
         place = self.created_at, self.task_of, self.class_of, self.temperature
-        self._head.append(ClassStatisticsHead(self.spaces(), made, *place).to(like))
+        self._head.append(ClassStatisticsHead(self.spaces(), made, *place).to(self.tensors["space.0.mean"]))
 
     @torch.no_grad()
     def ood_scorer(self) -> OODScorer:
@@ -349,9 +349,8 @@ class ClassStatistics(nn.Module):
             if not self._head:
                 self._make_head(within)
             every = [inverse(shrunk(space.of_all(), space.share)) for space in known]
-            backgrounds = [
-                Background(own, space.centre, of_all) for own, space, of_all in zip(within, known, every, strict=True)
-            ]
+            parts = zip(within, (space.centre for space in known), every, strict=True)
+            backgrounds = [Background(*of_space) for of_space in parts]
             self._scorer.append(OODScorer(self.head(), backgrounds, *self.usual()).to(self.tensors["space.0.mean"]))
         return self._scorer[0]
 
