@@ -10,10 +10,12 @@ import torch
 import torch.nn.functional as F
 from scipy.special import log_softmax, logsumexp
 
-from pearl.data.batches import Batch
+from pearl.data.augment import View
+from pearl.data.batches import Batch, fold
 from pearl.errors import RunError, TrainingError
 from pearl.lifecycle.recognition import unlearnt
 from pearl.methods.bounds.isolation import Isolation
+from pearl.methods.common import calibration
 from pearl.methods.common.by_statistics import Statistics
 from pearl.methods.common.calibration import DOUBT, ENOUGH, LeftOut, Scores, moved, score
 from pearl.methods.common.class_statistics import GRID, UNCALIBRATED, ClassStatistics
@@ -32,14 +34,17 @@ RAW = (40, 24)  # raw features of the two sub-networks
 CLASSES = (3, 2, 4)  # of three tasks
 
 
-def stream(seed=0, per_class=12):
-    """Per task: labels, and raw features in each sub-network."""
+def stream(seed=0, per_class=12, views=None):
+    """Per task: labels, and raw features (N, p) in each sub-network; with `views` (N, views, p)."""
     rng = np.random.default_rng(seed)
     centres = [rng.normal(size=(sum(CLASSES), dim)) for dim in RAW]
     tasks, first = [], 0
     for count in CLASSES:
         labels = np.repeat(np.arange(first, first + count), per_class)[rng.permutation(count * per_class)]
-        tasks.append((labels, [c[labels] + 1.5 * rng.normal(size=(len(labels), c.shape[1])) for c in centres]))
+        raws = [c[labels] + 1.5 * rng.normal(size=(len(labels), c.shape[1])) for c in centres]
+        if views:
+            raws = [raw[:, None] + 0.7 * rng.normal(size=(len(raw), views, raw.shape[1])) for raw in raws]
+        tasks.append((labels, raws))
         first += count
     test = rng.integers(0, sum(CLASSES), 50)
     return tasks, [c[test] + 1.5 * rng.normal(size=(len(test), c.shape[1])) for c in centres]
@@ -49,11 +54,20 @@ def taught(options, tasks):
     class_statistics = ClassStatistics(options)
     for t, (labels, raws) in enumerate(tasks):
         if class_statistics.wants_space() and t < len(RAW):
-            class_statistics.add_space(t, torch.tensor(raws[t]).float())
-        raws = [torch.tensor(raw).float() for raw in raws[: len(class_statistics.created_at)]]
-        features = [space(raw) for space, raw in zip(class_statistics.spaces(), raws, strict=True)]
+            class_statistics.add_space(t, torch.tensor(first_view(raws[t])).float())
+        raws = raws[: len(class_statistics.created_at)]
+        features = [in_space(space, raw) for space, raw in zip(class_statistics.spaces(), raws, strict=True)]
         class_statistics.observe(features, torch.tensor(labels))
     return class_statistics
+
+
+def first_view(raw):
+    return raw[:, 0] if raw.ndim == 3 else raw
+
+
+def in_space(space, raw):
+    """Features of raw ones, of one view (N, p) or several (N, views, p)."""
+    return space(torch.tensor(raw).float().flatten(0, -2)).reshape(*raw.shape[:-1], -1)
 
 
 def length(rows):
@@ -408,8 +422,8 @@ def raw_of(method, t, task):
 
 
 def test_a_method_observes_what_it_has_learnt():
-    """The statistics are those of the task's images, not augmented, in every sub-network there is."""
-    method = Pearl(small_resnet(), classifier=Statistics(spaces=2))
+    """The statistics are those of the task's images, without further views, in every sub-network there is."""
+    method = Pearl(small_resnet(), classifier=Statistics(spaces=2, views=0))
     learn(method, range(3))
     class_statistics, tasks = method.class_statistics, [make_task(t) for t in range(3)]
     assert class_statistics.created_at == [0, 1]
@@ -424,13 +438,35 @@ def test_a_method_observes_what_it_has_learnt():
                     )
 
 
-def test_an_image_passes_once_through_each_sub_network(monkeypatch):
+def test_means_are_of_augmented_views_too():
+    """Of the test view and of two epochs of the augmentation, each image with its own label; policies are left out."""
+    view = View(config().images, channels_last=False).with_changes({"policy": "trivialaugment", "brightness": 0.9})
+    method = Pearl(small_resnet(), classifier=Statistics(spaces=1, views=2))
+    learn(method, range(1), view=view)
+    class_statistics, task = method.class_statistics, make_task(0)
+    network, shape = WithInner(method.merged(0), method.layers), tuple(task.images.shape[1:3])
+    epochs = [task.view.test(task.images)]
+    for k in range(2):
+        generator = torch.Generator().manual_seed(fold("statistics", 0, k))
+        torch.randperm(len(task), generator=generator)  # the order of the epoch
+        epochs.append(task.view.train(task.images, task.view.draw(len(task), shape, generator)))
+    with torch.no_grad():
+        features = torch.stack([class_statistics.spaces()[0](network(x)).double() for x in epochs]).mean(0)
+    expected = torch.stack([features[task.labels == c].mean(0) for c in task.labels.unique()])
+    torch.testing.assert_close(class_statistics.tensors["task.0.means.0"].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("augment", ["crop", "none"])
+@pytest.mark.parametrize("views", [0, 3])
+def test_an_image_passes_once_a_view_through_each_sub_network(monkeypatch, views, augment):
     """Through a new one as well, which gives the space and what the images are in it; one image is a check before."""
-    seen, method = [], Pearl(small_resnet(), classifier=Statistics())
+    seen, method = [], Pearl(small_resnet(), classifier=Statistics(views=views))
+    view = View(config().images, channels_last=False).with_changes({"augment": augment})
     forward = WithInner.forward
     monkeypatch.setattr(WithInner, "forward", lambda self, x: (seen.append(len(x)), forward(self, x))[1])
-    learn(method, range(2))
-    assert sum(seen) == len(make_task(0)) + 1 + 2 * len(make_task(1))
+    learn(method, range(2), view=view)
+    passes = 1 + views if augment == "crop" else 1
+    assert sum(seen) == passes * (len(make_task(0)) + 2 * len(make_task(1))) + 1
 
 
 @pytest.mark.parametrize(("train", "trained"), [("spaces", [1]), ("all", [1, 2])])
@@ -492,19 +528,22 @@ def fits_written_out(tasks, test, spaces, skip=None):
 
     ratio = []
     for v, space in enumerate(spaces):
-        known = [(labels, space(torch.tensor(raws[v]).float()).numpy().astype(float)) for labels, raws in tasks[v:]]
+        known = [(labels, in_space(space, raws[v]).numpy().astype(float)) for labels, raws in tasks[v:]]
+        known = [(labels, own.reshape(len(labels), -1, own.shape[-1])) for labels, own in known]
         if skip:
             t, i = skip
             known[t - v] = tuple(np.delete(part, i, axis=0) for part in known[t - v])
-        x = space(torch.tensor(test[v]).float()).numpy().astype(float)
+        x = in_space(space, first_view(test[v])).numpy().astype(float)
         rows = [own[labels == c] for labels, own in known for c in np.unique(labels)]
-        within = sum((own - own.mean(0)).T @ (own - own.mean(0)) for own in rows)
+        images, (views, p) = sum(map(len, rows)), rows[0].shape[1:]
+        rows = [own.reshape(-1, p) for own in rows]
+        # every view is a sample, but the views of an image count as one
+        within = sum(np.cov(own.T, bias=True) * len(own) / views for own in rows)
         every = np.concatenate(rows)
-        freedom, p = len(every) - len(rows), every.shape[1]
-        a = (p / (freedom + p)) ** 3
-        inside, whole = (
-            np.linalg.inv((1 - a) * s + a * np.trace(s) / p * np.eye(p)) for s in (within / freedom, np.cov(every.T))
-        )
+        freedom = images - len(rows)
+        a = (p / (freedom * views**0.5 + p)) ** 3
+        pooled = within / freedom, np.cov(every.T, bias=True) * images / (images - 1)
+        inside, whole = (np.linalg.inv((1 - a) * s + a * np.trace(s) / p * np.eye(p)) for s in pooled)
         away = [
             cdist(x, [mean], "mahalanobis", VI=vi) ** 2
             for mean, vi in [*((own.mean(0), inside) for own in rows), (every.mean(0), whole)]
@@ -515,17 +554,19 @@ def fits_written_out(tasks, test, spaces, skip=None):
     return np.nanmean(ratio, axis=0)
 
 
-def test_fits_are_relative_mahalanobis_distances():
-    tasks, test = stream()
+@pytest.mark.parametrize("views", [None, 1, 3])
+def test_fits_are_relative_mahalanobis_distances(views):
+    tasks, test = stream(views=views)
     class_statistics = taught(Statistics(spaces=2, projection=16), tasks)
     found = class_statistics.fits([torch.tensor(x).float() for x in test])
     np.testing.assert_allclose(found, fits_written_out(tasks, test, class_statistics.spaces()), rtol=1e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize("per_class", [4, 12])
-def test_images_are_left_out_in_closed_form(per_class):
+@pytest.mark.parametrize(("per_class", "views"), [(4, None), (12, None), (12, 3)])
+def test_images_are_left_out_in_closed_form(per_class, views, monkeypatch):
     """As by statistics that are made anew without each image; but for the trace that their shrinkage takes."""
-    tasks, _ = stream(per_class=per_class)
+    monkeypatch.setattr(calibration, "ROWS", 7)  # images that are computed at once
+    tasks, _ = stream(per_class=per_class, views=views)
     class_statistics = taught(Statistics(spaces=2, projection=16), tasks)
     labels, raws = tasks[2]
     expected = np.concatenate(
@@ -538,7 +579,7 @@ def test_images_are_left_out_in_closed_form(per_class):
     for v, space in enumerate(class_statistics.spaces()):
         means = torch.cat([class_statistics.tensors[f"task.{t}.means.{v}"] for t in range(v, 3)])
         rows, metric, place = (
-            space(torch.tensor(raws[v]).float()),
+            in_space(space, raws[v]).reshape(len(labels), views or 1, -1),
             LeftOut(class_statistics.known(v)),
             own - 9 + len(means),
         )
@@ -566,23 +607,65 @@ def test_fits_of_images_left_out_are_on_average_those_of_other_images():
     assert float(found.std()) == pytest.approx(float(spread[0]), rel=0.1)
 
 
-def test_scores_of_older_images_follow_when_classes_arrive():
+@pytest.mark.parametrize("views", [1, 4])
+def test_scores_of_older_images_follow_when_classes_arrive(views):
     """Of twelve tasks of three classes, like each other, the first ones' images meet twelve times the classes later."""
     rng = np.random.default_rng(0)
     centres = 0.8 * rng.normal(size=(36, 20))
 
     def draw(classes, count):
         labels = np.repeat(classes, count)
-        return labels, [centres[labels] + rng.normal(size=(len(labels), 20))]
+        rows = centres[labels] + (0.8 if views > 1 else 1.0) * rng.normal(size=(len(labels), 20))
+        return labels, [rows[:, None] + (0.6 if views > 1 else 0.0) * rng.normal(size=(len(labels), views, 20))]
 
     groups = np.arange(36).reshape(12, 3)
     class_statistics = taught(Statistics(spaces=1, projection=None), [draw(group, 12) for group in groups])
-    scores = class_statistics.logits_and_scores([torch.tensor(draw(np.arange(36), 100)[1][0]).float()])[1]
+    scores = class_statistics.logits_and_scores([torch.tensor(draw(np.arange(36), 100)[1][0][:, 0]).float()])[1]
     assert class_statistics.scores().images == 432  # of all tasks
     refused = [float((scores < class_statistics.scores().threshold(rate)).double().mean()) for rate in (0.05, 0.5)]
-    assert 0.03 < refused[0] < 0.08 and 0.42 < refused[1] < 0.58, refused
+    assert 0.03 < refused[0] < 0.08 and 0.42 < refused[1] < (0.58 if views == 1 else 0.65), refused
     shifts = [float(class_statistics.tensors[f"task.{t}.score_shift"]) for t in range(12)]
     assert sum(shifts) < -0.3 and shifts[0] == 0
+
+
+def test_fits_of_older_images_follow_with_several_views_in_many_dimensions():
+    """With fewer images than dimensions an image is most of what the covariance shows of its direction."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(30, 200))
+
+    def draw(classes, count):
+        labels = np.repeat(classes, count)
+        rows = centres[labels] + 0.8 * rng.normal(size=(len(labels), 200))
+        return labels, [rows[:, None] + 0.6 * rng.normal(size=(len(labels), 4, 200))]
+
+    class_statistics = taught(Statistics(spaces=1, projection=None), [draw(c, 6) for c in np.arange(30).reshape(5, 6)])
+    labels, (fresh,) = draw(np.arange(30), 20)
+    found = class_statistics.fits([torch.tensor(fresh[:, 0]).float()])[torch.arange(len(labels)), torch.tensor(labels)]
+    location, spread = class_statistics.usual()
+    for c in (0, 6, 12, 18, 24):  # the first class of each task
+        own = found[torch.tensor(labels // 6 == c // 6)].double()
+        assert abs(float(own.mean() - location[c])) < 2 * float(own.std())
+        assert 0.5 < float(spread[c] / own.std()) < 2
+
+
+def test_fits_of_older_images_follow_with_several_views_in_many_dimensions():
+    """With fewer images than dimensions an image is most of what the covariance shows of its direction."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(30, 200))
+
+    def draw(classes, count):
+        labels = np.repeat(classes, count)
+        rows = centres[labels] + 0.8 * rng.normal(size=(len(labels), 200))
+        return labels, [rows[:, None] + 0.6 * rng.normal(size=(len(labels), 4, 200))]
+
+    class_statistics = taught(Statistics(spaces=1, projection=None), [draw(c, 6) for c in np.arange(30).reshape(5, 6)])
+    labels, (fresh,) = draw(np.arange(30), 20)
+    found = class_statistics.fits([torch.tensor(fresh[:, 0]).float()])[torch.arange(len(labels)), torch.tensor(labels)]
+    location, spread = class_statistics.usual()
+    for c in (0, 6, 12, 18, 24):  # the first class of each task
+        own = found[torch.tensor(labels // 6 == c // 6)].double()
+        assert abs(float(own.mean() - location[c])) < 2 * float(own.std())
+        assert 0.5 < float(spread[c] / own.std()) < 2
 
 
 def styles(seed=0, per_class=30, fresh=200):
@@ -743,7 +826,7 @@ def test_learnt_images_are_recognised_without_another_pass() -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_statistics_and_predictions_are_of_features_in_one_precision(precision: str) -> None:
-    method = Pearl(small_vit(), classifier=Statistics(precision=precision))
+    method = Pearl(small_vit(), classifier=Statistics(precision=precision, views=0))
     engine = Engine(config(engine={"precision": "bf16"}), device="cpu")
     task = make_task(0)
     x, labels = task.view.test(task.images), task.labels

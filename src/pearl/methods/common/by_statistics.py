@@ -1,6 +1,6 @@
 """Class statistics as a classifier over all tasks; the statistics themselves are in `class_statistics`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pearl.data.batches import Task
+from pearl.data.batches import Batch, Task, fold
 from pearl.errors import TrainingError
 from pearl.methods.base import Expert
 from pearl.methods.classifier import Predictions
@@ -41,6 +41,8 @@ class Statistics(StatisticsOptions, Classifier):
         projection: maximum dimensions of a feature space; wider features get a random projection, with null none.
         covariance: `updated` - of all images so far, so that scores of old classes change with new tasks; `frozen` - of
             the first two tasks, in a later space of the task that created it: scores of a class then never change.
+        views: augmented views of each image, by `images.augment` and `flip`, in addition to the test view, in means and
+            covariances; predictions still take one view. Each costs a pass per image and space while a task is learnt.
         train: `spaces` trains a sub-network only for tasks that add a feature space, since others are never used; `all`
             trains one for every task, as the method without this classifier does.
         head: the head a sub-network is trained with, unused afterwards: `linear`, as without this classifier; `cosine`,
@@ -118,8 +120,7 @@ class StatisticsClassifier(SubNetworkClassifier):
 
     @torch.no_grad()
     def fit(self, task: Task, batch: int = 32) -> None:
-        """Compute class statistics of a task's images, not augmented, in every space; first add its own sub-network's
-        space.
+        """Compute class statistics of a task's images in every space; first add its own sub-network's space.
 
         Raises:
             TrainingError: features are not finite.
@@ -128,18 +129,39 @@ class StatisticsClassifier(SubNetworkClassifier):
         self.method.eval()
         new = [task.id] if statistics.wants_space() and self.untrained(task) is None else []
         spaces = self.method.spaces([*statistics.created_at, *new])
-        parts = [spaces(x) for x, _, _ in task.in_order(batch)]
-        raws = [torch.cat(of_space) for of_space in zip(*parts, strict=True)]
+        of_views = [self._raw(spaces, epoch) for epoch in self._epochs(task, batch)]
+        raws = [torch.stack(of_space, dim=1) for of_space in zip(*of_views, strict=True)]
         if not all(bool(raw.isfinite().all()) for raw in raws):
             raise TrainingError(
                 f"task {task.id + 1} ({task.name}): a sub-network's features of its images are not finite; earlier "
                 f"tasks are stored; lower train.lr, or check the images"
             )
         if new:
-            statistics.add_space(task.id, raws[-1])
-        statistics.observe([space(raw) for space, raw in zip(statistics.spaces(), raws, strict=True)], task.labels)
+            statistics.add_space(task.id, raws[-1][:, 0])
+        features = [
+            space(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
+            for space, raw in zip(statistics.spaces(), raws, strict=True)
+        ]
+        statistics.observe(features, task.labels)
         some = drawn(torch.arange(len(task), device=task.labels.device), FITTED)
-        statistics.observed = [raw[some] for raw in raws], task.labels[some]
+        statistics.observed = [raw[some, 0] for raw in raws], task.labels[some]
+
+    def _epochs(self, task: Task, batch: int) -> Iterator[Iterator[Batch]]:
+        """Yield the images in the test view, then in augmented ones, which do not depend on the run's seed.
+
+        Policies and brightness change images more than new ones differ, so they are left out.
+        """
+        yield task.in_order(batch)
+        if task.view.images.augment != "none":
+            moved = task.viewed(task.view.with_changes({"policy": "none", "brightness": 0.0}))
+            for view in range(self.statistics.options.views):
+                yield moved.batches(batch, fold("statistics", task.seed_part, view))
+
+    def _raw(self, spaces: Spaces, epoch: Iterable[Batch]) -> list[Tensor]:
+        """Return the raw features (N, p_raw) of an epoch's images in every space, in the task's order."""
+        parts = [(spaces(x), rows) for x, _, rows in epoch]
+        order = torch.cat([rows for _, rows in parts]).argsort()
+        return [torch.cat(of_space)[order] for of_space in zip(*(raw for raw, _ in parts), strict=True)]
 
     # ------------------------------------------------------------------------------------------------- predictions
 

@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pearl.methods.common.feature_spaces import Background, ByClass, ClassStatisticsHead
-from pearl.methods.common.scatter import inverse, root, shrinkage, shrunk
+from pearl.methods.common.scatter import inverse, moment, root, shrinkage, shrunk
 
 DOUBT = 0.5  # weight of the entropy over classes
+ROWS = 1024  # images that are left out at once
 ENOUGH = 400  # images whose scores set the threshold: those of the newest tasks, whose images met the most prototypes
 
 
@@ -33,11 +34,12 @@ class Known(NamedTuple):
     centre: Tensor  # (p,)
     freedom: int  # images less prototypes
     images: int
+    views: float  # of an image, on average
 
     @property
     def share(self) -> float:
         """The shrinkage of the covariances."""
-        return shrinkage(len(self.centre), self.freedom)
+        return shrinkage(len(self.centre), self.freedom, self.views)
 
     def within(self) -> tuple[Tensor, float]:
         """The covariance (p, p) within prototypes, and its shrinkage."""
@@ -52,12 +54,13 @@ class LeftOut:
     """A space's covariances for images that are in its statistics, to be left out one at a time.
 
     They have the shrinkage and the degrees of freedom of one image less. The trace, towards which they are shrunk,
-    changes with the image that is left out; here it is the mean over images.
+    changes with the image that is left out; here it is the mean over images. An image is left out with all its views,
+    and scored by the first one.
     """
 
     def __init__(self, space: Known, dtype: torch.dtype = torch.float64) -> None:
         self.space, self.freedom = space, max(1, space.freedom - 1)
-        self.share = shrinkage(len(space.centre), self.freedom)
+        self.share = shrinkage(len(space.centre), self.freedom, space.views)
         trace = float(space.scatter.trace()) / max(1, space.freedom)
         self.root = root(shrunk(space.scatter / self.freedom, self.share, trace))
         self.inverse = torch.cholesky_inverse(self.root)
@@ -67,14 +70,18 @@ class LeftOut:
         self.lighter_of_all = (1 - self.share) / max(1, space.images - 2)
 
     def within(self, square: Tensor, count: Tensor | float, counted: bool = True) -> Tensor:
-        """Squared distances to a prototype's mean of `count` images -> with the image left out."""
+        """Squared distances to a prototype's mean of `count` images -> with the image left out.
+
+        For means over all views: the views of an image are taken to lie in different directions, which keeps the
+        result finite and is exact for one view.
+        """
         wider = count / (count - 1)
-        return wider**2 * square / (1 - counted * self.lighter * wider * square)
+        return wider**2 * square / (1 - counted * self.lighter * wider / self.space.views * square)
 
     def around(self, square: Tensor) -> Tensor:
         """Squared distances to the centre of all images -> with the image left out."""
         wider = self.space.images / max(1, self.space.images - 1)
-        return wider**2 * square / (1 - self.lighter_of_all * wider * square)
+        return wider**2 * square / (1 - self.lighter_of_all * wider / self.space.views * square)
 
     def distances(
         self, rows: Tensor, own: Tensor, means: Tensor, counts: Tensor, *, counted: bool
@@ -82,40 +89,58 @@ class LeftOut:
         """Squared distances (N, prototypes) to all means, and (N,) to the centre, each image of `rows` left out.
 
         Args:
-            rows: features (N, p) of images in the statistics.
+            rows: features (N, views, p) of images in the statistics.
             own: the prototype (N,) that each of them is of, with two images or more.
             means: (prototypes, p).
             counts: images (prototypes,) that the means are of.
             counted: whether these images are in the covariance.
         """
+        parts = [
+            self._distances(x, at, means, counts, counted)
+            for x, at in zip(rows.split(ROWS), own.split(ROWS), strict=True)
+        ]
+        inside, away = zip(*parts, strict=True)
+        return torch.cat(inside), torch.cat(away)
 
+    def _distances(
+        self, rows: Tensor, own: Tensor, means: Tensor, counts: Tensor, counted: bool
+    ) -> tuple[Tensor, Tensor]:
         def white(x: Tensor) -> Tensor:
-            return torch.linalg.solve_triangular(self.root.to(self.dtype), x.to(self.dtype).T, upper=False).T
+            flat = x.to(self.dtype).flatten(0, -2)
+            return torch.linalg.solve_triangular(self.root.to(self.dtype), flat.T, upper=False).T.unflatten(
+                0, x.shape[:-1]
+            )
 
-        x, mu = white(rows), white(means)
-        residual = x - mu[own]
-        square = residual.square().sum(1)
+        count, mean = counts[own].double(), means[own].to(self.dtype)
+        x, mu = white(rows[:, 0]), white(means)
+        # the mean of an image's prototype moves away from it when it is left out
+        mine = x - mu[own] + white(_moved(rows.to(self.dtype), mean, count))
         found = (x.square().sum(1, keepdim=True) - 2 * x @ mu.T + mu.square().sum(1)).double()
-        count = counts[own].double()
-        if counted:  # Sherman and Morrison
-            weight = self.lighter * count / (count - 1)
-            weight = weight / (1 - weight * square)
-            along = (residual * x).sum(1, keepdim=True) - residual @ mu.T
-            found += weight[:, None] * along.double().square()
-        found.scatter_(1, own[:, None], self.within(square.double(), count, counted)[:, None])
-        return found, self.around(self._to_centre(rows))
+        found.scatter_(1, own[:, None], mine.square().sum(1, keepdim=True).double())
+        if counted:  # Woodbury
+            out = white(_outer(rows.to(self.dtype), mean, count))
+            along = out @ x[:, :, None] - out @ mu.T
+            along.scatter_(2, own[:, None, None].expand(-1, out.shape[1], 1), out @ mine[:, :, None])
+            found += _gain(out @ out.mT, along, self.lighter)
+        return found, self._to_centre_left_out(rows)
 
     def own_fits(self, rows: Tensor, means: Tensor, count: Tensor, *, counted: bool) -> Tensor:
-        """Fits (N,) of images to their own prototypes, (N, p) and of `count` (N,) images, each image left out."""
-        square = self._squares(rows - means)
-        return 0.5 * (self.around(self._to_centre(rows)) - _fresh(self.within(square, count, counted), count))
+        """Return the fits (N,) of images (N, views, p) to their own prototypes, (N, p) and of `count` (N,) images, each
+        image left out.
+        """
+        parts = zip(rows.split(ROWS), means.split(ROWS), count.split(ROWS), strict=True)
+        return torch.cat([self._own_fits(*part, counted=counted) for part in parts])
+
+    def _own_fits(self, rows: Tensor, means: Tensor, count: Tensor, *, counted: bool) -> Tensor:
+        square = _left_out(rows.double(), means.double(), count, self.inverse, self.lighter * counted)
+        return 0.5 * (self._to_centre_left_out(rows) - _fresh(square, count))
 
     def levels(self, rows: Tensor, scatter: Tensor, classes: int, *, counted: bool) -> Tensor:
         """Mean fit and spread of all images in the covariance, and of those that are not of the newest task, (4,).
 
         The spread of fits is taken to be proportional to how much farther images are from their prototypes than, along
-        the same directions, from the centre. Of the newest task: features (N, p), their scatter (p, p) within classes,
-        and whether they are in the covariance.
+        the same directions, from the centre. Of the newest task: features (N, views, p), their scatter (p, p) within
+        classes, and whether they are in the covariance.
         """
         space = self.space
         pairs = (self.inverse, space.scatter), (self.of_all, space.scatter), (self.of_all, space.total)
@@ -124,7 +149,7 @@ class LeftOut:
         if not counted:
             return torch.cat([every, every])
         own = [(inverse * scatter).sum() for inverse in (self.inverse, self.of_all)]
-        sums = sums - torch.stack([*own, self._to_centre(rows).sum()])
+        sums = sums - torch.stack([*own, self._to_centre(rows)])
         images = space.images - len(rows)
         return torch.cat([every, self._level(sums, images, space.freedom - len(rows) + classes)])
 
@@ -136,12 +161,53 @@ class LeftOut:
         inside = _fresh(self.within(inside, count), count)
         return 0.5 * torch.stack([self.around(away) - inside, (inside - along).clamp(min=1e-6)])
 
-    def _squares(self, rows: Tensor) -> Tensor:
-        return ((rows.double() @ self.inverse) * rows).sum(1)
-
     def _to_centre(self, rows: Tensor) -> Tensor:
-        away = rows.double() - self.space.centre
-        return ((away @ self.of_all) * away).sum(1)
+        """Return the sum over images (N, views, p) of the mean squared distance of their views to the centre, ()."""
+        return (self.of_all * moment(rows.double() - self.space.centre)).sum()
+
+    def _to_centre_left_out(self, rows: Tensor) -> Tensor:
+        images = self.space.images
+        return _left_out(rows.double(), self.space.centre, images, self.of_all, self.lighter_of_all)
+
+
+def _left_out(rows: Tensor, mean: Tensor, count: Tensor | int, inverse: Tensor, lighter: float) -> Tensor:
+    """Return squared distances (N,) of images (N, views, p) to a mean of `count` images, each image left out.
+
+    `lighter` is the weight of an image in the covariance, whose inverse is given: 0 if it is not in it.
+    """
+    away = rows[:, 0] - mean + _moved(rows, mean, count)
+    out = _outer(rows, mean, count)
+    turned = out @ inverse
+    square = ((away @ inverse) * away).sum(1)
+    return square + _gain(turned @ out.mT, turned @ away[:, :, None], lighter)[:, 0]
+
+
+def _moved(rows: Tensor, mean: Tensor, count: Tensor | int) -> Tensor:
+    """Return by how much (N, p) the mean of `count` images moves, away from each image that is left out."""
+    return (rows.mean(1) - mean) / _others(count).to(rows)
+
+
+def _outer(rows: Tensor, mean: Tensor, count: Tensor | int) -> Tensor:
+    """Return rows (N, k, p) whose outer products are what each image (N, views, p) adds to the scatter."""
+    centre = rows.mean(1)
+    wider = (1 + 1 / _others(count)).sqrt().to(rows)
+    own = (wider * (centre - mean))[:, None]
+    views = rows.shape[1]
+    return own if views == 1 else torch.cat([own, (rows - centre[:, None]) / math.sqrt(views)], dim=1)
+
+
+def _others(count: Tensor | int) -> Tensor:
+    """Return the number of other images as a column (N, 1) or (1, 1), at least 1."""
+    return torch.as_tensor(count, dtype=torch.float64).reshape(-1, 1).sub(1).clamp(min=1)
+
+
+def _gain(gram: Tensor, along: Tensor, lighter: float) -> Tensor:
+    """Return by how much (N, m) squared distances grow when `lighter` U'U is taken from the covariance (Woodbury).
+
+    `gram` is U S^-1 U' (N, k, k), `along` is U S^-1 of each direction (N, k, m).
+    """
+    left = torch.eye(gram.shape[1], dtype=torch.float64, device=gram.device) - lighter * gram.double()
+    return lighter * (along.double() * torch.linalg.solve(left, along.double())).sum(1)
 
 
 def _fresh(square: Tensor, count: Tensor | float) -> Tensor:

@@ -39,6 +39,7 @@ from pearl.methods.common.scatter import (
     MANY,
     drawn,
     inverse,
+    moment,
     pack,
     pieces,
     root,
@@ -53,6 +54,7 @@ from pearl.nn.task_modules import TaskTensors
 UNCALIBRATED = 0.2  # temperature before two tasks allow its measurement
 # Pairs of an image and a prototype: so many are scored, at most, when a task is learnt; and at each of 40 temperatures.
 PAIRS, TEMPERED = 2**22, 2**19
+COUNTED = ("images", "freedom", "samples")  # of a space: images, less their prototypes; views of images
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), TRIED, dtype=torch.float64)
 
 
@@ -63,14 +65,14 @@ class ClassStatistics(nn.Module):
     """
 
     # suffixes of the names of tensors that a task replaces
-    running = ("/scatter", "/moment", "/sum", "/images", "/freedom")
+    running = ("/scatter", "/moment", "/sum", "/images", "/freedom", "/samples")
 
     def __init__(self, options: StatisticsOptions) -> None:
         super().__init__()
         self.options = options
         # "space.v.created_at" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",
         # ".projected_std" (p,); of all images ".scatter" within prototypes and ".moment" (p(p+1)/2,), ".sum" (p,),
-        # ".images" and ".freedom" (); "task.t.classes", ".counts" (k,),
+        # ".images", ".freedom" and ".samples" (), their views; "task.t.classes", ".counts" (k,),
         # ".means.v" (k, p); ".location" () and ".spread" () of fits, ".levels" (spaces, 4), see `calibration`;
         # ".scores" (101,), percentiles of in-distribution scores of ".measured" () images left out, ".score_shift" ();
         # ".losses" (40,), of these images at each temperature of the grid; "temperature" ()
@@ -137,8 +139,7 @@ class ClassStatistics(nn.Module):
             facts["projection"] = digest_of(made).to(raw.device)
         for name, size in (("scatter", p * (p + 1) // 2), ("moment", p * (p + 1) // 2), ("sum", p)):
             facts[name] = torch.zeros(size, dtype=torch.float64, device=raw.device)
-        for name in ("images", "freedom"):
-            facts[name] = torch.zeros((), dtype=torch.long, device=raw.device)
+        facts |= {name: torch.zeros((), dtype=torch.long, device=raw.device) for name in COUNTED}
         facts["created_at"] = torch.tensor(created, device=raw.device)
         for name, value in facts.items():
             self.tensors.add(f"space.{v}.{name}", value)
@@ -157,13 +158,15 @@ class ClassStatistics(nn.Module):
 
     @torch.no_grad()
     def observe(self, features: Sequence[Tensor], labels: Tensor) -> None:
-        """Add a task: features (N, p) in every space there is, and the classes' logit indices (N,).
+        """Add a task: features in every space there is, and the classes' logit indices (N,).
 
-        Then its images are scored, each left out of the statistics: for the temperature, for what the scores of images
-        of known classes are, and for `left_out`. What earlier tasks had to say of the temperature counts as much, image
-        by image: one that is never confused, as a single class or more photos of a known one, says next to nothing.
+        Features are (N, p), or (N, views, p) of several views of an image, the test view first. Then images are scored,
+        each left out of the statistics: for the temperature, for what the scores of images of known classes are, and
+        for `left_out`. What earlier tasks had to say of the temperature counts as much, image by image: one that is
+        never confused, as a single class or more photos of a known one, says next to nothing.
         """
         self._forget()
+        features = [rows if rows.ndim == 3 else rows[:, None] for rows in features]
         t = len(self)
         classes, own = labels.unique(return_inverse=True)
         counts = own.bincount(minlength=len(classes))
@@ -174,8 +177,9 @@ class ClassStatistics(nn.Module):
             scatters.append(scatter)
             if self._updates(v, t):
                 x = rows.double()
-                more = {"scatter": pack(scatter), "moment": pack(x.T @ x), "sum": x.sum(0)}
-                more |= {"images": torch.tensor(len(x)), "freedom": torch.tensor(len(x) - len(classes))}
+                more = {"scatter": pack(scatter), "moment": pack(moment(x)), "sum": x.mean(1).sum(0)}
+                numbers = len(x), len(x) - len(classes), x.shape[0] * x.shape[1]
+                more |= dict(zip(COUNTED, map(torch.tensor, numbers), strict=True))
                 for name, value in more.items():
                     known = self.tensors[f"space.{v}.{name}"]
                     self.tensors.add(f"space.{v}.{name}", known + value.to(known.device))
@@ -204,14 +208,9 @@ class ClassStatistics(nn.Module):
         if not len(rows):  # classes of one image each: nothing is measured, and nothing strange
             self._note(t, like.new_tensor(torch.nan), like.new_tensor(torch.nan))
             return
-        counts = self.tensors[f"task.{t}.counts"]
+        counts = self.tensors[f"task.{t}.counts"][own[rows]].double()
         known = [
-            metric.own_fits(
-                x[rows],
-                self.tensors[f"task.{t}.means.{v}"][own[rows]],
-                counts[own[rows]].double(),
-                counted=self._updates(v, t),
-            )
+            metric.own_fits(x[rows], self._means(v)[-1][own[rows]], counts, counted=self._updates(v, t))
             for v, (metric, x) in enumerate(zip(metrics, features, strict=True))
         ]
         own_fits = torch.stack(known).mean(0)
@@ -370,18 +369,18 @@ class ClassStatistics(nn.Module):
 
     def known(self, v: int) -> Known:
         """Return the moments of all images in space v, float64."""
-        scatter, moment, total, images, freedom = (
-            self.tensors[f"space.{v}.{name}"] for name in ("scatter", "moment", "sum", "images", "freedom")
-        )
+        names = ("scatter", "moment", "sum", *COUNTED)
+        scatter, moment, total, images, freedom, samples = (self.tensors[f"space.{v}.{name}"] for name in names)
         p, centre = len(total), total / images
         around = unpack(moment, p) - images * torch.outer(centre, centre)
-        return Known(unpack(scatter, p), around, centre, int(freedom), int(images))
+        return Known(unpack(scatter, p), around, centre, int(freedom), int(images), float(samples / images))
 
     def covariance(self, v: int) -> tuple[Tensor, float]:
         """Return the covariance within prototypes of space v, float64 (p, p), and its shrinkage."""
         p = len(self.tensors[f"space.{v}.projected_mean"])
-        freedom = int(self.tensors[f"space.{v}.freedom"])
-        return unpack(self.tensors[f"space.{v}.scatter"], p) / max(1, freedom), shrinkage(p, freedom)
+        images, freedom, samples = (int(self.tensors[f"space.{v}.{name}"]) for name in COUNTED)
+        share = shrinkage(p, freedom, samples / max(1, images))
+        return unpack(self.tensors[f"space.{v}.scatter"], p) / max(1, freedom), share
 
     def _forget(self) -> None:
         self._head.clear()

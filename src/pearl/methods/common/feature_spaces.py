@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pearl.errors import RunError
 
 TRIED = 40  # candidate temperatures
-WHOLE = ("created_at", "freedom", "images", "classes", "counts", "measured")  # tensors of numbers >= 0
+WHOLE = ("created_at", "freedom", "images", "samples", "classes", "counts", "measured")  # tensors of numbers >= 0
 DEAD = 1e-3  # relative to the mean standard deviation: dimensions below are ignored
 
 
@@ -253,7 +253,7 @@ def misfit(tensors: Mapping[str, Tensor]) -> str | None:
             "projected_std": (p,),
             "freedom": (),
         }
-        of |= {"sum": (p,), "images": ()}
+        of |= {"sum": (p,), "images": (), "samples": ()}
         expected |= {f"space/{v}/{name}": shape for name, shape in of.items()}
         expected |= {f"space/{v}/{name}": (p * (p + 1) // 2,) for name in ("scatter", "moment")}
         optional[f"space/{v}/projection"] = (32,)

@@ -16,6 +16,7 @@ class StatisticsOptions:
     layers: Layers = "auto"
     projection: Annotated[int, Field(ge=1, le=65536)] | None = 1024
     covariance: Literal["updated", "frozen"] = "updated"
+    views: Annotated[int, Field(ge=0, le=64)] = 0
     train: Literal["spaces", "all"] = "spaces"
     head: Literal["linear", "cosine"] = "linear"
     precision: Literal["float32", "bfloat16"] = "float32"
