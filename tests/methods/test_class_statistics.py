@@ -648,26 +648,6 @@ def test_fits_of_older_images_follow_with_several_views_in_many_dimensions():
         assert 0.5 < float(spread[c] / own.std()) < 2
 
 
-def test_fits_of_older_images_follow_with_several_views_in_many_dimensions():
-    """With fewer images than dimensions an image is most of what the covariance shows of its direction."""
-    rng = np.random.default_rng(0)
-    centres = rng.normal(size=(30, 200))
-
-    def draw(classes, count):
-        labels = np.repeat(classes, count)
-        rows = centres[labels] + 0.8 * rng.normal(size=(len(labels), 200))
-        return labels, [rows[:, None] + 0.6 * rng.normal(size=(len(labels), 4, 200))]
-
-    class_statistics = taught(Statistics(spaces=1, projection=None), [draw(c, 6) for c in np.arange(30).reshape(5, 6)])
-    labels, (fresh,) = draw(np.arange(30), 20)
-    found = class_statistics.fits([torch.tensor(fresh[:, 0]).float()])[torch.arange(len(labels)), torch.tensor(labels)]
-    location, spread = class_statistics.usual()
-    for c in (0, 6, 12, 18, 24):  # the first class of each task
-        own = found[torch.tensor(labels // 6 == c // 6)].double()
-        assert abs(float(own.mean() - location[c])) < 2 * float(own.std())
-        assert 0.5 < float(spread[c] / own.std()) < 2
-
-
 def styles(seed=0, per_class=30, fresh=200):
     """Eight classes in three styles, each farther from its class means and with images farther apart; as tasks."""
     rng = np.random.default_rng(seed)
