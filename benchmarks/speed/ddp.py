@@ -87,7 +87,7 @@ def learn(method: Method, tasks: range, count: int, *, resume: Any = None, **cha
     raw |= {"backbone": "resnet18", "method": "finetune", **changes}
     devices = int(os.environ.get("WORLD_SIZE", 1))
     engine = Keep(check_config(raw), device="cpu", world=World.join("cpu", devices), observer=Observer())
-    how = {"replay": resume(engine.world)} if resume else {}
+    how = {"resume": resume(engine.world)} if resume else {}
     return engine.learn_all(engine.place(method), tasks, count, **how)
 
 

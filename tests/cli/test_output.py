@@ -42,7 +42,7 @@ def stage(tmp_path_factory):
 def arguments(verb, stage, here):
     """A call of each verb that prints."""
     photos, model = stage / "photos", stage / "model"
-    if verb in ("learn", "export", "report", "undo", "rename", "forget"):
+    if verb in ("learn", "export", "report", "undo", "rename", "forget", "push"):
         model = shutil.copytree(model, here / "model")
     if verb == "undo":
         pearl.learn(model, write_photos(here / "second", {"five": 5}, 2), quiet=True)
@@ -61,6 +61,8 @@ def arguments(verb, stage, here):
         "rename": ["rename", model, "zero", "null"],
         "forget": ["forget", model, "--class", "zero"],
         "inspect": ["inspect", model],
+        "verify": ["verify", model],
+        "push": ["push", model, "anna/shop", "--dry-run"],
         "export": ["export", model, "--to", "peft", "-o", here / "out"],
         "report": ["report", model],
         "table": ["table", "list"],

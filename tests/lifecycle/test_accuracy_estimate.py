@@ -12,6 +12,7 @@ from pearl.data.batches import fold
 from pearl.errors import ConfigError, DataError, Interrupted, RunError
 from pearl.lifecycle.accuracy_estimate import OLD, estimated, measured
 from pearl.lifecycle.learning import resume
+from pearl.methods.common.by_statistics import StatisticsClassifier
 from pearl.reports.learning_summary import ending
 from pearl.storage.files import read_json
 from photos import SETTINGS, StopAt, folders, learn, weights_of, write_class, write_photos
@@ -106,7 +107,9 @@ def test_a_damaged_estimate_is_refused(shop, tmp_path, harm):
 
 def test_of_very_many_old_tasks_some_are_asked_about(model, monkeypatch):
     asked = []
-    monkeypatch.setattr(type(model.method), "remaining", lambda self, task, right, images: asked.append(task) or 1)
+    monkeypatch.setattr(
+        StatisticsClassifier, "retained_accuracy", lambda self, task, right, images: asked.append(task) or 1
+    )
     said = estimated([model.tasks[0]] * 200 + [model.tasks[1]], model.method)
     assert said.old_now == pytest.approx(said.old_then, abs=1)
     assert len(set(asked)) == OLD and {0, 199} <= set(asked)
@@ -202,7 +205,7 @@ def test_old_classes_alone_are_measured(shop, one, cli, tmp_path):
 
 def test_strangers_are_scored_as_unknown(shop, model):
     evaluation = model.evaluate(shop / "mixed", unknown_rate=0.3)
-    assert evaluation.strangers == ("eight", "thre")
+    assert evaluation.unknown_classes == ("eight", "thre")
     assert evaluation.total.tolist() == [0, 20, 0, 20]
     files = sorted((shop / "mixed").rglob("*.png"))
     known = [said.known for said in model.predict(files, unknown_rate=0.3)]
@@ -212,7 +215,7 @@ def test_strangers_are_scored_as_unknown(shop, model):
     assert "scored as unknown: 'eight', 'thre' (did you mean 'three'?)" in note
     assert evaluation.auroc > 60
     plain = model.evaluate(shop / "mixed", aliases={"thre": "three"})
-    assert plain.strangers == ("eight",) and plain.total.tolist() == [0, 20, 20, 20]
+    assert plain.unknown_classes == ("eight",) and plain.total.tolist() == [0, 20, 20, 20]
     with pytest.raises(DataError, match="no folder 'thr' that could be an alias; did you mean 'thre'"):
         model.evaluate(shop / "mixed", aliases={"thr": "three"})
 
@@ -225,7 +228,7 @@ def test_several_folders_are_one(shop, model):
 
 def test_without_statistics_strangers_are_left_out(shop):
     evaluation = pearl.load(shop / "heads").evaluate(shop / "mixed")
-    assert evaluation.total.tolist() == [0, 20] and evaluation.strangers == ()
+    assert evaluation.total.tolist() == [0, 20] and evaluation.unknown_classes == ()
     assert evaluation.coverage == {} and np.isnan(evaluation.auroc)
     assert "left out" in evaluation.notes[0] and "'thre'" in evaluation.notes[0]
 

@@ -435,9 +435,9 @@ def test_evaluation_does_not_list_a_whole_catalogue(model, tmp_path):
 
 def test_evaluation_names_what_it_does_not_know(model, tmp_path):
     data = write_photos(tmp_path / "test", {"zero": 0, "tow": 2}, 2)
-    assert model.evaluate(data).strangers == ("tow",)
+    assert model.evaluate(data).unknown_classes == ("tow",)
     (data / "tow").rename(data / "two")
-    assert pearl.load(model.path, tasks=1).evaluate(data).strangers == ("two",)
+    assert pearl.load(model.path, tasks=1).evaluate(data).unknown_classes == ("two",)
     broken = [data / "zero" / "000.png", data / "two" / "001.png"]
     for file in broken:
         file.write_bytes(b"not an image")

@@ -115,7 +115,7 @@ def test_command(shop, evaluation, cli, tmp_path, monkeypatch):
     strange = 12 - evaluation.refused[~evaluation.is_known].sum()
     assert f"{12 - strange} of 12 images of unknown classes" in out
     facts = json.loads(cli("evaluate", shop / "model", "--data", shop / "test", "--json")[0])
-    assert facts["unknown"]["strangers"]["classes"] == ["nine"]
+    assert facts["unknown"]["unknown_classes"]["classes"] == ["nine"]
     assert facts["accuracy"] == pytest.approx(evaluation.accuracy)
     before = shutil.copytree(shop / "model", tmp_path / "model")
     for name, complaint in (("model/classes.json", "ends in .html"), ("new", "is a folder")):

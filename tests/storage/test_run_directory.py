@@ -85,7 +85,7 @@ def test_tasks_count_their_classes(tmp_path):
 
 def test_no_other_file_names_the_files_of_a_directory():
     names = {item.name for item in vars(RunDirectory).values() if isinstance(item, Below)}
-    names -= {"reference", "tasks", "resume", "logs"}  # words of other meanings, too
+    names -= {"reference", "tasks", "resume", "logs", "online"}  # words of other meanings, too
     assert {"config.yaml", "results.json", "events.jsonl", "classes.json"} <= names
     found = [
         f"{module}, line {node.lineno}: {node.value}"

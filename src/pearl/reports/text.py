@@ -183,7 +183,7 @@ def evaluation_json(evaluation: "Evaluation") -> str:
         facts["unknown"] = {
             "rate": evaluation.unknown_rate,
             "known": {"images": int((~unknown).sum()), "refused": int(refused[~unknown].sum())},
-            "unknown": {
+            "unknown_classes": {
                 "classes": evaluation.unknown_classes,
                 "images": int(unknown.sum()),
                 "refused": int(refused[unknown].sum()),
