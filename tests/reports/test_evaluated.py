@@ -46,7 +46,7 @@ def test_its_numbers_are_the_evaluations(evaluation, made):
     np.testing.assert_allclose([[float(cell) for cell in row[1:]] for row in matrix], evaluation.confusion / 12 * 100)
     rows = {row[0]: row[1:] for row in reader.files["accuracy-of-each-class.csv"][1:]}
     assert float(rows["two"][2]) == pytest.approx(100 * evaluation.class_il[evaluation.classes.index("two")] / 12)
-    (stranger,) = reader.files["strangers.csv"][1:]
+    (stranger,) = reader.files["unknown-classes.csv"][1:]
     assert stranger[:2] == ["nine", "12"]
     assert float(stranger[2]) == pytest.approx(100 * evaluation.refused[~evaluation.is_known].mean())
     coverage = {float(row[1]): float(row[2]) for row in reader.files["coverage-against-accuracy.csv"][1:]}

@@ -59,8 +59,8 @@ class Evaluation:
 
     `files` are the images: paths, or pixels (size, size, 3) uint8 for images in memory. They belong to the model's
     classes or, with `true` from their number on, to `unknown_classes`: classes that the model has not learnt.
-    `in_distribution` (N,) are in-distribution scores, None if the model has none; then there are no strangers. Images
-    with scores below `threshold` are called unknown. `notes` list ignored images. Accuracies are in percent.
+    `in_distribution` (N,) are in-distribution scores, None if the model has none; then there are no unknown classes.
+    Images with scores below `threshold` are called unknown. `notes` list ignored images. Accuracies are in percent.
     """
 
     tasks: tuple[StoredTask, ...]

@@ -75,7 +75,7 @@ def _results(evaluation: "Evaluation") -> Table:
         rows.append([f"known images called unknown at --unknown-rate {evaluation.unknown_rate:g}", refused])
     if evaluation.unknown_classes:
         rows += [
-            ["images of strangers", int((~evaluation.is_known).sum())],
+            ["images of unknown classes", int((~evaluation.is_known).sum())],
             ["unknown classes' images detected at that rate", 100 * evaluation.refused[~evaluation.is_known].mean()],
             ["AUROC, known against unknown classes", evaluation.auroc],
         ]
@@ -149,17 +149,17 @@ def _unknown(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]:
         at = np.quantile(known, np.linspace(0, 1, 21))
         refused, seen = ([100 * float((part < limit).mean()) for limit in at] for part in (known, strange))
         found = {
-            f"familiarity, AUROC {evaluation.auroc:.1f}": (refused, seen),
+            f"in-distribution score, AUROC {evaluation.auroc:.1f}": (refused, seen),
             "by chance": ([0.0, 100.0], [0.0, 100.0]),
         }
-        axes = {"x": "known images called unknown (%)", "y": "strangers found (%)"}
-        figures.append(line_figure("Strangers found (%)", found, "strangers", **axes))
-        tables.append(_strangers(evaluation))
+        axes = {"x": "known images called unknown (%)", "y": "unknown classes found (%)"}
+        figures.append(line_figure("Unknown classes found (%)", found, "unknown-classes", **axes))
+        tables.append(_unknown_classes(evaluation))
         note += " Unknown classes are those that the model has not learnt."
     return figures, tables, note
 
 
-def _strangers(evaluation: "Evaluation") -> Table:
+def _unknown_classes(evaluation: "Evaluation") -> Table:
     """Return the predictions for the folders of unknown classes."""
     rows = []
     for place, name in enumerate(evaluation.unknown_classes, len(evaluation.classes)):
@@ -167,7 +167,7 @@ def _strangers(evaluation: "Evaluation") -> Table:
         said, times = np.unique(evaluation.answers.best[part], return_counts=True)
         nearest = evaluation.classes[said[times.argmax()]]
         rows.append([name, int(part.sum()), 100 * evaluation.refused[part].mean(), nearest])
-    return Table("Strangers", ["folder", "images", "found unknown (%)", "most like"], rows)
+    return Table("Unknown classes", ["folder", "images", "found unknown (%)", "most like"], rows)
 
 
 def _worst(evaluation: "Evaluation") -> list[Picture]:
