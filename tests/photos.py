@@ -23,6 +23,11 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+# the same with a smaller network and two steps a phase, and three tasks of two classes each, by their first digit
+SMALL = {**SETTINGS, "backbone": {"name": "convnet", "width": 2}, "train": {"epochs": 1}, "engine": {"max_steps": 2}}
+TASKS = {"first": 0, "second": 2, "third": 4}
+
+
 class StopAt(Observer):
     """Asks to stop after a step of a phase."""
 
@@ -60,6 +65,12 @@ def write_photos(root: Path, classes: Mapping[str, int], count: int = 16, *, sta
     for name, label in classes.items():
         write_class(root / name, label, count, start=start)
     return root
+
+
+def write_tasks(root: Path) -> None:
+    """ROOT/TASK/CLASS/*.png for all `TASKS`, with four images of each class."""
+    for task, label in TASKS.items():
+        write_photos(root / task, {f"{task} {i}": label + i for i in (0, 1)}, 4)
 
 
 def learn(path, data, *, device="auto", show=None, minutes=10.0, **options: Any) -> None:

@@ -11,17 +11,15 @@ EFC++ and FeCAM with the same images. All of these have the same number of epoch
 speed and the time left. What remains of the time goes to readings of the paper's recipe. Runs are resumable.
 """
 
-import argparse
 import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from lanes import call, parsed
 
 HERE = Path(__file__).parent
 LANES = 6
@@ -78,12 +76,7 @@ class Job:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--full-data", type=Path, help="file that exists once all classes are in $PEARL_DATA")
-    parser.add_argument("--smoke", action="store_true", help="one step a phase, to try the program itself")
-    options = parser.parse_args()
+    options = parsed(__doc__)
     lanes = Lanes(options.out, time.monotonic() + 60 * options.minutes, options.smoke)
     chosen, epochs = lanes.pilot()
     while options.full_data and not options.full_data.exists() and lanes.left > 0:
@@ -180,7 +173,6 @@ class Lanes:
         if self.left < STARTUP and not self.smoke:
             return
         folder = self.out / job.name
-        folder.mkdir(parents=True, exist_ok=True)
         if not job.recipe:
             command = [str(HERE.parent / "paper_recipe.py"), "--candidates", *job.variants, "--seeds", str(job.seed)]
             command += ["--to", str(folder)]
@@ -191,13 +183,7 @@ class Lanes:
             command += ["--seeds", str(job.seed), "--minutes", str(max(1.0, self.left - 8) / 60)]
             smoke = f" {SMOKE}" if self.smoke else " engine.precision=auto"
             command += ["--smoke" if self.smoke else "--graphs", "--variants", *(each + smoke for each in job.variants)]
-        environment = os.environ | {"CUDA_MPS_CLIENT_PRIORITY": "0" if job.first else "1", "OMP_NUM_THREADS": "1"}
-        with (folder / "log.txt").open("a") as log:
-            try:
-                left = None if self.smoke else max(1.0, self.left)
-                subprocess.run([sys.executable, *command], env=environment, stdout=log, stderr=log, timeout=left)
-            except subprocess.TimeoutExpired:
-                log.write("out of time\n")
+        call(command, folder, seconds=None if self.smoke else max(1.0, self.left), first=job.first)
 
 
 def choose(scores: dict[str, float]) -> Choice:

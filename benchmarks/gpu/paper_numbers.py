@@ -10,15 +10,14 @@ of `paper_recipe.py` with seed 0, and the probes of a DeiT-Tiny as many steps lo
 priority on the GPU. Phases are cached and runs are resumable: a second call continues where the first ended.
 """
 
-import argparse
 import json
 import math
-import os
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+
+from lanes import call, parsed
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -44,12 +43,7 @@ PROBES = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--full-data", type=Path, help="file that exists once all classes are in $PEARL_DATA")
-    parser.add_argument("--smoke", action="store_true", help="one step a phase, to try the program itself")
-    options = parser.parse_args()
+    options = parsed(__doc__)
     lanes = Lanes(options.out, time.monotonic() + 60 * options.minutes, options.smoke, options.full_data)
     work = [
         *(threading.Thread(target=lanes.seed, args=(seed,)) for seed in (0, 1, 2)),
@@ -125,14 +119,7 @@ class Lanes:
 
     def call(self, lane: str, command: list[str], *, first: bool) -> None:
         """Run a program until it ends or the time is up."""
-        (self.out / lane).mkdir(parents=True, exist_ok=True)
-        environment = os.environ | {"CUDA_MPS_CLIENT_PRIORITY": "0" if first else "1", "OMP_NUM_THREADS": "1"}
-        with (self.out / lane / "log.txt").open("a") as log:
-            try:
-                left = max(1.0, self.deadline - time.monotonic())
-                subprocess.run([sys.executable, *command], env=environment, stdout=log, stderr=log, timeout=left)
-            except subprocess.TimeoutExpired:
-                log.write("out of time\n")
+        call(command, self.out / lane, seconds=max(1.0, self.deadline - time.monotonic()), first=first)
 
 
 def _read(file: Path) -> dict:

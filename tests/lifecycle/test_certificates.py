@@ -11,18 +11,14 @@ from safetensors.numpy import load_file
 import pearl
 from pearl.errors import RunError
 from pearl.storage.run_directory import RunDirectory
-from photos import SETTINGS, write_photos
-
-SMALL = {**SETTINGS, "backbone": {"name": "convnet", "width": 2}, "train": {"epochs": 1}, "engine": {"max_steps": 2}}
-TASKS = {"first": 0, "second": 2, "third": 4}
+from photos import SMALL, TASKS, write_photos, write_tasks
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
     """Models of three tasks, with heads and with statistics; and one with heads that never learnt the second."""
     root = tmp_path_factory.mktemp("shop")
-    for task, label in TASKS.items():
-        write_photos(root / task, {f"{task} {i}": label + i for i in (0, 1)}, 4)
+    write_tasks(root)
     for kind, tasks in (("heads", [*TASKS]), ("statistics", [*TASKS]), ("never", ["first", "third"])):
         for number, task in enumerate(tasks):
             settings = SMALL | {"method": {"classifier": "statistics" if kind == "statistics" else "heads"}}

@@ -19,18 +19,14 @@ from pearl.reports.text import inspection
 from pearl.storage import change as storage_change
 from pearl.storage.checkpoint import RUNNING, load_state
 from pearl.storage.run_directory import RunDirectory
-from photos import SETTINGS, digit, write_photos
-
-SMALL = {**SETTINGS, "backbone": {"name": "convnet", "width": 2}, "train": {"epochs": 1}, "engine": {"max_steps": 2}}
-TASKS = {"first": 0, "second": 2, "third": 4}
+from photos import SMALL, TASKS, digit, write_tasks
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
     """Models with heads and with statistics, each after one, two and three tasks."""
     root = tmp_path_factory.mktemp("shop")
-    for task, label in TASKS.items():
-        write_photos(root / task, {f"{task} {i}": label + i for i in (0, 1)}, 4)
+    write_tasks(root)
     for kind in ("heads", "statistics"):
         grow(root / "now", root, TASKS, method={"classifier": kind}, copies=root / kind)
         shutil.rmtree(root / "now")

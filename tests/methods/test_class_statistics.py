@@ -439,7 +439,7 @@ def test_a_method_observes_what_it_has_learnt():
 
 
 def test_means_are_of_augmented_views_too():
-    """Of the test view and of two epochs of the augmentation, each image with its own label; policies are left out."""
+    """Statistics use the test view and two augmented epochs; every image keeps its label, and no policy is applied."""
     view = View(config().images, channels_last=False).with_changes({"policy": "trivialaugment", "brightness": 0.9})
     method = Pearl(small_resnet(), classifier=Statistics(spaces=1, views=2))
     learn(method, range(1), view=view)

@@ -35,14 +35,14 @@ STEADY = [
 
 
 @pytest.mark.parametrize(("method", "augment"), [("pearl", "resized_crop"), *((method, "crop") for method in STEADY)])
-def test_no_step_of_a_steady_phase_waits_for_the_device(method, augment):
+def test_no_step_of_a_capturable_phase_waits_for_the_device(method, augment):
     """The host waits as often in two steps of a phase as in six."""
     few, many = (waits(method, augment, steps) for steps in (2, 6))
     assert few and few == many
 
 
 def waits(name: str, augment: str, steps: int) -> list[tuple[str, list[str]]]:
-    """For what, in each steady phase."""
+    """For what, in each capturable phase."""
     found = []
 
     class Listen(Engine):

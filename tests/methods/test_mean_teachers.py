@@ -177,7 +177,7 @@ def test_tamils_loss_is_the_sum_of_its_parts(monkeypatch):
         gates = [gate(h) for gate in method.gates]
         expected = F.cross_entropy(method.heads(h * gates[1]), batch.y)
         expected += 0.2 * repulsion(gates[1], [gates[0]])
-        told = method.teacher.evaluated(  # with the gates of their tasks, which the teacher is told
+        told = method.teacher.evaluated(  # the teacher uses the gates of each image's task
             method,
             lambda own: torch.cat(
                 [

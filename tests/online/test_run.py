@@ -137,7 +137,7 @@ def test_classes_are_numbered_in_order_of_appearance() -> None:
 
 
 def test_a_class_that_never_arrives_is_not_evaluated() -> None:
-    """Of 10 classes, 3 are disjoint and 6 blurry in 3 stages."""
+    """With 10 classes and 3 stages, 3 classes are disjoint and 6 are blurry."""
     arrivals, _ = Arrivals.of(small("online.stages=3"), Observer())
     assert len(arrivals.names) == 9
     assert arrivals.test_labels.tolist() == np.repeat(np.arange(9), 4).tolist()

@@ -100,9 +100,7 @@ def on_disk(folder: Path) -> list[tuple[Path, str]]:
     files = []
     for i, (pixels, name) in enumerate(zip(images, names, strict=True)):
         file = folder / name / f"{997 * i % 1000}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(file)
-        os.utime(file, (1e9 + i, 1e9 + i))
+        save(file, pixels, seconds=10**9 + i)
         files.append((file, name))
     return files
 
@@ -131,8 +129,9 @@ def test_the_command_line_takes_up_new_images_and_predicts(cli: Any, tmp_path: P
     for option, complaint in ((["--task", "one"], "without tasks"), (["--tasks", "1"], "without tasks")):
         _, err = cli("predict", shop, files[0][0], *option, code=2)
         assert complaint in err and err.count("\n") == 1
-    _, err = cli("learn", shop, "--data", listed, "--stream", "--fast", code=2)
-    assert err.startswith("pearl: --stream: goes with") and err.count("\n") == 1
+    for option in ("--fast", "--dry-run"):
+        _, err = cli("learn", shop, "--data", listed, "--stream", option, code=2)
+        assert err.startswith("pearl: --stream: goes with") and err.count("\n") == 1
     out, _ = cli("inspect", shop)
     assert "30 images of a stream, 3 classes (red, green, blue)" in out and "all checksums hold" in out
     for verb in (["resume", shop], ["report", shop], ["evaluate", shop, "--data", tmp_path], ["undo", shop]):
@@ -150,3 +149,25 @@ def test_an_unreadable_file_is_named_and_the_others_are_learnt(cli: Any, tmp_pat
     settings = ["images.size=16", "images.resize=null", "backbone.width=4", "--backbone", "resnet18", "-q"]
     out, err = cli("learn", tmp_path / "shop", "--data", tmp_path / "photos", "--stream", *settings, code=1)
     assert out.startswith("learnt 29 images") and files[3][0].name in err
+
+
+def test_a_file_before_the_learnt_ones_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    """A photo that is copied later keeps its older time stamp. By their count alone, another would be learnt twice."""
+    images, names = photos(count=8)
+    for i, (image, name) in enumerate(zip(images, names, strict=True)):
+        save(tmp_path / "photos" / name / f"{i}.png", image, seconds=1000 + i)
+    model = stream(tmp_path / "shop", learner="ncm")
+    assert model.observe_files(tmp_path / "photos") == [] and model.seen == 8
+    save(tmp_path / "photos" / "blue" / "late.png", images[0], seconds=1003)
+    again = pearl.stream(tmp_path / "shop", device="cpu")
+    with pytest.raises(DataError, match="the 8 files that were learnt from it are not its first ones any more"):
+        again.observe_files(tmp_path / "photos")
+    assert again.seen == 8 and again.classes == ["red", "green"]
+    os.utime(tmp_path / "photos" / "blue" / "late.png", (2000, 2000))
+    assert again.observe_files(tmp_path / "photos") == [] and (again.seen, again.classes[-1]) == (9, "blue")
+
+
+def save(file: Path, image: np.ndarray, *, seconds: int) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image).save(file)
+    os.utime(file, (seconds, seconds))

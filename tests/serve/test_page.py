@@ -47,6 +47,16 @@ def browser():
         browser.close()
 
 
+def opened(browser, client, width, height):
+    """The page of a model of two classes, and a list that collects its errors and warnings."""
+    page, wrong = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light"), []
+    page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(str(client.base_url))
+    page.get_by_text("2 classes in 1 task").wait_for()
+    return page, wrong
+
+
 def photos_of(label, some):
     return [[f"{label} {i}.png", base64.b64encode(png(digit(label)[i], 96)).decode(), "image/png"] for i in some]
 
@@ -64,12 +74,7 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
     from playwright.sync_api import expect
 
     with served(one) as client:
-        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
-        wrong = []
-        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(str(client.base_url))
-        page.get_by_text("2 classes in 1 task").wait_for()
+        page, wrong = opened(browser, client, width, height)
 
         # photos are named; what is no photo is counted, what cannot be read says why
         page.evaluate(DROP, [*photos_of(0, (50, 51)), *photos_of(2, range(6)), ["a.txt", "eA==", "text/plain"]])
@@ -189,12 +194,7 @@ def test_unknown_photos_are_grouped_taught_and_the_lesson_is_undone(one, forks, 
     from playwright.sync_api import expect
 
     with served(one, unknown_rate=0.5) as client:
-        page = browser.new_page(viewport={"width": width, "height": height}, color_scheme="light")
-        wrong = []
-        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(str(client.base_url))
-        page.get_by_text("2 classes in 1 task").wait_for()
+        page, wrong = opened(browser, client, width, height)
         for button in ("Undo the last lesson", "Forget this task"):
             expect(page.get_by_role("button", name=button)).to_be_disabled()
         page.evaluate(DROP, [*photos_of(4, range(16)), *photos_of(6, range(16))])
@@ -214,7 +214,7 @@ def test_unknown_photos_are_grouped_taught_and_the_lesson_is_undone(one, forks, 
         groups.first.scroll_into_view_if_needed()
         picture(page, f"{kind}-groups")
 
-        # split by marked photos, merged again, by keyboard where there is no pointer
+        # marked photos leave a group, one of them marked by keyboard, and are merged with it again
         first = int(sizes[0].split(": ")[1].split()[0])
         boxes = groups.first.locator(".sheet input")
         expect(groups.first.locator(".split")).to_be_disabled()

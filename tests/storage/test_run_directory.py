@@ -66,7 +66,7 @@ def test_states_of_a_model(tmp_path):
     model.write(model.pending_file, {**note, "index": 0})  # its process died after the manifest was written
     assert model.state == State.FINISHED and not model.interrupted_task
     model.pending_file.write_text("{}")
-    assert model.state == State.INTERRUPTED  # whoever goes on with it is told what is wrong
+    assert model.state == State.INTERRUPTED  # resuming it reports the damage
     with pytest.raises(RunError, match="damaged"):
         _ = model.interrupted_task
 

@@ -22,26 +22,16 @@ from pearl.storage.checkpoint import read_part, write_part
 from pearl.testing.conformance import Cut, Watch
 from pearl.testing.tiny import config, learn, logits, make_task
 from pearl.training import engine as engine_of
-from pearl.training.engine import Engine, Observer
+from pearl.training.engine import Engine
 from pearl.training.machine import machine
 from pearl.training.optimizers import Course, learning_rate, make_optimizers
 from pearl.training.resume import Resume
+from recorded import Record
 
 
 def net():
     torch.manual_seed(1)
     return resnet18(8, width=4)
-
-
-class Record(Observer):
-    def __init__(self):
-        self.events, self.steps = [], 0
-
-    def event(self, kind, **facts):
-        self.events.append((kind, facts))
-
-    def step(self, done, total):
-        self.steps += 1
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])

@@ -7,7 +7,7 @@ from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.pearl import Pearl
 from pearl.nn.rank_rules import FixedRule
 from pearl.settings.sections import PhaseConfig
-from pearl.testing.conformance import Operations, shows_steady_phases_do_the_same_for_every_batch
+from pearl.testing.conformance import Operations, shows_capturable_phases_do_the_same_for_every_batch
 from pearl.testing.tiny import config, logits, make_task, small_resnet
 from pearl.training import graphs
 from pearl.training.engine import Engine, Observer
@@ -104,7 +104,7 @@ def test_the_option_does_not_change_a_result_s_name():
     assert config(engine={"cuda_graphs": True}).id == config(engine={"cuda_graphs": False}).id
 
 
-def test_phases_that_are_not_steady_are_not_recorded(rerun):
+def test_phases_that_are_not_capturable_are_not_recorded(rerun):
     engine = Engine(config(), device="cpu")
     engine.recorder = rerun
     method = ZOO["er"]()
@@ -117,7 +117,7 @@ def test_what_reads_the_device_is_found():
         torch.ones(2).sum().item()
 
 
-def test_a_phase_that_is_not_steady_is_found():
+def test_a_phase_that_is_not_capturable_is_found():
     class Drawn(Finetune):
         """Goes through every other batch twice."""
 
@@ -127,8 +127,8 @@ def test_a_phase_that_is_not_steady_is_found():
             self.count += 1
             return sum(super(Drawn, self).loss(batch) for _ in range(1 + self.count % 2))
 
-    with pytest.raises(AssertionError, match="phase finetune is not steady"):
-        shows_steady_phases_do_the_same_for_every_batch(lambda: Drawn(small_resnet()))
+    with pytest.raises(AssertionError, match="phase finetune is not capturable"):
+        shows_capturable_phases_do_the_same_for_every_batch(lambda: Drawn(small_resnet()))
 
 
 def test_a_step_of_another_size_is_not_replayed():

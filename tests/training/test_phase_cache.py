@@ -33,28 +33,15 @@ from pearl.testing.conformance import Cut
 from pearl.testing.tiny import SIZE, config, make_task, small_resnet
 from pearl.training import engine as engines
 from pearl.training import fingerprint, phase_cache
-from pearl.training.engine import Engine, Observer
+from pearl.training.engine import Engine
 from pearl.training.phase_cache import PhaseCache
 from pearl.training.resume import Progress, Resume
 from pearl.training.world import World
+from recorded import Record
 
 pytestmark = pytest.mark.slow
 
 SHORT = config(train={"epochs": 1, "batch_size": 8, "phases": {"isolation": {"epochs": 2}}})
-
-
-class Record(Observer):
-    def __init__(self):
-        self.events, self.steps = [], 0
-
-    def event(self, kind, **facts):
-        self.events.append((kind, facts))
-
-    def step(self, done, total):
-        self.steps += 1
-
-    def of(self, kind):
-        return [facts for found, facts in self.events if found == kind]
 
 
 def taught(make, root=None, tasks=2, settings=None, resume=None):

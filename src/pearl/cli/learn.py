@@ -88,7 +88,7 @@ def command(
     """
     begun(f"learn {model}", quiet)
     if stream:
-        other = [task, method, alias, start, evaluate, log, fast, nested, holdout, allow_new_style, discard]
+        other = [task, method, alias, start, evaluate, log, fast, nested, holdout, allow_new_style, discard, dry_run]
         _learn_from_stream(model, data, recipe, backbone, overrides or [], device, quiet=quiet, other=any(other))
         return
     from pearl.errors import DataError, counted, printable

@@ -64,7 +64,7 @@ def room(shape: tuple[int, ...]) -> np.ndarray:
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             _allocate(file.fileno(), size)
-            mapped = mmap.mmap(file.fileno(), size)  # keeps the file until the array is no longer used
+            mapped = mmap.mmap(file.fileno(), size)  # the file exists as long as the array
     except OSError as error:
         raise DataError(
             f"{folder}: no room for {size / 1e9:.1f} GB of decoded images, which do not fit into memory "

@@ -47,7 +47,7 @@ def coverage_accuracy(
 ) -> Floats:
     """Return accuracy in percent on the shares, in percent, of images with the highest in-distribution scores.
 
-    `familiar` (N,) are the scores; `right` (N,) is True for correct predictions. NaN if N = 0.
+    `right` (N,) is True for correct predictions. NaN if N = 0.
     """
     ordered = np.asarray(right, dtype=float)[np.argsort(-in_distribution_scores, kind="stable")]
     counts = [math.ceil(share * len(ordered) / 100) for share in coverages]

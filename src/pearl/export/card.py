@@ -14,6 +14,7 @@ from pearl.lifecycle.model import Model
 from pearl.settings.config import RunConfig
 from pearl.settings.registry import readable
 from pearl.storage.run_directory import RunDirectory
+from pearl.storage.tabular import rows_as_markdown
 from pearl.version import __version__
 
 LOAD = {
@@ -122,13 +123,10 @@ def _licence(model: Model) -> tuple[str, str]:
 
 
 def _tasks(model: Model) -> Iterator[list[str]]:
-    directory = RunDirectory(model.path)
-    learnt = {
-        event.get("task"): str(event.get("time"))[:10] for event in directory.events if event["event"] == "learnt"
-    }
+    learnt_at = RunDirectory(model.path).learnt_at
     for index, task in enumerate(model.tasks):
         images = "not recorded" if task.images is None else f"{task.images:,}"
-        yield [task.name, ", ".join(task.classes), ", ".join(task.also), images, learnt.get(index, "")]
+        yield [task.name, ", ".join(task.classes), ", ".join(task.also), images, learnt_at.get(index, "")[:10]]
 
 
 def _accuracy(model: Model) -> Iterator[str]:
@@ -195,7 +193,6 @@ def _unknown(model: Model) -> Iterator[str]:
 
 def _table(head: list[str], rows: Any) -> str:
     def cell(text: str) -> str:
-        return printable(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+        return printable(text).replace("\\", "\\\\").replace("<", "&lt;")
 
-    lines = [head, ["---"] * len(head), *([cell(text) for text in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return rows_as_markdown([head, *([cell(text) for text in row] for row in rows)])

@@ -60,7 +60,7 @@ class ScoringNetwork(Network):
     outputs = ("logits", "in_distribution")
 
     def __init__(self, scorer: nn.Module, scores: Scores, images: ImagesConfig) -> None:
-        """`judge` makes log P and scores of normalised images."""
+        """`scorer` maps normalised images to log P and scores."""
         super().__init__([scorer], images)
         for name, values in zip(("values", "share"), scores.steps(), strict=True):
             self.register_buffer(name, values)
@@ -86,7 +86,7 @@ class BySpaces(nn.Module):
 
 
 class ByMethod(nn.Module):
-    """The same, by a whole method's own way to judge."""
+    """The log P and scores of a whole method."""
 
     def __init__(self, method: Method, scorer: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__()

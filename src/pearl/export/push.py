@@ -34,7 +34,7 @@ def push(
     model left, and that the model no longer has, are removed in the same commit; they stay in the repository's history.
 
     Raises:
-        ExportError: huggingface_hub is missing, there is no token or connection, or the Hub refuses.
+        ExportError: huggingface_hub, a token or the connection is missing, or the Hub rejects the upload.
         PearlError: not a model, not an export, or damaged.
     """
     if not REPOSITORY.fullmatch(repository):

@@ -115,7 +115,7 @@ def certificate_checks(path: Path) -> list[Check]:
             found.append((file, read_json(file, Certificate)))
         except RunError as error:
             checks.append(Check("wrong", str(error)))
-    learnt = {event.get("task"): str(event.get("time")) for event in directory.events if event["event"] == "learnt"}
+    learnt = directory.learnt_at
     for number, (file, certificate) in enumerate(found):
         later = [each for _, each in found[number + 1 :]]
         states = [_state(directory, entry, certificate, later, learnt) for entry in certificate["files"]]

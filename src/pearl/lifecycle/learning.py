@@ -1,8 +1,8 @@
 """New tasks for a model from images with classes; the first task creates the model.
 
-MODEL has the files of a run (see `runs`) without its stream and results. Decoded images are not
-stored, since the user may not be allowed to keep them: they are in memory, or in a file without a name if they are too
-many (see `scratch`). MODEL/resume/task.json describes the current task, so that `resume` needs nothing else.
+MODEL has the files of a run (see `runs`) without its stream and results. Decoded images are not stored, since the user
+may not be allowed to keep them: they are in memory, or in a file without a name if they are too many (see `scratch`).
+MODEL/resume/task.json describes the current task, so that `resume` needs nothing else.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def learn(
     classes are added in seconds by class statistics, without training.
 
     `holdout` is a share of each class's images to evaluate on instead of training; at least one of two images. See
-    `outcome` for the estimate without it.
+    `accuracy_estimate` for the estimate without it.
 
     With `plan`, nothing is decoded, trained or written: it gets a line for each thing that the task needs.
 

@@ -275,8 +275,9 @@ class Model:
         return both[:, :-1], both[:, -1]
 
     def describe(self, pixels: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `judge` returns, and whitened features (N, p) float32 in which unknown images can be grouped; see
-        `TaskClassifier.describing`.
+        """Return what `logits_and_scores` returns, and whitened features (N, p) float32 for grouping unknown images.
+
+        See `TaskClassifier.describing`.
 
         Raises:
             ConfigError: the model has no class statistics.

@@ -91,7 +91,7 @@ class TaskClassifier:
     def retained_accuracy(self, task: int, right: int, images: int) -> float | None:
         """Return the share, 0 to 1, of a task's once correct images that are still correct among all classes.
 
-        `right` of `images` were correct when the task was learnt. None if there is no estimate.
+        When the task was learnt, `right` of its `images` were correct. Returns None without an estimate.
         """
         return None
 

@@ -55,7 +55,7 @@ class PlainViT(nn.Module):
         return tokens[:, 0]
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = True) -> Tensor:
-        """Return the features of the last tokens (B, n, dim); there is no head."""
+        """Return the features (B, dim) of the last tokens (B, n, dim). The network has no head of its own."""
         return self.pool(tokens)
 
 

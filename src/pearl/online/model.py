@@ -4,6 +4,7 @@ The directory has the files of a model, without tasks; the state and the names o
 state (`state`), which is complete or absent: after a kill the model is as it was after the last call of `observe`.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from pearl.data.decoding import Decoding
 from pearl.data.images import Picture, in_batches, is_one, read_all
 from pearl.data.inputs import given
 from pearl.data.sources import tree
-from pearl.errors import ConfigError, RunError, counted, printable
+from pearl.errors import ConfigError, DataError, RunError, counted, printable
 from pearl.lifecycle.choices import LearnOptions, config_for
 from pearl.lifecycle.model import Prediction
 from pearl.lifecycle.saved import read_config
@@ -71,11 +72,18 @@ class StreamModel:
 
         The model is stored after each 64 images; calling this again continues after the last ones. Returns a line for
         each file that cannot be read.
+
+        Raises:
+            DataError: no such file or folder, or files before the last learnt one have come or gone.
         """
-        pairs = files_in_order(data)
-        place = str(data.absolute())
-        done = self._last.get("done", 0) if self._last.get("place") == place else 0
-        problems = []
+        pairs, place, problems = files_in_order(data), str(data.absolute()), list[str]()
+        done = self._last["done"] if self._last.get("place") == place else 0
+        digest = hashlib.sha256(_lines(pairs[:done]))
+        if done and digest.hexdigest() != self._last["files"]:
+            raise DataError(
+                f"{data}: the {counted(done, 'file')} that were learnt from it are not its first ones any more; add "
+                f"new images after them (later lines, newer time stamps), or give them in a folder of their own"
+            )
         for start in range(done, len(pairs), BATCH):
             part = pairs[start : start + BATCH]
             read, pixels, wrong = read_all(
@@ -83,7 +91,8 @@ class StreamModel:
             )
             problems += wrong
             label_of = dict(part)
-            self._last = {"place": place, "done": start + len(part)}
+            digest.update(_lines(part))
+            self._last = {"place": place, "done": start + len(part), "files": digest.hexdigest()}
             if read:
                 self._learn(pixels, [label_of[file] for file in read], show=show)
             (show or Observer()).step(start + len(part), len(pairs))
@@ -166,6 +175,10 @@ def open_stream(
     raw = config_for(path, None, options).model_dump(mode="json")
     made = check_config({**raw, "online": {"learner": learner or "pearl"}}, OnlineModelConfig)
     return StreamModel(path, made, device=device)
+
+
+def _lines(pairs: Sequence[tuple[Path, str]]) -> bytes:
+    return "".join(f"{str(file)!r} {name!r}\n" for file, name in pairs).encode()
 
 
 def files_in_order(data: Path) -> list[tuple[Path, str]]:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pearl.errors import RunError, counted, printable
-from pearl.evaluation.online_metrics import summary
+from pearl.evaluation.online_metrics import Point, summary
 from pearl.storage.run_directory import RunDirectory
 from pearl.storage.tabular import aligned
 
@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 def online_page(run: "OnlineRun") -> str:
     """Return a run's results as text; also of an unfinished run."""
-    lines, points = [f"run directory: {run.path}"], run.curve
+    lines, results = [f"run directory: {run.path}"], run.results  # read once: its files are checked each time
+    points = [Point.from_json(point) for point in results["curve"]]
     if not points:
         return "\n".join([*lines, "no image seen yet"])
     table = [["images seen", "classes", "accuracy (%)"]]
     table += [[f"{p.seen}", f"{len(p.total)}", f"{p.accuracy:.2f}"] for p in points]
     lines += ["", aligned(table, numbers=True), ""]
-    facts, numbers = run.results["facts"], run.summary
+    facts, numbers = results["facts"], summary(results)
     if any(point.regular for point in points):
         lines.append(f"A_auc {numbers['a_auc']:.2f} %, the mean of the evaluations at the fixed interval")
     lost = numbers["forgetting"]

@@ -22,7 +22,7 @@ def describe(model: Model) -> dict[str, Any]:
     """
     directory = RunDirectory(model.path)
     found = directory.manifests(len(model.tasks))
-    learnt_at = {event["task"]: event.get("time") for event in directory.events if event["event"] == "learnt"}
+    learnt_at = directory.learnt_at
     tasks = [
         {
             "name": info.name,

@@ -87,7 +87,7 @@ class RunConfig(ModelConfig):
 
     @property
     def learns(self) -> str:
-        """Return the name of what learns: the method."""
+        """Return the name of the method."""
         return str(self.method["name"])
 
 
@@ -95,7 +95,7 @@ class OnlineModelConfig(ModelConfig):
     """Settings of a model that learns from a stream."""
 
     online: OnlineConfig
-    """What learns from the images; their order is that of their arrival."""
+    """The online learner. It gets the images in the order of their arrival."""
 
 
 class OnlineRunConfig(RunConfig):

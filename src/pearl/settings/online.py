@@ -35,7 +35,7 @@ class OnlineConfig(OnlineStreamConfig):
     """A stream without task boundaries: every labelled image arrives once, in batches; the learner sees no tasks."""
 
     learner: dict[str, Any]
-    """What learns from the stream: a name, or a mapping of name and options (`pearl list learners`)."""
+    """The online learner: a name, or a mapping of name and options (`pearl list learners`)."""
     batch_size: Count = 64
     """Images that arrive together."""
     evaluate_every: Count = 1000

@@ -157,6 +157,12 @@ class RunDirectory:
         return events.read(self.events_file)
 
     @property
+    def learnt_at(self) -> dict[int, str]:
+        """Return when each task was learnt, by its index; the last time counts, and tasks without one are left out."""
+        known = (event for event in self.events if event["event"] == "learnt" and {"task", "time"} <= event.keys())
+        return {event["task"]: event["time"] for event in known}
+
+    @property
     def certificates(self) -> list[Path]:
         """Return the files of all certificates, oldest first."""
         return sorted(file for file in self.certificates_folder.glob("*.json") if file.stem.isdecimal())

@@ -249,7 +249,7 @@ class Operations(TorchDispatchMode):
 
 
 class Listen(Engine):
-    """An engine that compares what two batches of a steady phase ask of the device."""
+    """An engine that compares what two batches of a capturable phase ask of the device."""
 
     def train(self, method: Method, task: Task, phase: Phase, position: int, resume: Resume) -> None:
         """Train, and go over two batches of a size again."""
@@ -265,11 +265,11 @@ class Listen(Engine):
             asked.append(operations.found)
             for parameter in phase.trained:
                 parameter.grad = None
-        hold(asked[0] == asked[1], f"phase {phase.name} is not steady: two batches asked for different work")
+        hold(asked[0] == asked[1], f"phase {phase.name} is not capturable: two batches asked for different work")
 
 
-def shows_steady_phases_do_the_same_for_every_batch(make: Make) -> None:
-    """A phase that calls itself steady reads no tensor, and asks the device for the same with every batch of a size."""
+def shows_capturable_phases_do_the_same_for_every_batch(make: Make) -> None:
+    """A capturable phase reads no tensor, and does the same work on the device for every batch of a size."""
     learn(make(), range(2), Listen(config(train={"epochs": 1, "batch_size": 8}), device="cpu"))
 
 

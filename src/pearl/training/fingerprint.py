@@ -1,8 +1,8 @@
 """A digest of everything that determines a phase's result, so that phases with equal digests are trained once.
 
-A phase declares the modules that its loss depends on (`Phase.reads`). The digest covers their tensors, structure and
-code, the task's images and labels, settings and machine, and the values held by the loss: a function by its source and
-closure. If one of these cannot be digested, the phase has no digest.
+A phase declares the modules that its loss depends on (`Phase.depends_on`). The digest covers their tensors, structure
+and code, the task's images and labels, settings and machine, and the values held by the loss: a function by its source
+and closure. If one of these cannot be digested, the phase has no digest.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ def digest(phase: Phase, task: Task, facts: Mapping[str, Any]) -> str:
             "format": FORMAT,
             "code": code(),
             "phase": phase.name,
-            "steady": phase.capturable,
+            "capturable": phase.capturable,
             "modules": said.of(said.whole),
             "tied": _tied(said.whole),
             "trained": {group: [names[id(p)] for p in params] for group, params in phase.groups.items()},

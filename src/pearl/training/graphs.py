@@ -38,7 +38,7 @@ class Recorder:
 class GraphedStep:
     """A step that is replayed for the first batch size that has repeated often enough; other batches run eagerly.
 
-    The step must do the same device work for every batch of that size, and nothing else (`Phase.steady`). A replay
+    The step must do the same device work for every batch of that size, and nothing else (`Phase.capturable`). A replay
     reads batch, learning rates and weights from their memory at capture.
     """
 

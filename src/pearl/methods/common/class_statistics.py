@@ -160,10 +160,10 @@ class ClassStatistics(nn.Module):
     def observe(self, features: Sequence[Tensor], labels: Tensor) -> None:
         """Add a task: features in every space there is, and the classes' logit indices (N,).
 
-        Features are (N, p), or (N, views, p) of several views of an image, the test view first. Then images are scored,
-        each left out of the statistics: for the temperature, for what the scores of images of known classes are, and
-        for `left_out`. What earlier tasks had to say of the temperature counts as much, image by image: one that is
-        never confused, as a single class or more photos of a known one, says next to nothing.
+        Features are (N, p), or (N, views, p) of several views of an image, the test view first. Then each image is
+        scored by statistics without it, which gives the temperature, the distribution of in-distribution scores, and
+        `cross_validated`. For the temperature, images of earlier tasks weigh as much as new ones; images that are never
+        confused, as those of a single class, hardly matter.
         """
         self._forget()
         features = [rows if rows.ndim == 3 else rows[:, None] for rows in features]
@@ -361,7 +361,7 @@ class ClassStatistics(nn.Module):
 
     @torch.no_grad()
     def fits(self, raw: Sequence[Tensor]) -> Tensor:
-        """See `spaces.fits`, of raw features: (B, prototypes)."""
+        """See `feature_spaces.fits`, for raw features: (B, prototypes)."""
         return self.ood_scorer().fits(raw)[1]
 
     def _means(self, v: int) -> list[Tensor]:

@@ -1,0 +1,32 @@
+"""Shared parts of the programs in this folder: their command line, and processes side by side on one GPU."""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def parsed(about: str | None) -> argparse.Namespace:
+    """Return the command line's options of a program, which `about` describes."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--full-data", type=Path, help="file that exists once all classes are in $PEARL_DATA")
+    parser.add_argument("--smoke", action="store_true", help="one step a phase, to try the program itself")
+    return parser.parse_args()
+
+
+def call(command: Sequence[str], folder: Path, *, seconds: float | None, first: bool) -> None:
+    """Run a Python program until it ends or its time is up; its output goes to `folder`/log.txt.
+
+    Under MPS, those that are `first` have priority on the GPU.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"CUDA_MPS_CLIENT_PRIORITY": "0" if first else "1", "OMP_NUM_THREADS": "1"}
+    with (folder / "log.txt").open("a") as log:
+        try:
+            subprocess.run([sys.executable, *command], env=environment, stdout=log, stderr=log, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            log.write("out of time\n")
