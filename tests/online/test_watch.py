@@ -226,3 +226,61 @@ def test_errors_of_users(cli: Any, tmp_path: Path) -> None:
         _, err = cli("learn", tmp_path / "shop", *options, "--backbone", "resnet18", code=2)
         assert complaint in err and err.count("\n") == 1, err
     assert not (tmp_path / "shop").exists()
+
+
+# Images without a class
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes, and images of another colour and of a known one in the folder itself and in `unlabelled`."""
+    place = tmp_path / "photos"
+    rng = np.random.default_rng(0)
+    for i, (colour, where) in enumerate(
+        [((200, 30, 30), "red"), ((30, 200, 30), "green")] * 20
+        + [((230, 230, 230), "unlabelled")] * 4
+        + [((230, 230, 230), ""), ((200, 30, 30), "unlabelled")]
+    ):
+        pixels = np.clip(np.array(colour) + rng.normal(0, 25, (16, 16, 3)), 0, 255).astype(np.uint8)
+        save(place / where / f"{i}.png", pixels, seconds=1000 + i)
+    return place
+
+
+SETTINGS = ["--backbone", "resnet18", "images.size=16", "images.resize=null", "backbone.width=4", "--device", "cpu", "-q"]
+
+
+def test_unlabelled_images_are_scored_and_grouped(cli: Any, tmp_path: Path, folder: Path) -> None:
+    shop, new = tmp_path / "shop", tmp_path / "new.csv"
+    out, _ = cli("learn", shop, "--stream", "--data", folder, *SETTINGS)
+    learnt, scored = out.splitlines()
+    assert learnt.startswith("learnt 40 images; 2 classes from 40 images in all")
+    assert scored == f"scored 6 unlabelled images; 5 look unknown; group them with: pearl discover {shop}"
+    out, _ = cli("inspect", shop)
+    assert "6 unlabelled images; 5 of them looked unknown when they came: pearl discover groups them" in out
+    out, _ = cli("discover", shop, "--csv", new, "-o", tmp_path / "new.html", "--device", "cpu")
+    assert out.splitlines()[1].split()[:3] == ["group", "1", "5"]
+    assert f"pearl learn {shop} --data {new} --stream" in (tmp_path / "new.html").read_text()
+    new.write_text(new.read_text().replace("group 1", "white"))
+    out, _ = cli("learn", shop, "--stream", "--data", new, "--device", "cpu", "-q")
+    assert out.startswith("learnt 5 images; 3 classes from 45 images in all")
+    for options, complaint in (([], "no unlabelled image looked unknown"), ([folder, "--tasks", "1"], "without tasks")):
+        _, err = cli("discover", shop, *options, code=2)
+        assert complaint in err and err.count("\n") == 1
+
+
+def test_the_folder_without_a_class_has_a_name_of_ones_own(tmp_path: Path, folder: Path) -> None:
+    learner = {"name": "pearl", "projection": 8}
+    (folder / "unlabelled").rename(folder / "inbox")
+    model = stream(tmp_path / "shop", learner=learner)
+    assert model.observe_files(folder, unlabelled="inbox") == Taken(learnt=40, scored=6, unknown=5)
+    assert len(model.unknown_files()) == 5
+    (folder / "44.png").unlink()
+    assert len(model.unknown_files()) == 4
+    assert model.observe_files(folder, unlabelled="inbox").scored == 0  # nothing is scored twice
+    (folder / "inbox" / "40.png").write_bytes(b"no image at all")
+    (found,) = model._score([one for one in arriving.scan(folder, "inbox") if not one.name])
+    assert found.scored == 0 and len(found.problems) == 1  # only what has changed is scored again
+    other = stream(tmp_path / "other", learner="slda")
+    assert other.observe_files(folder, unlabelled="inbox") == Taken(learnt=40)
+    with pytest.raises(ConfigError, match="the learner slda cannot detect unknown images; pearl can"):
+        other.threshold(0.05)

@@ -176,7 +176,8 @@ class StreamModel:
             try:
                 yield work
             except KeyboardInterrupt:
-                raise Interrupted(f"interrupted after {counted(self.seen, 'image')}") from None
+                done = work.directory.online_manifest.get("seen", 0)
+                raise Interrupted(f"interrupted after {counted(done, 'image')}") from None
             finally:
                 if self._ahead:
                     self._load()
