@@ -246,7 +246,16 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-SETTINGS = ["--backbone", "resnet18", "images.size=16", "images.resize=null", "backbone.width=4", "--device", "cpu", "-q"]
+SETTINGS = [
+    "--backbone",
+    "resnet18",
+    "images.size=16",
+    "images.resize=null",
+    "backbone.width=4",
+    "--device",
+    "cpu",
+    "-q",
+]
 
 
 def test_unlabelled_images_are_scored_and_grouped(cli: Any, tmp_path: Path, folder: Path) -> None:

@@ -98,9 +98,7 @@ class StreamModel:
         with self._session(show) as work:
             self._learn(work, np.asarray(found.images), [found.classes[label] for label in found.labels])
 
-    def observe_files(
-        self, data: str | Path, *, unlabelled: str = UNLABELLED, show: Observer | None = None
-    ) -> Taken:
+    def observe_files(self, data: str | Path, *, unlabelled: str = UNLABELLED, show: Observer | None = None) -> Taken:
         """Learn from the new images of a .csv in its order, or of a folder per class in the order of their time stamps.
 
         Images that were learnt before, by their path and class, are left out. Images directly in the folder, or in the
@@ -320,7 +318,11 @@ def open_stream(
         config: ModelConfig = read_config(path)
         if not isinstance(config, OnlineModelConfig):
             raise RunError(f"{path}: a model of tasks, not of a stream; add a task with: pearl learn {path} --data ...")
-        own = {key: value for key, value in (raw_config(recipe) if recipe else {}).items() if key in ModelConfig.model_fields}
+        own = {
+            key: value
+            for key, value in (raw_config(recipe) if recipe else {}).items()
+            if key in ModelConfig.model_fields
+        }
         raw = merge(merge(config.model_dump(mode="json"), own), {"backbone": backbone} if backbone else {})
         raw = merge(raw, {**settings, **({"online": {"learner": learner}} if learner else {})})
         if check_config(raw, OnlineModelConfig) != config:

@@ -20,7 +20,9 @@ from pearl.storage.events import append_lines
 from pearl.storage.files import write_file
 from pearl.storage.run_directory import RunDirectory
 
-Stamp = tuple[int, int, int]  # size in bytes, time of the last change, and of the last change of name or permissions, in ns
+Stamp = tuple[
+    int, int, int
+]  # size in bytes, time of the last change, and of the last change of name or permissions, in ns
 
 
 class Arrived(NamedTuple):
@@ -57,7 +59,9 @@ class Journal:
         """
         self.path, self.file = path, RunDirectory(path).arrivals_file
         try:
-            lines = [(line["batch"], Arrived(line["file"], line["class"], (*line["stamp"],))) for line in _read(self.file)]
+            lines = [
+                (line["batch"], Arrived(line["file"], line["class"], (*line["stamp"],))) for line in _read(self.file)
+            ]
         except (LookupError, TypeError):
             raise RunError(f"{self.file}: is damaged; restore it from a copy") from None
         if len(lines) < taken:

@@ -12,14 +12,14 @@ import numpy as np
 from scipy import stats
 
 from pearl.errors import RunError
-from pearl.evaluation import metrics
+from pearl.evaluation import metrics, online_metrics
 from pearl.reports.compared import spread
 from pearl.reports.records import Record, flat, read
 from pearl.storage.files import read_json
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory
 from pearl.tables.objects import classes_per_task, implied_rank, parameters
-from pearl.tables.spec import OF_LAYERS, OF_TASKS, Claim, Column, Place, Printed, Request, Row, Size, Table
+from pearl.tables.spec import OF_LAYERS, OF_STREAMS, OF_TASKS, Claim, Column, Place, Printed, Request, Row, Size, Table
 
 LEVEL = 0.05  # significance level of claims
 
@@ -174,12 +174,20 @@ def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str
     return Filled(table, size, filling.seeds, cells, tuple(filling.damaged))
 
 
+@dataclass(frozen=True)
+class StreamRecord:
+    """The metrics of a finished run without task boundaries."""
+
+    path: Path
+    summary: Mapping[str, float]
+
+
 class _Filling:
     """Cells from runs; each run is read once."""
 
     def __init__(self, table: Table, size: Size, seeds: int, extra: tuple[str, ...]) -> None:
         self.table, self.size, self.seeds, self.extra = table, size, seeds, extra
-        self.records: dict[Path, Record | None] = {}
+        self.records: dict[Path, Record | StreamRecord | None] = {}
         self.damaged: list[str] = []
 
     def cell(self, row: Row, index: int) -> Cell:
@@ -231,12 +239,15 @@ class _Filling:
         rank = implied_rank(_as_counted(request, row, of), (total.mean - self.table.added(row, index)) * 1e6)
         return Printed(f"{rank:.1f}", rank)
 
-    def record(self, path: Path) -> Record | None:
+    def record(self, path: Path) -> Record | StreamRecord | None:
         """Return a run if it is complete."""
         if path not in self.records:
             self.records[path] = None
             try:
-                if RunDirectory(path).results["stages"]:
+                results = RunDirectory(path).results
+                if "online" in results:
+                    self.records[path] = StreamRecord(path, online_metrics.summary(results["online"]))
+                elif results["stages"]:
                     record = read(path)
                     self.records[path] = record if record.complete else None
             except RunError as error:
@@ -248,8 +259,13 @@ def _as_counted(request: Request, row: Row, column: Column) -> Request:
     return Request(request.recipe, (*request.settings, *column.counted, *row.counted), request.smoke)
 
 
-def measured(record: Record, metric: str) -> Any:
+def measured(record: Record | StreamRecord, metric: str) -> Any:
     """Return a metric of a run: a number, or numbers by label for a figure; None if the run has none."""
+    if isinstance(record, StreamRecord):
+        key, unit = OF_STREAMS.get(metric, (metric, 1.0))
+        value = record.summary.get(key, math.nan) / unit
+        return None if math.isnan(value) else value
+    metric = "class_il.final" if metric == "online.a_last" else metric
     if metric == "inference_ms":
         file = RunDirectory(record.path).inference_file
         return float(read_json(file)["milliseconds"]) if file.is_file() else None
