@@ -19,8 +19,8 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[PATH]...",
-            help="Images, folders, or - for a list on stdin. Without any: the unlabelled images of a stream that looked "
-            "unknown.",
+            help="Images, folders, or - for a list on stdin. Without any: the unlabelled images of a stream that "
+            "looked unknown.",
         ),
     ] = None,
     output: Annotated[
@@ -70,7 +70,7 @@ def command(
     if of_stream and (tasks is not None or method is not None):
         raise ConfigError(f"{model} learns from a stream, without tasks; leave out --tasks and --method")
     files: Sequence[str | Path] = [*named(paths, sys.stdin, say=say)] if paths else []
-    opened: "Describer"
+    opened: Describer
     if of_stream:
         from pearl.online.model import open_stream
 

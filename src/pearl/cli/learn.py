@@ -116,8 +116,8 @@ def command(
             )
         if (data is None) == (watch is None):
             raise ConfigError("--stream: give either --data or --watch")
-        options = {"recipe": recipe, "backbone": backbone, "device": device}
-        learn_from_stream(model, data, watch, every, unlabelled, options, overrides or [], quiet=quiet)
+        given = {"recipe": recipe, "backbone": backbone, "device": device}
+        learn_from_stream(model, data, watch, every, unlabelled, given, overrides or [], quiet=quiet)
         return
     if watch is not None:
         raise ConfigError("--watch: learns from a stream; add --stream")

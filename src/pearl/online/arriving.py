@@ -1,4 +1,4 @@
-"""The image files of a stream: the lines of a list, or a folder per class whose new files are taken up as they appear."""
+"""The image files of a stream: the lines of a list, or a folder per class, which may be watched for new files."""
 
 import os
 from collections.abc import Iterator
