@@ -31,11 +31,12 @@ from pearl.settings.declared import declared
 from pearl.storage.files import read_json
 from pearl.tables import spec
 from pearl.tables.listing import listing
+from pearl.tables.measured import measured
 from pearl.tables.missing import measure, run_missing
 from pearl.tables.objects import CPU_CORE, GPU, parameters, seconds
 from pearl.tables.show import FORMATS, page, write
 from pearl.tables.spec import OF_LAYERS, OF_STREAMS, OF_TASKS, SIZES, Printed, Request, Table, names, read, sized
-from pearl.tables.values import Cell, Filled, Missing, chance, difference, fill, measured, verdict
+from pearl.tables.values import Cell, Filled, Missing, chance, difference, fill, verdict
 from pearl.tables.words import about, lines
 
 pytestmark = pytest.mark.slow

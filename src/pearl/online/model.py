@@ -41,7 +41,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Taken:
-    """What was taken up from a stream at once, and is stored."""
+    """Counts of the images that were taken up from a stream at once, and are stored."""
 
     learnt: int = 0  # labelled images
     scored: int = 0  # images without a class

@@ -12,14 +12,12 @@ import numpy as np
 from scipy import stats
 
 from pearl.errors import RunError
-from pearl.evaluation import metrics, online_metrics
 from pearl.reports.compared import spread
-from pearl.reports.records import Record, flat, read
-from pearl.storage.files import read_json
+from pearl.reports.records import Record, flat
 from pearl.storage.paths import runs_root
-from pearl.storage.run_directory import RunDirectory
+from pearl.tables.measured import StreamRecord, complete_run, measured
 from pearl.tables.objects import classes_per_task, implied_rank, parameters
-from pearl.tables.spec import OF_LAYERS, OF_STREAMS, OF_TASKS, Claim, Column, Place, Printed, Request, Row, Size, Table
+from pearl.tables.spec import Claim, Column, Place, Printed, Request, Row, Size, Table
 
 LEVEL = 0.05  # significance level of claims
 
@@ -174,14 +172,6 @@ def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str
     return Filled(table, size, filling.seeds, cells, tuple(filling.damaged))
 
 
-@dataclass(frozen=True)
-class StreamRecord:
-    """The metrics of a finished run without task boundaries."""
-
-    path: Path
-    summary: Mapping[str, float]
-
-
 class _Filling:
     """Cells from runs; each run is read once."""
 
@@ -244,12 +234,7 @@ class _Filling:
         if path not in self.records:
             self.records[path] = None
             try:
-                results = RunDirectory(path).results
-                if "online" in results:
-                    self.records[path] = StreamRecord(path, online_metrics.summary(results["online"]))
-                elif results["stages"]:
-                    record = read(path)
-                    self.records[path] = record if record.complete else None
+                self.records[path] = complete_run(path)
             except RunError as error:
                 self.damaged.append(str(error))
         return self.records[path]
@@ -257,39 +242,6 @@ class _Filling:
 
 def _as_counted(request: Request, row: Row, column: Column) -> Request:
     return Request(request.recipe, (*request.settings, *column.counted, *row.counted), request.smoke)
-
-
-def measured(record: Record | StreamRecord, metric: str) -> Any:
-    """Return a metric of a run: a number, or numbers by label for a figure; None if the run has none."""
-    if isinstance(record, StreamRecord):
-        key, unit = OF_STREAMS.get(metric, (metric, 1.0))
-        value = record.summary.get(key, math.nan) / unit
-        return None if math.isnan(value) else value
-    metric = "class_il.final" if metric == "online.a_last" else metric
-    if metric == "inference_ms":
-        file = RunDirectory(record.path).inference_file
-        return float(read_json(file)["milliseconds"]) if file.is_file() else None
-    if metric.startswith("seconds."):
-        phase = metric.removeprefix("seconds.")
-        took = [task.seconds[phase] for task in record.learnt if phase in task.seconds]
-        return float(np.mean(took)) if took else None
-    if metric == "share.each":
-        return dict(zip(_numbers(record.shares), record.shares, strict=True))
-    if metric in OF_TASKS:
-        counts = record.counts
-        if counts is None:
-            return None
-        scenario: metrics.Scenario = "class_il" if metric.startswith("class_il") else "task_il"
-        last = metrics.accuracy_matrix(counts, scenario)[:, -1]
-        return dict(zip(_numbers(last), last.tolist(), strict=True))
-    if metric in OF_LAYERS:
-        layers = record.layers[-1]
-        return {name.removesuffix(".weight"): layer[metric.removesuffix(".layers")] for name, layer in layers.items()}
-    return record.summary.get(metric)
-
-
-def _numbers(values: Any) -> list[str]:
-    return [str(number) for number in range(1, len(values) + 1)]
 
 
 def _setting(request: Request, key: str) -> float:
