@@ -292,3 +292,14 @@ def test_the_folder_without_a_class_has_a_name_of_ones_own(tmp_path: Path, folde
     assert other.observe_files(folder, unlabelled="inbox") == Taken(learnt=40)
     with pytest.raises(ConfigError, match="the learner slda cannot detect unknown images; pearl can"):
         other.threshold(0.05)
+
+
+def test_scores_follow_what_is_learnt(tmp_path: Path) -> None:
+    images, names = photos()
+    model = stream(tmp_path / "shop", learner={"name": "pearl", "projection": 8})
+    model.observe(images[:20], names[:20])
+    before = model.describe(images)[1]
+    model.observe(images[20:], names[20:])
+    found, again = model.describe(images), StreamModel(model.path, model.config, device="cpu").describe(images)
+    assert all(np.array_equal(one, other) for one, other in zip(found, again, strict=True))
+    assert not np.array_equal(before, found[1])
