@@ -3,10 +3,10 @@
     python benchmarks/online.py run --rows "Grocery, Si-Blurry" --seeds 0 1
     python benchmarks/online.py page
 
-`run` executes the runs that are missing under $PEARL_RUNS, where `pearl table online` finds them, too; `page` collects
-the finished ones in docs/results/online.json and writes the tables of docs/results/online.md. The frozen backbone's
-features of an image are computed once per process, for all learners, so that the time per image in these runs is too
-short; `time` measures it without that cache, in CPU seconds of one thread.
+`run` executes the runs that are missing; `page` collects the finished ones in docs/results/online.json and writes the
+tables of docs/results/online.md. The frozen backbone's features of an image are computed once per process, for all
+learners, so that the time per image in these runs is too short. They are therefore in $PEARL_RUNS/cached-features,
+where `pearl table online` does not find them. `time` measures without that cache, in CPU seconds of one thread.
 """
 
 import argparse
@@ -38,6 +38,11 @@ from pearl.training.engine import Engine, Observer
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TABLE = read("online")
 JOINT = "joint training"
+
+
+def place(made: RunConfig) -> Path:
+    """Return the directory of a run."""
+    return runs_root() / "cached-features" / made.id
 
 
 def config(row: Row, seed: int) -> RunConfig:
@@ -101,7 +106,7 @@ def collect() -> list[dict[str, Any]]:
     for row in TABLE.rows:
         for seed in range(10):
             made = config(row, seed)
-            directory = RunDirectory(runs_root() / made.id)
+            directory = RunDirectory(place(made))
             if isinstance(made, OnlineRunConfig) and OnlineRun(directory.path, made).done:
                 found.append({"row": row.name, "seed": seed, **facts_of(OnlineRun(directory.path, made))})
             elif directory.results["stages"] and directory.is_done:
@@ -135,7 +140,7 @@ def line(title: str, own: list[dict[str, Any]]) -> str:
         cells += [f"{np.mean(grown):.3g}", str(max(row["passes"] for row in own))]
         cells += [f"{max(row[key] for row in own) / 1e6:.1f} MB" for key in ("images_bytes", "statistics_bytes")]
         pauses = [row["longest_pause_seconds"] for row in own if "longest_pause_seconds" in row]
-        cells.append(f"{max(pauses):.1f} s" if pauses else "-")
+        cells.append(f"{max(pauses):.1f} s" if pauses and any(grown) else "-")
     return f"| {' | '.join([*cells, *['-'] * (len(HEAD) - len(cells))])} |"
 
 
@@ -190,22 +195,24 @@ def main() -> None:
             made, show = config(row, seed), display(quiet=True)
             online = isinstance(made, OnlineRunConfig)
             run: Any = (
-                execute(made, device="cpu", show=show) if online else execute_tasks(made, device="cpu", show=show)
+                execute(made, path=place(made), device="cpu", show=show)
+                if online
+                else execute_tasks(made, path=place(made), device="cpu", show=show)
             )  # type: ignore[arg-type]
             print(row.name, seed, {key: round(value, 2) for key, value in run.summary.items()}, flush=True)
     elif args.what == "time":
         times = {}
         for row, seed in rows(args):
             made = config(row, seed)
-            if isinstance(made, OnlineRunConfig) and (run := OnlineRun(runs_root() / made.id, made)).done:
+            if isinstance(made, OnlineRunConfig) and (run := OnlineRun(place(made), made)).done:
                 times[row.name.partition(": ")[2]] = measured(run)
         file.write_text(json.dumps({**before, "times": {**before.get("times", {}), **times}}, indent=1))
     else:
-        place = {row.name: i for i, row in enumerate(TABLE.rows)}
+        rank = {row.name: i for i, row in enumerate(TABLE.rows)}
         found = {
             (row["row"], row["seed"]): row for row in [*before.get("rows", []), *collect()]
         }  # also of other machines
-        ordered = [found[key] for key in sorted(found, key=lambda key: (place[key[0]], key[1]))]
+        ordered = [found[key] for key in sorted(found, key=lambda key: (rank[key[0]], key[1]))]
         results = {**before, "rows": ordered}
         file.write_text(json.dumps(results, indent=1))
         start, marker, _ = text.read_text().partition("<!-- tables -->\n")
