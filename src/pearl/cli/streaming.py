@@ -48,14 +48,12 @@ def _report(made: "StreamModel", taken: "Taken", *, quiet: bool) -> None:
         typer.echo(f"pearl: {printable(line)}", err=True)
     if quiet:
         return
-    if taken.learnt or not taken.scored:
+    if taken.learnt or not (taken.scored or taken.problems):
         typer.echo(
             f"learnt {counted(taken.learnt, 'image')}; {counted(len(made.classes), 'class')} from "
             f"{counted(made.seen, 'image')} in all; stored in {made.path}"
         )
     if taken.scored:
         looks = "looks" if taken.unknown == 1 else "look"
-        typer.echo(
-            f"scored {counted(taken.scored, 'unlabelled image')}; {taken.unknown:,} {looks} unknown; group them with: "
-            f"pearl discover {made.path}"
-        )
+        hint = f"; group them with: pearl discover {made.path}" if taken.unknown else ""
+        typer.echo(f"scored {counted(taken.scored, 'unlabelled image')}; {taken.unknown:,} {looks} unknown{hint}")

@@ -72,8 +72,9 @@ def stream_lines(stream: dict[str, Any]) -> list[str]:
     classes = counted(len(stream["classes"]), "class")
     lines = [f"{counted(stream['images'], 'image')} of a stream, {classes} ({names})", *growth(stream)]
     if count := stream.get("unlabelled"):
-        looked = f"{stream['unknown']:,} of them looked unknown when they came"
-        lines.append(f"{counted(count, 'unlabelled image')}; {looked}: pearl discover groups them")
+        hint = ": pearl discover groups them" if stream["unknown"] else ""
+        looked = f"{stream['unknown']:,} of them looked unknown when they came{hint}"
+        lines.append(f"{counted(count, 'unlabelled image')}; {looked}")
     return lines
 
 
