@@ -252,7 +252,7 @@ def load_state(
     file_of: FileOf | None = None,
     needed: Callable[[Mapping[str, Tensor]], int | None] | None = None,
 ) -> dict[str, Tensor]:
-    """Return the state_dict after the first `tasks` tasks of a run (default: all finished ones).
+    """Return the state_dict after the first `tasks` usable tasks of a run (default: all finished ones).
 
     With the `file_of` of its writing, replaced running statistics are not read; without it all existing ones are.
     `needed` returns, from the statistics, how many tasks' weights are needed (None: all); others are left out.
@@ -260,12 +260,24 @@ def load_state(
     Raises:
         RunError: not a run directory, too few finished tasks, or a missing or damaged file.
     """
+    first = RunDirectory(run).first_answer
+    try:
+        return _loaded(run, tasks, file_of, needed)
+    except RunError:
+        if first is None or RunDirectory(run).first_answer:
+            raise
+        return _loaded(run, tasks, file_of, needed)  # the trained task has replaced its first answer meanwhile
+
+
+def _loaded(
+    run: Path, tasks: int | None, file_of: FileOf | None, needed: Callable[[Mapping[str, Tensor]], int | None] | None
+) -> dict[str, Tensor]:
     directory = RunDirectory(run)
     if not directory.reference_manifest.is_file():
         raise RunError(
             f"{run}: neither a model nor a run, it has no reference/{MANIFEST}; give a folder made by `pearl run`"
         )
-    folders = directory.finished
+    folders = directory.usable
     if tasks is not None and tasks > len(folders):
         raise RunError(f"{run}: it has {counted(len(folders), 'finished task')}, not {tasks}; resume it first")
     # separate, so that newer tensors can replace older ones

@@ -71,6 +71,7 @@ class RunDirectory:
     tasks_folder = Below("tasks")  # 000-NAME/: tensors added or changed by task 0, with thresholds, ranks, seconds
     resume_folder = Below("resume")  # checkpoints of the current task
     pending_file = Below("resume/task.json")  # a description of a model's current task
+    first_answer_folder = Below("resume/first-answer")  # its state without training, until it is trained
     change_folder = Below("unfinished-change")  # new files of a change that is not complete, see `change`
     change_file = Below("unfinished-change/change.json")
     certificates_folder = Below("certificates")  # of what was forgotten
@@ -175,7 +176,7 @@ class RunDirectory:
         return self.first_tasks()
 
     def first_tasks(self, count: int | None = None) -> list[StoredTask]:
-        """Return the first `count` finished tasks (all if not given); manifests of later ones are not read.
+        """Return the first `count` usable tasks (all finished ones if not given); no later manifest is read.
 
         Raises:
             RunError: a manifest is damaged, belongs to another task, or disagrees with classes.json or its tensors.
@@ -226,13 +227,31 @@ class RunDirectory:
         """Return the current or future path of a task's folder."""
         return self.tasks_folder / folder_name(index, name)
 
+    @property
+    def usable(self) -> list[Path]:
+        """Return the folders of the finished tasks, and that of the current task's first answer if there is one."""
+        first = self.first_answer
+        return [*self.finished, *([first] if first else [])]
+
+    @property
+    def first_answer(self) -> Path | None:
+        """Return the folder of the current task's state without training; None if there is none.
+
+        It is not used any more once the task is finished.
+        """
+        folder = self.first_answer_folder
+        with suppress(RunError):  # a damaged record of the task
+            if (folder / MANIFEST).is_file() and self.interrupted_task.get("index") == len(self.finished):
+                return folder
+        return None
+
     def manifests(self, count: int | None = None, shape: type[Record] = Task) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yield folder and manifest of the first `count` finished tasks (all if not given).
+        """Yield folder and manifest of the first `count` usable tasks (all finished ones if not given).
 
         Raises:
             RunError: a manifest is unreadable, or belongs to another task than its folder's number.
         """
-        for index, folder in enumerate(self.finished[:count]):
+        for index, folder in enumerate(self.finished if count is None else self.usable[:count]):
             manifest = read_manifest(folder, shape)
             if (own := manifest.get("task", index)) != index:
                 raise RunError(
@@ -360,7 +379,8 @@ class RunDirectory:
     @property
     def checkpoints(self) -> list[Path]:
         """Return the checkpoints of the current task; empty if there are none."""
-        return sorted(manifest.parent for manifest in self.resume_folder.glob(f"*/{MANIFEST}"))
+        found = sorted(manifest.parent for manifest in self.resume_folder.glob(f"*/{MANIFEST}"))
+        return [folder for folder in found if folder != self.first_answer_folder]
 
     @property
     def seconds(self) -> float:

@@ -90,16 +90,23 @@ class StatisticsClassifier(SubNetworkClassifier):
         """See `SubNetworkClassifier.untrained`: tasks after the first need several classes, and a use for their
         sub-network.
         """
+        if not task.train:
+            return "as was asked"
         if task.id == 0:
             return None
         options = self.statistics.options
-        if not task.train:
-            return "as was asked"
         if len(task.shown) < 2:
             return "since a single class gives no gradient"
         if options.train == "spaces" and not self.statistics.wants_space():
             return f"since the first {options.spaces} sub-networks serve all tasks (method.classifier.spaces)"
         return None
+
+    def answers_first(self, task: Task) -> bool:
+        """See `Method.answers_first`: in the feature spaces so far; in the first task, in that of a pretrained
+        network.
+        """
+        start = self.method.frozen_start and self.method.backbone.pretrained
+        return self.untrained(task) is None and bool(task.id or start)
 
     def notes(self, task: Task) -> list[str]:
         """Return notes: that nothing is trained, with the reason."""
@@ -122,12 +129,14 @@ class StatisticsClassifier(SubNetworkClassifier):
     def fit(self, task: Task, batch: int = 32) -> None:
         """Compute class statistics of a task's images in every space; first add its own sub-network's space.
 
+        The first task needs a space even if its sub-network is not trained.
+
         Raises:
             TrainingError: features are not finite.
         """
         statistics = self.statistics
         self.method.eval()
-        new = [task.id] if statistics.wants_space() and self.untrained(task) is None else []
+        new = [task.id] if statistics.wants_space() and (task.id == 0 or self.untrained(task) is None) else []
         spaces = self.method.spaces([*statistics.created_at, *new])
         of_views = [self._raw(spaces, epoch) for epoch in self._epochs(task, batch)]
         raws = [torch.stack(of_space, dim=1) for of_space in zip(*of_views, strict=True)]
