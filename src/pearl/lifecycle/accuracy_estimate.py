@@ -57,7 +57,11 @@ class Outcome:
 
 def cross_validated(method: Method) -> dict[str, Entry]:
     """Return the record of the last task, cross-validated; empty for a method without cross-validated predictions."""
-    answers = method.classifier.cross_validated()
+    return left_out(method.classifier.cross_validated())
+
+
+def left_out(answers: Predictions | None) -> dict[str, Entry]:
+    """Return the record of cross-validated predictions; empty without any."""
     return {} if answers is None else {"estimate": _entry(answers, "left out")}
 
 

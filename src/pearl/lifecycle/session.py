@@ -167,7 +167,8 @@ class Session:
         about = described(method, seconds)
         if self.lock:
             self.lock.check()
-        write_part(self.directory.folder_of(task.id, task.name), added, about, method.file_of, within=self.path)
+        how: dict[str, Any] = {"features": method.features_of_images(), "within": self.path}
+        write_part(self.directory.folder_of(task.id, task.name), added, about, method.file_of, **how)
         try:
             self.directory.list_classes()
             self._thin_out()

@@ -223,6 +223,13 @@ class Method(nn.Module):
         """
         return False
 
+    def features_of_images(self) -> dict[str, Tensor]:
+        """Return tensors about the images of the task learnt last, to be stored beside the state; empty by default.
+
+        Nothing but `pearl forget` reads them.
+        """
+        return {}
+
     def answers_first(self, task: Task) -> bool:
         """Return True if a task that will be trained can also be learnt at once, without training."""
         return False

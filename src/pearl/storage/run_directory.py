@@ -5,7 +5,7 @@ Only this file names them. A model of `pearl learn` has the files of a run, less
 
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -30,7 +30,7 @@ from pearl.storage.schemas import (
     Task,
     problem,
 )
-from pearl.storage.stored_task import MANIFEST, StoredTask, folder_name, read_manifest, task_rows
+from pearl.storage.stored_task import MANIFEST, StoredTask, classes_of, composed, folder_name, read_manifest, task_rows
 from pearl.yaml_io import parse_yaml
 
 
@@ -187,7 +187,7 @@ class RunDirectory:
         for (folder, manifest), known in zip(self.manifests(count), second_copy, strict=False):
             classes, also = tuple(manifest["classes"]), tuple(manifest.get("also", ()))
             task = StoredTask(manifest["name"], classes, first, folder, also, manifest)
-            if known and (known[0], _composed(known[1])) != (task.name, _composed(classes)):
+            if known and (known[0], composed(known[1])) != (task.name, composed(classes)):
                 raise RunError(f"{task.file}: differs from classes.json in name or classes; restore it from a copy")
             rows = task_rows(len(found), manifest["tensors"])
             if rows - {len(classes)}:
@@ -200,7 +200,7 @@ class RunDirectory:
         every = [name for task in found for name in task.classes]
         if len({*map(class_name, every)}) < len(every):  # of a model that took two forms of a name for two classes
             return found
-        return [replace(task, classes=_composed(task.classes), also=_composed(task.also)) for task in found]
+        return [replace(task, classes=composed(task.classes), also=composed(task.also)) for task in found]
 
     @property
     def folders(self) -> dict[int, list[Path]]:
@@ -235,10 +235,7 @@ class RunDirectory:
 
     @property
     def first_answer(self) -> Path | None:
-        """Return the folder of the current task's state without training; None if there is none.
-
-        It is not used any more once the task is finished.
-        """
+        """Return the folder of the current task's state without training; None if there is none."""
         folder = self.first_answer_folder
         with suppress(RunError):  # a damaged record of the task
             if (folder / MANIFEST).is_file() and self.interrupted_task.get("index") == len(self.finished):
@@ -401,12 +398,3 @@ class RunDirectory:
         """
         every = [manifest for _, manifest in self.manifests()]
         return sum(manifest["seconds"].get(phase, 0.0) for manifest in every for phase in manifest.get("reused", []))
-
-
-def classes_of(tasks: Iterable[tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """Return the content of classes.json, from the name and the new classes of each task."""
-    return {"tasks": [{"name": name, "classes": list(classes)} for name, classes in tasks]}
-
-
-def _composed(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(map(class_name, names))

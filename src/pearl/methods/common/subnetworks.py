@@ -56,6 +56,10 @@ class SubNetworkClassifier(TaskClassifier):
         """See `Method.answers_first`."""
         return False
 
+    def features_of_images(self) -> dict[str, Tensor]:
+        """See `Method.features_of_images`."""
+        return {}
+
     def check(self, task: Task) -> None:
         """Check before a task is trained that what is stored fits together."""
 
@@ -259,6 +263,10 @@ class SubNetworks(Method):
         own = TASK_TENSOR.fullmatch(name) if vars(type(self)).get("isolated") else None
         own = own or _TASK_STATISTICS.match(name)
         return own is not None and int(own["task"]) < task
+
+    def features_of_images(self) -> dict[str, Tensor]:
+        """See `Method.features_of_images`."""
+        return self.classifier.features_of_images()
 
     def answers_first(self, task: Task) -> bool:
         """See `Method.answers_first`: the classifier decides it."""
