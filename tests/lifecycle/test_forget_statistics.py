@@ -122,16 +122,22 @@ def test_the_certificate(shop, tmp_path, cli):
     pearl.load(path).forget(task="a")
     checks = certificate.certificate_checks(path)
     assert [state for state, _ in checks] == ["ok"] and "task a forgotten exactly" in checks[0].line
-    (entry,) = [
-        each
-        for each in RunDirectory(path).certificates
-        and certificate.read_json(RunDirectory(path).certificates[0])["files"]
-        if each["file"] == "tasks/000-b/weights.safetensors"
-    ]
+    files = certificate.read_json(RunDirectory(path).certificates[0])["files"]
+    entries = {each["file"]: each for each in files}
+    entry = entries["tasks/000-b/weights.safetensors"]
     assert entry["from"] == "tasks/001-b/weights.safetensors"
     assert all(row["before"] == row["after"] for row in entry["tensors"].values()), "sub-networks keep their bits"
     names = {row["from"] for row in entry["tensors"].values()}
     assert "heads.blocks.1.weight" in names
+    rows = {
+        name: row["from"]
+        for name in (RUNNING, "statistics.safetensors", FEATURES)
+        for name, row in (entries[f"tasks/002-d/{name}"]["tensors"].items())
+    }
+    own = "class_statistics.tensors."
+    assert rows[f"{own}space/0/scatter"] == f"{own}space/1/scatter"
+    assert rows[f"{own}task/2/classes"] == f"{own}task/3/classes"
+    assert rows[f"{own}task/2/means/0"] == f"{own}task/3/means/1" and rows["raw.0"] == "raw.1"
     file = RunDirectory(path).finished[0] / FEATURES
     assert "raw.1" not in load_file(file) and "raw.0" in load_file(file), "features of the removed sub-network go, too"
     assert f"{file.relative_to(path)}: sha256" in cli("verify", path)[0]

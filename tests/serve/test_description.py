@@ -110,7 +110,7 @@ def test_every_answer_is_one_that_the_description_lists(one, forks):
         assert all(status < 300 for statuses in seen.values() for status in statuses), seen
 
         @seed(0)
-        @settings(max_examples=100, deadline=None, database=None, suppress_health_check=[*HealthCheck])
+        @settings(max_examples=60, deadline=None, database=None, suppress_health_check=[*HealthCheck])
         @given(st.data())
         def kept(data):
             path = data.draw(st.sampled_from([*every]))
