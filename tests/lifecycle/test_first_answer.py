@@ -128,13 +128,14 @@ def test_an_interrupted_task_keeps_answering(task, shop, tmp_path, cli):
     held = pearl.load(path, device="cpu")  # reads its weights after the task is finished
     out, err = cli("predict", path, shop / task)
     assert f"note: task {task} is not trained yet" in err and len(out.splitlines()) >= 32
+    assert f"note: task {task} is not trained yet" in cli("evaluate", path, "--data", shop / task)[1]
     assert f"task {task}: its first answer is in use, without training; resume with" in cli("inspect", path)[0]
     show = Watch(None)
     learning.resume(path, device="cpu", show=show)
     assert "first_answer" not in show.events, "it is there"
     assert weights_of(path) == weights_of(shop / f"whole {task}")
     assert held.predict(digit(0)[30])[0].name == "zero"
-    assert cli("predict", path, shop / task)[1] == ""
+    assert "not trained" not in cli("predict", path, shop / task)[1] + cli("evaluate", path, "--data", shop / task)[1]
 
 
 def test_first_answers_can_be_left_out_also_on_resuming(shop, tmp_path):
