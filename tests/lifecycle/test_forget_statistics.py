@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import pearl
+from pearl.errors import RunError
 from pearl.lifecycle import certificate
 from pearl.lifecycle.saved import verify
 from pearl.storage.checkpoint import FEATURES, RUNNING
@@ -156,6 +157,11 @@ def test_a_class_takes_its_features_with_it(shop, tmp_path):
     left = pearl.load(path).forget(task="c")
     assert left.classes == ("a0", "a1", "b1", "d0", "d1") and verify(path) == []
     assert left.predict(digit(3)[3])[0].name in left.classes
+    left.forget("b1")
+    with pytest.raises(RunError, match="task b has no classes left; forget that task first"):
+        pearl.load(path).forget(task="d")
+    assert pearl.load(path).forget(task="b").classes == ("a0", "a1", "d0", "d1") and verify(path) == []
+    assert pearl.load(path).forget(task="d").classes == ("a0", "a1") and verify(path) == []
 
 
 def refused(cli, words, path, task):

@@ -75,6 +75,8 @@ def check_removable(path: Path, tasks: Sequence[StoredTask], at: int) -> None:
                 f"as in models created with method.classifier.keep_features=true, since all classes share a "
                 f"covariance; {last}remove its classes with --class, or learn the other tasks into a new model"
             )
+        if not task.names:  # no mean, and no scale of its feature space
+            raise RunError(f"{path}: task {printable(task.name)} has no classes left; forget that task first")
         if known := {*task.also} & {*gone.classes}:
             raise RunError(
                 f"{path}: task {printable(task.name)} has more images of {printable(min(known))}, a class of task "

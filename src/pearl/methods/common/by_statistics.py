@@ -47,7 +47,7 @@ class Statistics(StatisticsOptions, Classifier):
             trains one for every task, as the method without this classifier does.
         head: the head a sub-network is trained with, unused afterwards: `linear`, as without this classifier; `cosine`,
             whose logits are 4 times the cosine between features and a class's weight.
-        keep_features: stores the raw features of every image, about 4 kB per image and space, so that `pearl forget`
+        keep_features: stores the raw features of every image, about 5 kB per image and space, so that `pearl forget`
             can remove a task exactly. They are removed with their task or class.
         precision: of the features, for statistics and predictions alike: `float32` gives the same predictions on every
             machine; `bfloat16` is faster on some CPUs and slower on others (docs/performance.md).
