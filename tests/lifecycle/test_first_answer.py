@@ -123,7 +123,7 @@ def test_an_interrupted_task_keeps_answering(task, shop, tmp_path, cli):
     path = tmp_path / "m"
     if task == "second":
         shutil.copytree(shop / "whole first", path)
-    with pytest.raises(Interrupted, match="until then the model answers without this training"):
+    with pytest.raises(Interrupted, match="the model answers without this training until then; resume with"):
         begin(path, shop, task, StopAt("adapt", 2))
     held = pearl.load(path, device="cpu")  # reads its weights after the task is finished
     out, err = cli("predict", path, shop / task)

@@ -225,7 +225,7 @@ def _learn(
                 how: dict[str, Any] = {"measure": measure, "first_answer": options.first_answer}
                 work.learn(method, task, also=again_shown, **how, train=settings["train"], seed=config.seed, **images)
             except TrainingError as error:
-                if not (directory.checkpoints or directory.first_answer):
+                if not directory.checkpoints:
                     raise
                 raise TrainingError(f"{error}; to start the task again with other settings, use --discard") from None
     finally:

@@ -79,8 +79,8 @@ def session(
                 yield work
             world.wait()
         except Interrupted as error:
-            until = "; until then the model answers without this training" if directory.first_answer else ""
-            raise Interrupted(f"{error}; its state is stored; resume with: {again}{until}") from None
+            until = ", and the model answers without this training until then" if directory.first_answer else ""
+            raise Interrupted(f"{error}; its state is stored{until}; resume with: {again}") from None
         except Exception as error:
             if world.size == 1 or not lost(error):
                 raise
@@ -157,7 +157,14 @@ class Session:
 
         if first_answer and method.answers_first(task) and self.directory.first_answer is None:
             self._answer_first(method, task, described)
-        seconds = self.engine.learn(method, task, self.resume)
+        try:
+            seconds = self.engine.learn(method, task, self.resume)
+        except Interrupted:
+            raise
+        except Exception:  # training has failed, and the model is as it was before
+            if self.world.first:
+                remove_tree(self.directory.first_answer_folder, self.path)
+            raise
         if not self.world.first:
             self.resume.end()
             return
