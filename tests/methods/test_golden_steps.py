@@ -40,9 +40,9 @@ class Table(nn.Module):
 
     dim, pretrained = DIM, False
 
-    def __init__(self, seed):
+    def __init__(self, seed, count=10):
         super().__init__()
-        self.rows = nn.Parameter(numbers(seed, 10, DIM))
+        self.rows = nn.Parameter(numbers(seed, count, DIM))
 
     def forward(self, x):
         return self.rows[x]
@@ -254,8 +254,8 @@ def taught_steps(monkeypatch, method, teacher, own):
         return method.loss(make_task(1), batch)
 
     params = [parameter for parameter in method.parameters() if parameter.requires_grad]
-    follow = lambda: method.teacher.follow(method.network, 100)  # noqa: E731
-    losses = stepped(loss, params, Batch(IMAGES, OWN, IMAGES), 0.1, follow)
+    batch = Batch(IMAGES, OWN, IMAGES)
+    losses = stepped(loss, params, batch, 0.1, lambda: method.teacher.follow(method.network, 100))
     close(losses, own["losses"], 1e-5)  # their distances of gates add 1e-6 to each difference
     close(torch.stack(distances), own["distillation"], 1e-5)
     close(method.backbone.rows, own["features"], 1e-5)
