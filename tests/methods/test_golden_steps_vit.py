@@ -13,15 +13,21 @@ from torch import nn, optim
 
 from pearl.data.batches import Batch
 from pearl.methods.adapters.ease import Ease
+from pearl.methods.adapters.sema import Mixture
 from pearl.methods.adapters.ssiat import Ssiat
 from pearl.methods.common.gaussians import drift
 from pearl.methods.common.scatter import pack
+from pearl.methods.common.subspace import Subspaces
 from pearl.methods.prompts import cprompt as cprompt_file
+from pearl.methods.prompts.convprompt import ConvPrompt
 from pearl.methods.prompts.cprompt import CPrompt
 from pearl.methods.prompts.hide import HidePrompt, contrast
+from pearl.methods.prompts.pgp import remember
+from pearl.methods.prototypes.loranpac import LoRanPac
 from pearl.methods.prototypes.ranpac import RanPac
 from pearl.methods.rehearsal import ocdnet as ocdnet_file
 from pearl.methods.rehearsal.ocdnet import OcdNet
+from pearl.methods.sparse.masks import FREE, Owners
 from pearl.nn.task_modules import CosineHeads
 from pearl.testing.tiny import make_task, small_vit
 
@@ -174,3 +180,77 @@ def test_hide(double):
     for t in range(3):
         method.e_prompts.grow(numbers(382, 2, 2, 3, 4, 2, 3)[:, :, t].flatten(3))
     close(method.mixed(2), torch.tensor(own["prefix"]).flatten(3).tolist())
+
+
+def test_pgps_squared_criterion(double):
+    """Their rule, which is an option; a basis is kept in float32."""
+    own, memory = GOLDEN["pgp"], Subspaces()
+    for t, step in enumerate(own["steps"]):
+        vectors = numbers(400 + t, 20, 8) * torch.tensor(own["scales"]).roll(3 * t)
+        remember(memory, "layer", vectors.T, step["share"], "squared", SimpleNamespace(id=t), most=50)
+        eye = torch.eye(8, dtype=torch.float64)
+        assert memory.dimension("layer") == step["columns"]
+        close(eye - memory.outside("layer", eye), step["inside"], 1e-6)
+
+
+def test_loranpac(monkeypatch, double):
+    own = GOLDEN["loranpac"]
+    options = {"E": 14, "rank": 7, "truncate_percent": 40.0, "ridge": 0.3, "tuning": "none", "extractor": "given"}
+    method = LoRanPac(Table(200), **options)
+    monkeypatch.setattr(method, "features_of", lambda task: numbers(411 + task.id, 8, DIM))
+    monkeypatch.setattr(method.lift, "draw", lambda: setattr(method.lift, "matrix", numbers(410, DIM, 14)))
+    for t, step in enumerate(own["tasks"]):
+        labels = torch.arange(8) % 2 + 2 * t
+        task = SimpleNamespace(id=t, classes=("a", "b"), first_class=2 * t, labels=labels)
+        assert not [*method.learn(task)]
+        close(method.svd.values, step["values"])
+        close(method.kept["head"], step["head"])
+
+
+def test_packnet():
+    """Their owner 0 is a free weight, and tasks are numbered from 1."""
+    own, weight = GOLDEN["packnet"], numbers(420, 6, 8)
+    theirs = (torch.arange(48).view(6, 8) % 5).clamp(max=2)
+    owners = Owners({"w": weight})
+    owners["w"].copy_(torch.where(theirs == 0, FREE, theirs - 1))
+    owners.prune({"w": weight}, 1, 0.4)
+    freed = torch.tensor(own["owners"]) == 0
+    assert torch.equal(owners["w"] == FREE, freed) and int(freed.sum() - (theirs == 0).sum()) == own["freed"]
+    assert not weight[freed & (theirs > 0)].any() and weight[~freed].all()
+
+
+def test_convprompt(monkeypatch, double):
+    own, method = GOLDEN["convprompt"], ConvPrompt(small_vit(), kernel_size=3, length=4, blocks=1)
+    method.parts, method.matcher = 2, nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    filled(method.matcher, 430)
+    method.shared = nn.Parameter(numbers(437, 2, 2, 6, 5).flatten(0, 1)[None])
+    kernels, biases, keys = numbers(435, 3, 2, 2, 3, 3), numbers(436, 3, 2, 2), numbers(434, 3, 2)
+    for t, rows in enumerate((slice(0, 2), slice(2, 3))):
+        method.kernels.add(f"{t}.weight", kernels[rows].flatten(1, 2)[:, None])
+        method.kernels.add(f"{t}.bias", biases[rows].flatten(1)[:, None])
+        method.kernels.add(f"{t}.key", keys[rows])
+    found = []
+    monkeypatch.setattr(method.backbone, "pool", lambda tokens: tokens)
+
+    def features(network, x, prefixes):
+        found.extend(prefixes[0](x))
+
+    monkeypatch.setattr("pearl.methods.prompts.convprompt.vit.features", features)
+    method.features(numbers(439, 4, 8))
+    close(torch.stack(found, 1), own["prefix"])
+
+
+def test_sema(double):
+    own, mixture = GOLDEN["sema"], Mixture(DIM, 3, 2)
+    for j in range(2):
+        mixture.grow(torch.device("cpu"))
+        filled(mixture.adapters[j], 440 + 10 * j)
+        filled(mixture.descriptors[j], 445 + 10 * j)
+        filled(mixture.router[j], 470 + 2 * j)
+        mixture.descriptors[j].remember(numbers(460 + j, 9, 4, DIM).mean(1))
+    tokens = numbers(474, 5, 4, DIM)
+    with torch.no_grad():
+        close(mixture(tokens), own["output"])
+        unusual = torch.stack([descriptor.unusual(tokens.mean(1)) for descriptor in mixture.descriptors])
+        close(unusual, own["unusual"])
+        close(mixture.unusual(tokens.mean(1)), min(sum(z) / len(z) for z in own["unusual"]))

@@ -154,7 +154,7 @@ def test_errors_are_recorded_on_images_that_a_descriptor_was_not_trained_on():
     for block in (1, 2):
         (descriptor,) = method.mixture(block).descriptors
         errors = descriptor(torch.cat([means[block] for means in method.seen(part)])).double()
-        close(descriptor.record.double(), torch.stack([errors.new_tensor(6), errors.mean(), errors.std(correction=0)]))
+        close(descriptor.record.double(), torch.stack([errors.new_tensor(6), errors.mean(), errors.std(correction=1)]))
 
 
 def digits_task(t, domain, start):
