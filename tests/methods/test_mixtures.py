@@ -98,7 +98,8 @@ def test_a_descriptor_counts_deviations_from_the_errors_it_recorded():
     descriptor.remember(means[:2])
     assert not descriptor.unusual(3 * means).any(), "two errors have no deviation to speak of"
     descriptor.remember(means)
-    expected = (descriptor(3 * means) - errors.mean()).abs() / ((errors - errors.mean()) ** 2).mean().sqrt()
+    deviation = (((errors - errors.mean()) ** 2).sum() / 39).sqrt()
+    expected = (descriptor(3 * means) - errors.mean()).abs() / deviation
     close(descriptor.unusual(3 * means), expected)
     assert 0.5 < descriptor.unusual(means).mean() < 1
     descriptor.record[2] = 0
