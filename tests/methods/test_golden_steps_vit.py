@@ -27,7 +27,6 @@ from pearl.methods.prototypes.loranpac import LoRanPac
 from pearl.methods.prototypes.ranpac import RanPac
 from pearl.methods.rehearsal import ocdnet as ocdnet_file
 from pearl.methods.rehearsal.ocdnet import OcdNet
-from pearl.methods.sparse.masks import FREE, Owners
 from pearl.nn.task_modules import CosineHeads
 from pearl.testing.tiny import make_task, small_vit
 
@@ -205,18 +204,6 @@ def test_loranpac(monkeypatch, double):
         assert not [*method.learn(task)]
         close(method.svd.values, step["values"])
         close(method.kept["head"], step["head"])
-
-
-def test_packnet():
-    """Their owner 0 is a free weight, and tasks are numbered from 1."""
-    own, weight = GOLDEN["packnet"], numbers(420, 6, 8)
-    theirs = (torch.arange(48).view(6, 8) % 5).clamp(max=2)
-    owners = Owners({"w": weight})
-    owners["w"].copy_(torch.where(theirs == 0, FREE, theirs - 1))
-    owners.prune({"w": weight}, 1, 0.4)
-    freed = torch.tensor(own["owners"]) == 0
-    assert torch.equal(owners["w"] == FREE, freed) and int(freed.sum() - (theirs == 0).sum()) == own["freed"]
-    assert not weight[freed & (theirs > 0)].any() and weight[~freed].all()
 
 
 def test_convprompt(monkeypatch, double):
