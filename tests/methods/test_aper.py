@@ -47,6 +47,7 @@ def test_without_scales_and_shifts_a_score_is_the_cosine_to_the_plain_mean():
     expected = F.cosine_similarity(method.backbone(x).double()[:, None], torch.stack(means)[None], dim=2)
     close(logits(method).double(), expected, atol=1e-6)
 
+
 @torch.no_grad()
 def test_an_adapter_adds_a_tenth_of_its_output_to_that_of_the_mlp(double):
     net, x, branches = small().double(), images(2).double(), {}

@@ -108,6 +108,19 @@ def test_er_ace(monkeypatch, double):
     holds(own, method.backbone, method.heads)
 
 
+def test_er_aces_cosine_head(monkeypatch, double):
+    """Their lengths are greater by 1e-5."""
+    own, method = GOLDEN["er_ace"]["cosine"], ErAce(Table(200), head="cosine")
+    for rows in numbers(201, 4, DIM).split(2):
+        method.heads.grow(2).weight.data = rows.clone()
+    monkeypatch.setattr(method.memory, "draw", lambda count, view: EARLIER)
+    task, batch = SimpleNamespace(id=1, view=None), Batch(IMAGES, OWN, IMAGES)
+    losses = stepped(lambda batch: method.loss(task, batch), method.parameters(), batch, 0.1)
+    close(losses, own["losses"], 1e-3)
+    close(method.backbone.rows, own["features"], 1e-3)
+    close(joined(method.heads, "weight"), own["weight"], 1e-3)
+
+
 def test_lwf(double):
     """Their distillation is a cross-entropy, which is more by the teacher's entropy and has the same gradients."""
     own = GOLDEN["lwf"]
