@@ -421,9 +421,10 @@ def raw_of(method, t, task):
     return WithInner(method.merged(t), method.layers)(task.view.test(task.images))
 
 
-def test_a_method_observes_what_it_has_learnt():
-    """The statistics are those of the task's images, without further views, in every sub-network there is."""
-    method = Pearl(small_resnet(), classifier=Statistics(spaces=2, views=0))
+@pytest.mark.parametrize("train", ["spaces", "all"])
+def test_a_method_observes_what_it_has_learnt(train):
+    """The statistics are those of the task's images, without further views, in the first two sub-networks."""
+    method = Pearl(small_resnet(), classifier=Statistics(spaces=2, views=0, train=train))
     learn(method, range(3))
     class_statistics, tasks = method.class_statistics, [make_task(t) for t in range(3)]
     assert class_statistics.created_at == [0, 1]
