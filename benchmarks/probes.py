@@ -1,7 +1,7 @@
 """How cheaply can the ranks of the paper's rule be computed without fine-tuning the whole network?
 
     python benchmarks/probes.py                                     both networks, seeds 0, 1, 2; docs/results/probes.md
-    python benchmarks/probes.py --streams ResNet --seeds 0 --probes "Adam's step, .8"
+    python benchmarks/probes.py --streams ResNet --seeds 0 --probes targets
     python benchmarks/probes.py --set stream.classes=8 --set stream.tasks=2 --to tried          anything smaller
 
 A run of PEARL per probe, whose ranks are compared task by task with those of the full probe: overlap is the number of
@@ -44,15 +44,6 @@ PROBES = {
     "full, half of the images": ["method.probe_images=0.5"],
     "full, a fifth of the images": ["method.probe_images=0.2"],
     "targets": ["method.probe=targets"],
-    "rank 8": ["method.probe=lora", "method.probe_rank=8"],
-    "rank 32": ["method.probe=lora", "method.probe_rank=32"],
-    "Adam's step, .7": ["method.probe=adam", "method.probe_distance=0.7"],
-    "Adam's step, .8": ["method.probe=adam"],
-    "Adam's step, .9": ["method.probe=adam", "method.probe_distance=0.9"],
-    "Adam's step, .8, fresh head": ["method.probe=adam", "train.phases.probe.steps=1"],
-    "Adam's step, .8, a fifth of the images": ["method.probe=adam", "method.probe_images=0.2"],
-    "gradients, .8": ["method.probe=gradients"],
-    "gradients, .8, fresh head": ["method.probe=gradients", "train.phases.probe.steps=1"],
 }
 COLUMNS = {
     "seconds": "probe (s a task)",

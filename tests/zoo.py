@@ -141,9 +141,8 @@ ZOO = {
     "pearl, dora on a ResNet": lambda: Pearl(small_resnet(), rank=DoraRule(start=3, r=2)),
     "pearl, codyra": lambda: Pearl(small_vit(), rank=CodyraRule(start=4)),
     "pearl, dylora": lambda: Pearl(small_vit(), rank=DyloraRule(start=3, hold_out=0.3)),
-    "pearl, probe of low rank": lambda: Pearl(small_vit(), probe="lora", probe_rank=3, probe_images=0.7),
+    "pearl, probe of some images": lambda: Pearl(small_vit(), probe_images=0.7),
     "pearl, probe of the targets": lambda: Pearl(small_vit(), probe="targets"),
-    "pearl, a probe's one step": lambda: Pearl(small_vit(), probe="adam"),
     "pearl, from the SVD": lambda: Pearl(small_resnet(), init="svd"),
     "pearl, statistics": lambda: Pearl(small_resnet(), classifier=Statistics(spaces=2)),
     "pearl on a ViT, statistics": lambda: Pearl(

@@ -17,7 +17,7 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Network, Phase, own_loss, whole
 from pearl.methods.common.allocation import allocates, probed_images, probes, updated_images
-from pearl.methods.common.probes import TargetProbe, step_down, with_tensors
+from pearl.methods.common.probes import TargetProbe
 from pearl.methods.common.rotations import TURNS, turned_loss
 from pearl.methods.common.subnetworks import HEADS, Classifier
 from pearl.methods.pearl_records import adapted_share, layer_facts
@@ -25,7 +25,7 @@ from pearl.methods.pearl_speed import at_once, in_training
 from pearl.methods.pearl_updates import LowRankNetworks
 from pearl.nn.dynamic.rule import DynamicRule
 from pearl.nn.lowrank import Fold, Init
-from pearl.nn.rank_rules import Choice, FixedRule, PaperRule, RankRule
+from pearl.nn.rank_rules import Choice, PaperRule, RankRule
 from pearl.settings.declared import Phases, PhaseSpec
 from pearl.settings.parts import CLASSIFIERS, RANK_RULES
 
@@ -46,13 +46,9 @@ class Pearl(LowRankNetworks):
             (algorithm 2); `auto` - the first if it was pretrained.
         classifier: `heads` - the concatenated logits of the heads (the paper); `statistics` - class statistics in the
             feature spaces of the first sub-networks, see `common.class_statistics`.
-        probe: what is trained to measure how far each layer moves (only the first is the paper's): `full` - the whole
-            network (the paper); `targets` - the targets and the head; `lora` - updates of rank `probe_rank`, norm
-            layers and head; `adam` - only the head, then one step of all targets, of `probe_distance`, in Adam's
-            direction; `gradients` - the same along the gradient.
+        probe: what is trained to measure how far each layer moves: `full` - the whole network (the paper); `targets` -
+            the targets and the head.
         probe_images: the share of each class's images that the probe is trained on.
-        probe_rank: rank of the updates of the probe `lora`.
-        probe_distance: length of the step of the probes `adam` and `gradients`: the threshold of all targets together.
         rotations: in the reference phase and in adapt phases, images rotated by 90, 180 and 270 degrees are classes of
             their own, whose outputs are discarded afterwards. A step trains on four times `batch_size` images.
     """
@@ -78,10 +74,8 @@ class Pearl(LowRankNetworks):
         lora_bias: bool = False,
         reference: Literal["auto", "given", "first_task"] = "auto",
         classifier: Annotated[Classifier, CLASSIFIERS] = HEADS,
-        probe: Literal["full", "targets", "lora", "adam", "gradients"] = "full",
+        probe: Literal["full", "targets"] = "full",
         probe_images: Annotated[float, Field(gt=0, le=1)] = 1.0,
-        probe_rank: Annotated[int, Field(ge=1)] = 32,
-        probe_distance: Annotated[float, Field(gt=0, lt=1)] = 0.8,
         rotations: bool = False,
     ) -> None:
         updates: dict[str, Any] = {"targets": targets, "fold": fold, "init": init, "alpha": alpha}
@@ -91,8 +85,7 @@ class Pearl(LowRankNetworks):
             raise ConfigError(
                 f"method.{what}: has no effect with a rank rule that trains updates itself; leave it at its default"
             )
-        self.rank, self.probe, self.probe_images = rank, probe, probe_images
-        self.probe_rank, self.probe_distance, self.rotations = probe_rank, probe_distance, rotations
+        self.rank, self.probe, self.probe_images, self.rotations = rank, probe, probe_images, rotations
 
     # ------------------------------------------------------------------------------------------------ learning
 
@@ -135,26 +128,12 @@ class Pearl(LowRankNetworks):
     def _probed(self, task: Task, head: nn.Module) -> Generator[Phase, None, nn.Module]:
         """Train the probe, and return it as a network."""
         data = task if self.probe_images == 1 else task.hold_out(1 - self.probe_images)[0]
-        if self.probe == "lora":
-            fixed = FixedRule(r=self.probe_rank).choose_all(self.matrices(self.backbone))
-            params = [*self.start_updates(task.id, self.backbone, fixed), *head.parameters()]
-            yield Phase("probe", params, own_loss(in_training(self, task.id), head, task), data=data, capturable=True)
-            return with_tensors(self.backbone, self.weights(task.id))
-        if self.probe == "targets":
-            some = TargetProbe(self.backbone, self.targets)
-            params = [*some.trained.parameters(), *head.parameters()]
-            loss = own_loss(some, head, task)
-            yield Phase("probe", params, loss, extra=some, data=data, capturable=True, depends_on=(some, head))
-            return with_tensors(some.network, some.weights())
-        probe = copy.deepcopy(self.backbone).requires_grad_(self.probe == "full")
-        params = [p for p in (*probe.parameters(), *head.parameters()) if p.requires_grad]
-        depends_on = (probe, head)
-        yield Phase(
-            "probe", params, own_loss(probe, head, task), extra=probe, data=data, capturable=True, depends_on=depends_on
-        )
-        if self.probe != "full":
-            step_down(probe, head, data, self.low_rank, self.probe_distance, as_adam=self.probe == "adam")
-        return probe
+        targets = TargetProbe(self.backbone, self.targets) if self.probe == "targets" else None
+        some = targets or copy.deepcopy(self.backbone).requires_grad_(True)
+        params = [*(p for p in some.parameters() if p.requires_grad), *head.parameters()]
+        loss = own_loss(some, head, task)
+        yield Phase("probe", params, loss, extra=some, data=data, capturable=True, depends_on=(some, head))
+        return targets.whole() if targets else some
 
     def choose_ranks(self, probe: nn.Module) -> dict[str, Choice]:
         """Return the rank of every low-rank target, from its weights in the probe and the reference."""
