@@ -7,14 +7,17 @@ Networks are tables of features where a formula of a method does not need one.
 from types import SimpleNamespace
 
 import torch
+import torch.nn.functional as F
 from test_golden import close, numbers
 from test_golden_steps import DIM, EARLIER, GOLDEN, IMAGES, OWN, Table, filled, joined, stepped
 from torch import nn, optim
 
 from pearl.data.batches import Batch
 from pearl.methods.adapters.ease import Ease
+from pearl.methods.adapters.lae import ParallelAdapters
 from pearl.methods.adapters.sema import Mixture
 from pearl.methods.adapters.ssiat import Ssiat
+from pearl.methods.common.average import Average
 from pearl.methods.common.gaussians import drift
 from pearl.methods.common.scatter import pack
 from pearl.methods.common.subspace import Subspaces
@@ -22,6 +25,7 @@ from pearl.methods.prompts import cprompt as cprompt_file
 from pearl.methods.prompts.convprompt import ConvPrompt
 from pearl.methods.prompts.cprompt import CPrompt
 from pearl.methods.prompts.hide import HidePrompt, contrast
+from pearl.methods.prompts.lgcl import Lgcl
 from pearl.methods.prompts.pgp import remember
 from pearl.methods.prototypes.loranpac import LoRanPac
 from pearl.methods.prototypes.ranpac import RanPac
@@ -241,3 +245,49 @@ def test_sema(double):
         unusual = torch.stack([descriptor.unusual(tokens.mean(1)) for descriptor in mixture.descriptors])
         close(unusual, own["unusual"])
         close(mixture.unusual(tokens.mean(1)), min(sum(z) / len(z) for z in own["unusual"]))
+
+
+def test_lgcl(double):
+    """The key of the third task, pulled to its text and queries and pushed off the texts of earlier tasks."""
+    own, method = (
+        GOLDEN["lgcl"],
+        Lgcl(small_vit(), e_prompt_layer_idx=(2,), text_features="-", task_weight=0.8, class_weight=0.0),
+    )
+    method.keys.dim = DIM
+    texts = F.normalize(numbers(500, 3, DIM), dim=1)
+    for t in range(3):
+        method.keys.grow().weight.data = numbers(501, 3, DIM)[t : t + 1]
+        method.texts.add(f"{t}.task", texts[t])
+        method.texts.add(f"{t}.classes", torch.eye(2, DIM, dtype=torch.float64))
+    drawn = torch.tensor(own["drawn"])
+    method.draws = SimpleNamespace(below=lambda count, step, rows: drawn[rows])
+    query, features, key = numbers(502, 5, DIM), torch.ones(5, DIM), method.keys[2]
+
+    def loss(batch):
+        return method.guidance(make_task(2), batch, features, 0) - 0.6 * key(query).mean()
+
+    losses = stepped(loss, [key.weight], Batch(IMAGES, OWN + 2, IMAGES), 0.5)
+    close(losses, own["losses"])
+    close(key.weight[0], own["key"])
+
+
+def test_lae(double):
+    """Its adapter beside attention, with a factor that trains, and the moving average."""
+    own = GOLDEN["lae"]
+    module = ParallelAdapters(SimpleNamespace(dim=DIM), (0,), 3)
+    adapter, average = module["0"], Average()
+    for name, seed in {"down.weight": 510, "down.bias": 511, "up.weight": 512, "up.bias": 513}.items():
+        adapter.get_parameter(name).data = numbers(seed, *adapter.get_parameter(name).shape)
+    adapter.scale.data = torch.tensor(1.3)
+    average.update(module, 0.8)
+    x, optimizer, losses = numbers(514, 4, 5, DIM), optim.Adam(module.parameters(), lr=0.05), []
+    for _ in range(3):
+        losses.append((0.5 * x + adapter(x)).square().mean())
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+        average.update(module, 0.8)
+    close(torch.stack(losses), own["losses"])
+    close(adapter.down.weight, own["down"])
+    close(adapter.scale, own["scale"])
+    close(average.tensors["0.down.weight"], own["averaged"])
