@@ -75,6 +75,10 @@ class RunDirectory:
     change_file = Below("unfinished-change/change.json")
     certificates_folder = Below("certificates")  # of what was forgotten
     online_folder = Below("online")  # the state of an online learner after so many images, see `online.state`
+    arrivals_file = Below(
+        "arrivals.jsonl"
+    )  # files of a stream in the order in which they were taken up, see `arrivals`
+    unlabelled_file = Below("unlabelled.jsonl")  # scores of images without a class in a stream
     logs_folder = Below("logs")  # curves, see `--log`
 
     def __init__(self, path: str | Path) -> None:
@@ -370,7 +374,11 @@ class RunDirectory:
             RunError: its files are damaged.
         """
         learning = sum(sum(manifest["seconds"].values()) for _, manifest in self.manifests())
-        return learning + sum(stage["evaluation_seconds"] for stage in self.results["stages"])
+        results = self.results
+        if stream := results.get("online"):
+            seen, facts = stream["curve"][-1]["seen"], stream["facts"]
+            learning += seen * facts["seconds_per_image"] + facts["evaluation_seconds"]
+        return float(learning + sum(stage["evaluation_seconds"] for stage in results["stages"]))
 
     @property
     def reused_seconds(self) -> float:
