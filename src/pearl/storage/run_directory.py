@@ -382,27 +382,3 @@ class RunDirectory:
         """Return the checkpoints of the current task; empty if there are none."""
         found = sorted(manifest.parent for manifest in self.resume_folder.glob(f"*/{MANIFEST}"))
         return [folder for folder in found if folder != self.first_answer_folder]
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds of training and evaluation, including reused phases.
-
-        Raises:
-            RunError: its files are damaged.
-        """
-        learning = sum(sum(manifest["seconds"].values()) for _, manifest in self.manifests())
-        results = self.results
-        if stream := results.get("online"):
-            seen, facts = stream["curve"][-1]["seen"], stream["facts"]
-            learning += seen * facts["seconds_per_image"] + facts["evaluation_seconds"]
-        return float(learning + sum(stage["evaluation_seconds"] for stage in results["stages"]))
-
-    @property
-    def reused_seconds(self) -> float:
-        """Return the seconds of reused phases, spent by other runs.
-
-        Raises:
-            RunError: its files are damaged.
-        """
-        every = [manifest for _, manifest in self.manifests()]
-        return sum(manifest["seconds"].get(phase, 0.0) for manifest in every for phase in manifest.get("reused", []))
