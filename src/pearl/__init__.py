@@ -84,6 +84,7 @@ def learn(
     start: str | Path | None = None,
     aliases: Mapping[str, str] | None = None,
     fast: bool = False,
+    first_answer: bool = True,
     nested: bool = False,
     holdout: float = 0.0,
     allow_new_style: bool = False,
@@ -103,11 +104,12 @@ def learn(
     `recipe`, `backbone` (a name, or a dictionary with its options) and `start` (a run or model to continue from) are
     for the first task. A known class may get more images, possibly in a new style; each time it gets one more
     prototype. `aliases` maps folders to the classes of their images; `fast` adds classes in seconds by class
-    statistics, without training. `holdout` is the share of each class's images that the model's `outcome` is measured
-    on instead of training. If the model recognises almost no image of a known class, they are refused;
-    `allow_new_style` learns them. `discard` deletes a task whose training was cut off and starts it again; otherwise
-    such a task is an error. `log` is that of `run`. `overrides` are settings, nested as dictionaries: `learn("shop",
-    "fruit", backbone="resnet18", train={"epochs": 5})`.
+    statistics, without training. A task that is trained is first learnt so as well, and the model is used in this state
+    until training ends; `first_answer=False` leaves that out. `holdout` is the share of each class's images that the
+    model's `outcome` is measured on instead of training. If the model recognises almost no image of a known class, they
+    are refused; `allow_new_style` learns them. `discard` deletes a task whose training was cut off and starts it again;
+    otherwise such a task is an error. `log` is that of `run`. `overrides` are settings, nested as dictionaries:
+    `learn("shop", "fruit", backbone="resnet18", train={"epochs": 5})`.
 
     Raises:
         PearlError: any user error, in one line; the model is then unchanged.
@@ -121,6 +123,7 @@ def learn(
         start=start,
         aliases=aliases,
         fast=fast,
+        first_answer=first_answer,
         nested=nested,
         holdout=holdout,
         allow_new_style=allow_new_style,

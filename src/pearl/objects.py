@@ -63,7 +63,8 @@ class Model(Learnt):
         """Remove the class `name` or a task, and return the model without it. This object is outdated then.
 
         The class is never predicted again; weights trained with its images stay. A task is removed exactly, which is
-        possible for models with heads. A certificate is written, which `verify` checks. See `lifecycle.forget`.
+        possible for models with heads or with the features of all images (`method.classifier.keep_features`). A
+        certificate is written, which `verify` checks. See `lifecycle.forget`.
 
         Raises:
             PearlError: the class or task is unknown, or cannot be removed.

@@ -489,7 +489,7 @@ WRONG = {
         ("M", "forget: give one class with --class, or one task with --task"),
         ("M --class one --task first", "forget: give one class with --class, or one task with --task"),
         ("M --class oen", "M: no class 'oen'; did you mean 'one'?"),
-        ("M --task first", "M: with class statistics a task cannot be removed exactly"),
+        ("M --task first", "M: with class statistics a task can be removed only if the features of all"),
     ],
     "inspect": [
         ("nowhere", "nowhere: neither a model nor a run"),

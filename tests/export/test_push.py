@@ -12,9 +12,12 @@ import pytest
 import yaml
 
 import pearl
+from pearl.errors import Interrupted
+from pearl.lifecycle import learning
+from pearl.lifecycle.choices import LearnOptions
 from pearl.storage.locks import locked
 from pearl.storage.run_directory import RunDirectory
-from photos import SETTINGS, folders, write_photos
+from photos import SETTINGS, StopAt, folders, write_photos
 
 hub = pytest.importorskip("huggingface_hub")
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -30,7 +33,8 @@ def shop(tmp_path_factory):
     small = {**SETTINGS, "backbone": {"name": "convnet", "width": 2}, "train": {"epochs": 1}}
     with folders(root):
         for name in ("statistics", "heads"):
-            settings = small | {"method": {"classifier": name}, "engine": {"max_steps": 2}}
+            kept = {"keep_features": True} if name == "statistics" else {}
+            settings = small | {"method": {"classifier": {"name": name, **kept}}, "engine": {"max_steps": 2}}
             for number, task in enumerate(("first", "second")):
                 pearl.learn(root / name, root / task, quiet=True, **({} if number else settings))
         size = {"classes": 4, "tasks": 2, "per_class": 8, "test_per_class": 3}
@@ -215,7 +219,9 @@ def test_a_model_is_pushed_whole_and_can_be_loaded(model, server, tmp_path, cli)
     assert server.tokens == {"Bearer hf_secret"}
     assert [*server.files] == [line.strip() for line in planned.splitlines()[1:]]
     assert not any(data == b"private" for data in server.files.values())
-    assert not any(word in name for name in server.files for word in ("lock", "resume", "logs", "events", "outside"))
+    left_out = ("lock", "resume", "logs", "events", "outside", "features")
+    assert not any(word in name for name in server.files for word in left_out)
+    assert [*model.rglob("features.safetensors")]
     for name, data in server.files.items():
         (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "copy" / name).write_bytes(data)
@@ -223,6 +229,14 @@ def test_a_model_is_pushed_whole_and_can_be_loaded(model, server, tmp_path, cli)
     assert copy.classes == pearl.load(model).classes and {check.state for check in copy.verify()} == {"ok"}
     header, sections = parts_of(server.files["README.md"].decode())
     assert header["library_name"] == "pearl" and 'snapshot_download("anna/shop"' in sections["Loading"]
+
+
+def test_a_first_answer_is_not_pushed(model, server, tmp_path, cli):
+    write_photos(tmp_path / "third", {"four": 4, "five": 5}, 8)
+    with pytest.raises(Interrupted):
+        learning.learn(model, tmp_path / "third", LearnOptions(), device="cpu", show=StopAt("adapt", 1))
+    _, err = cli("push", model, "anna/shop", code=2)
+    assert "task third is not trained yet" in err and "push it when it is trained" in err and server.files == {}
 
 
 def test_what_was_forgotten_is_removed_there_too(shop, tmp_path, server, cli):

@@ -155,10 +155,11 @@ def test_reference_from_a_weight_file(shop, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("phase", "step"), [("probe", 2), ("adapt", 5)])
 def test_an_interrupted_task_goes_on_with_the_same_bits(shop, one, phase, step):
     before, said = files_of(one), pearl.load(one).predict(list(digit(1)[:20]))
-    with pytest.raises(Interrupted, match="its state is stored; resume with: pearl resume"):
+    with pytest.raises(Interrupted, match=r"its state is stored, and the .* until then; resume with: pearl resume"):
         learn(one, shop / "second", show=StopAt(phase, step))
     assert files_of(one) == before
-    assert pearl.load(one).predict(list(digit(1)[:20])) == said
+    assert pearl.load(one, tasks=1).predict(list(digit(1)[:20])) == said
+    assert pearl.load(one).classes == pearl.load(shop / "model").classes, "the first answer, see test_first_answer"
     resume(one)
     assert weights_of(one) == weights_of(shop / "model")
     assert not (one / "resume").exists()

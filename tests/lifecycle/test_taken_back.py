@@ -179,7 +179,7 @@ def manifests(path):
     [
         ("heads", "first", "task first trained weights that other tasks use (backbone."),
         ("heads", "fifth", "no task 'fifth'"),
-        ("statistics", "first", "cannot be removed exactly, since all classes share a covariance; remove its classes"),
+        ("statistics", "first", "only if the features of all images are stored, as in models created with method.cl"),
         ("statistics", "second", "take back the last task with `pearl undo"),
     ],
 )

@@ -45,6 +45,8 @@ def command(
     if output is not None:
         check_output(output, HTML, "page")
     opened = Model.open(model, tasks=tasks, device=device, method=method)
+    if opened.first_answer:
+        typer.echo(f"pearl: note: {opened.first_answer}", err=True)
     evaluation = opened.evaluate(data, unknown_rate=unknown_rate, aliases=aliases_of(alias), nested=nested)
     if output is not None:
         write(evaluation, output, f"{model.resolve().name} on {data}")

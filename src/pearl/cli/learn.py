@@ -37,6 +37,13 @@ def command(
     fast: Annotated[
         bool, typer.Option("--fast", help="Add classes in seconds by class statistics, without training.")
     ] = False,
+    no_first_answer: Annotated[
+        bool,
+        typer.Option(
+            "--no-first-answer",
+            help="Store no model by class statistics alone before training; otherwise it is used until training ends.",
+        ),
+    ] = False,
     nested: Nested = False,
     holdout: Annotated[
         float,
@@ -89,6 +96,9 @@ def command(
 ) -> None:
     """Learn new classes from images. Earlier tasks keep their weights, and no old images are needed.
 
+    Where frozen features exist, a first model is stored within seconds and used until training has ended. Ctrl-C keeps
+    it, and `pearl resume` continues the training.
+
     At the end it prints the accuracy: measured on DIR/test, --holdout and --evaluate, otherwise estimated.
 
     \b
@@ -108,7 +118,8 @@ def command(
     if stream:
         from pearl.cli.streaming import learn_from_stream
 
-        other = [task, method, alias, start, evaluate, log, fast, nested, holdout, allow_new_style, discard, dry_run]
+        other = [task, method, alias, start, evaluate, log, fast, no_first_answer, nested, holdout, allow_new_style]
+        other += [discard, dry_run]
         if any(other):
             raise ConfigError(
                 "--stream: goes with --unlabelled, --recipe, --backbone, --device and settings alone; leave the others "
@@ -142,6 +153,7 @@ def command(
         start=start,
         aliases=aliases,
         fast=fast,
+        first_answer=not no_first_answer,
         nested=nested,
         holdout=holdout,
         allow_new_style=allow_new_style,

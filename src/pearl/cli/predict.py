@@ -73,6 +73,8 @@ def command(
         if task is not None:
             opened.task_index(task)  # a wrong name is reported before the weights are read
         scored = opened.has_ood_scores and not no_unknown
+        if opened.first_answer:
+            say(f"note: {opened.first_answer}")
     times["load"] = time.perf_counter()
     form: Literal["json", "csv", "table"] = "json" if as_json else "csv" if as_csv else "table"
     write = writer(form, sys.stdout, scored=scored)

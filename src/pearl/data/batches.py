@@ -122,6 +122,12 @@ class Task:
         self._parts.append(made)
         return made
 
+    def without_training(self) -> "Task":
+        """Return the same task, in the same memory, for class statistics alone; it is closed with this one."""
+        made = self.viewed(self.view)
+        made.train = False
+        return made
+
     def joined(self, images: Tensor, labels: Tensor, view: View | None = None) -> "Task":
         """Return a task of its images followed by others (n, H, W, 3) with logit indices (n,), such as those of a
         memory.

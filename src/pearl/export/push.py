@@ -100,6 +100,10 @@ def _of_model(directory: RunDirectory, repository: str, method: str | None) -> d
     if is_held(path):
         raise ExportError(f"{path}: a process is changing it; push it when that has ended")
     model = Model.open(path, method=method)
+    if model.first_answer:
+        raise ExportError(
+            f"{path}: {model.first_answer}; push it when it is trained, or take it back with `pearl undo`"
+        )
     name = path.resolve().name
     text = card(model, load_section("model", repo=repository, name=name), export=False)
     files: dict[str, Path | bytes] = {CARD: text.encode(), directory.config_file.name: _settings(directory)}

@@ -4,7 +4,7 @@ The manifest of a task stores predictions for its images, cross-validated or hel
 whose images are gone, they date from the time of learning; `TaskClassifier.retained_accuracy` estimates it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,7 +30,7 @@ class Outcome:
     """Accuracy on the classes of the newest task and on older ones, in percent; None if unknown.
 
     `how`: the task's images were "left out" of the statistics (cross-validation) or "held out" of training, or others
-    were "measured". `first`: it is the first task, whose network was trained on the left-out images.
+    were "measured". `first`: it is the first task, and its network was trained on the left-out images.
     """
 
     how: str
@@ -57,7 +57,11 @@ class Outcome:
 
 def cross_validated(method: Method) -> dict[str, Entry]:
     """Return the record of the last task, cross-validated; empty for a method without cross-validated predictions."""
-    answers = method.classifier.cross_validated()
+    return left_out(method.classifier.cross_validated())
+
+
+def left_out(answers: Predictions | None) -> dict[str, Entry]:
+    """Return the record of cross-validated predictions; empty without any."""
     return {} if answers is None else {"estimate": _entry(answers, "left out")}
 
 
@@ -125,7 +129,7 @@ def estimated(tasks: Sequence[StoredTask], method: Method) -> Outcome | None:
         percent(sum(filter(None, left)), images) if old and None not in left else None,
         tuple((names[true], names[said], times) for true, said, times in mistakes),
         *_how_sure(np.array(newest["reliability"])),
-        first=len(tasks) == 1 and newest["how"] == "left out",
+        first=len(tasks) == 1 and newest["how"] == "left out" and bool(tasks[0].seconds),
     )
 
 
@@ -142,6 +146,11 @@ def measured(evaluation: Evaluation) -> Outcome:
     return Outcome(
         "measured", int(total.sum()), *accuracies, tuple(evaluation.mistakes(3)), *_how_sure(evaluation.reliability)
     )
+
+
+def accuracy_of(entry: Mapping[str, Any] | None) -> float | None:
+    """Return the class-IL accuracy of a manifest's record in percent; None without a record."""
+    return percent(sum(entry["class_il"]), sum(entry["total"])) if entry else None
 
 
 def _how_sure(reliability: np.ndarray) -> tuple[float, float, float]:

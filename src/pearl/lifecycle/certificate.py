@@ -14,7 +14,7 @@ from safetensors.torch import load
 from pearl.errors import RunError, counted, printable
 from pearl.names import class_name
 from pearl.storage.change import Change
-from pearl.storage.checkpoint import FILES, RUNNING, fingerprint, sha256
+from pearl.storage.checkpoint import RUNNING, STORED, fingerprint, sha256
 from pearl.storage.files import FORMAT, json_bytes, read_json, read_regular
 from pearl.storage.run_directory import RunDirectory
 from pearl.storage.schemas import Certificate
@@ -45,7 +45,7 @@ def now() -> str:
 def tensor_files(folders: Iterable[Path]) -> Iterator[Path]:
     """Yield the existing files of tensors in folders."""
     for folder in folders:
-        yield from (folder / name for name in FILES if (folder / name).is_file())
+        yield from (folder / name for name in STORED if (folder / name).is_file())
 
 
 def certify(change: Change, forgotten: Mapping[str, Any], kept: Iterable[Kept], *, stays: str = "") -> str:
@@ -90,8 +90,11 @@ def _entry(change: Change, kept: Kept) -> dict[str, Any]:
     if before != after:
         new = {name: fingerprint(value) for name, value in sorted(load(after).items())}
         old = {kept.renamed(name): (name, fingerprint(value)) for name, value in load(before).items()}
-        rows = {name: {"from": old[name][0], "before": old[name][1], "after": digest} for name, digest in new.items()}
-        entry["tensors"] = rows
+        none = "", ""  # of a tensor that is computed anew and was not in this file
+        rows = {name: (*old.get(name, none), digest) for name, digest in new.items()}
+        entry["tensors"] = {
+            name: dict(zip(("from", "before", "after"), row, strict=True)) for name, row in rows.items()
+        }
     return entry
 
 

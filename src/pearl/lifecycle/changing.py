@@ -14,7 +14,8 @@ from pearl.storage.change import Change, complete
 from pearl.storage.files import FORMAT, json_bytes, read_regular
 from pearl.storage.inside import remove_temporaries, remove_tree
 from pearl.storage.locks import locked
-from pearl.storage.run_directory import RunDirectory, classes_of
+from pearl.storage.run_directory import RunDirectory
+from pearl.storage.stored_task import classes_of
 
 Planned = Callable[[Change | None, ModelConfig], str]  # None in a dry run; returns what happens, in a line
 Event = dict[str, Any]

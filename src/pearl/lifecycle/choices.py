@@ -29,6 +29,7 @@ class LearnOptions:
     start: str | Path | None = None  # of a new model: the run or model to start from
     aliases: Mapping[str, str] | None = None  # classes by the folders that show them
     fast: bool = False  # by class statistics alone
+    first_answer: bool = True  # store a model by class statistics alone before training, if it can be
     nested: bool = False  # classes are the innermost folders
     holdout: float = 0.0  # share of each class that is kept out of training
     allow_new_style: bool = False

@@ -9,7 +9,7 @@ from pearl.errors import RunError, reason, remedy
 from pearl.lifecycle.saved import config_bytes, read_config, verify
 from pearl.settings.config import ModelConfig, check_config
 from pearl.storage.aside import beside, remove_leftovers
-from pearl.storage.checkpoint import FILES
+from pearl.storage.checkpoint import STORED
 from pearl.storage.files import read_regular
 from pearl.storage.inside import is_temporary, make_folder, replace_file, sync_folder, sync_tree
 from pearl.storage.locks import LOCK
@@ -77,7 +77,7 @@ def copy_model(start: Path, path: Path) -> None:
 
 def copy_part(source: Path, target: Path) -> None:
     """Copy the files that `write_part` wrote into a folder, and no others."""
-    for name in (MANIFEST, *FILES):
+    for name in (MANIFEST, *STORED):
         if (source / name).is_file():
             replace_file(target / name, read_regular(source / name))
 

@@ -1,7 +1,8 @@
 """Removal of a class or a task from a model that has learnt it.
 
-Isolated sub-networks do not depend on each other, so that a model with heads without one of its tasks has the same bits
-as one that never learnt it. Training draws its random numbers by the task's name, not its number, for this reason.
+Isolated sub-networks do not depend on each other, so that a model without one of its tasks has the same bits as one
+that never learnt it. Training draws its random numbers by the task's name, not its number, for this reason. Class
+statistics are shared by all tasks, and are computed anew without a removed one (see `without_task`).
 """
 
 import math
@@ -18,13 +19,14 @@ from pearl.errors import ConfigError, RunError, counted, printable
 from pearl.lifecycle.certificate import Kept, certify, tensor_files
 from pearl.lifecycle.changing import Event, changed, edit_events, list_classes
 from pearl.lifecycle.choices import has_statistics
+from pearl.lifecycle.without_task import OWN, NewTask, check_removable, costs, without_task
 from pearl.methods.common.subnetworks import TASK_TENSOR, SubNetworks
 from pearl.names import class_name
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
 from pearl.settings.registry import nearest, readable
 from pearl.storage.change import Change
-from pearl.storage.checkpoint import FILES, rewritten
+from pearl.storage.checkpoint import FEATURES, STORED, features_without, rewritten, sha256
 from pearl.storage.files import json_bytes, read_regular
 from pearl.storage.run_directory import RunDirectory
 from pearl.storage.stored_task import MANIFEST, StoredTask
@@ -93,9 +95,12 @@ def forget_class(path: Path, name: str, *, dry_run: bool = False, discard: bool 
 
 
 def forget_task(path: Path, name: str, *, dry_run: bool = False, discard: bool = False) -> str:
-    """Remove a task from a model with heads and isolated sub-networks, and return a line about it.
+    """Remove a task from a model with isolated sub-networks, and return a line about it.
 
-    The rest has the bits of a model that learnt only the other tasks.
+    The rest has the bits of a model that learnt only the other tasks. With class statistics this needs the features of
+    all images (`method.classifier.keep_features`). It holds on the CPU with as many threads as learnt; elsewhere sums
+    are equal up to rounding. If the sub-network is a feature space, a task that was learnt without training, for lack
+    of a free space, stays so.
 
     Raises:
         ConfigError: the task is unknown.
@@ -113,25 +118,25 @@ def forget_task(path: Path, name: str, *, dry_run: bool = False, discard: bool =
         at = names.index(class_name(name))
         if len(tasks) == 1:
             raise RunError(f"{path}: {printable(name)} is its only task; remove the folder instead")
-        if has_statistics(config):
-            last = f"take back the last task with `pearl undo {path}`, " if at == len(tasks) - 1 else ""
-            raise RunError(
-                f"{path}: with class statistics a task cannot be removed exactly, since all classes share a "
-                f"covariance; {last}remove its classes with --class, or learn the other tasks into a new model"
-            )
+        statistics = has_statistics(config)
+        if statistics:
+            check_removable(path, tasks, at)
         for task in tasks[at:]:
-            if shared := [tensor for tensor in task.manifest["tensors"] if not TASK_TENSOR.fullmatch(tensor)]:
+            tensors = [tensor for tensor in task.manifest["tensors"] if not (statistics and tensor.startswith(OWN))]
+            if shared := [tensor for tensor in tensors if not TASK_TENSOR.fullmatch(tensor)]:
                 raise RunError(
                     f"{path}: task {printable(task.name)} trained weights that other tasks use ({shared[0]}), and "
                     f"cannot be removed; learn the other tasks into a new model"
                 )
+        new = without_task(directory, config, tasks, at) if statistics else _renumbered_tasks(directory, tasks, at)
         if change:
-            _remove_task(change, tasks, at)
-            certify(change, {"task": tasks[at].name, "classes": [*tasks[at].classes]}, _kept(directory, tasks, at))
+            _remove_task(change, tasks, at, new)
+            certify(change, {"task": tasks[at].name, "classes": [*tasks[at].classes]}, _kept(directory, tasks, at, new))
+        cost = costs(tasks, at, new) if statistics else ""
         classes, left = counted(len(tasks[at].classes), "class"), counted(len(tasks) - 1, "task")
         return (
             f"{path}: task {printable(tasks[at].name)} is forgotten with its {classes}; "
-            f"the model has the bits of one that learnt only the other {left}"
+            f"the model has the bits of one that learnt only the other {left}{cost and f'; {cost}'}"
         )
 
     return changed(path, "pearl forget --task", planned, dry_run=dry_run, discard=discard)
@@ -168,6 +173,11 @@ def _remove_class(change: Change, tasks: list[StoredTask], owner: int, name: str
                 removed["statistics" if tensor.startswith("class_statistics.") else "parameters"] += lost
         if row is not None:
             removed["isolation_parameters"] = before[f"heads.blocks.{t}.weight"][1] + 1
+        if (data := features_without(task.folder, manifest, index)) is not None:
+            size = len(read_regular(task.folder / FEATURES))
+            manifest |= {"bytes": manifest["bytes"] + len(data) - size}
+            manifest["sha256"] = {**manifest["sha256"], FEATURES: sha256(data)}
+            files[FEATURES] = data
         for file, data in files.items():
             change.write(task.folder / file, data)
         for key in ("classes", "also"):
@@ -230,15 +240,10 @@ def _estimate_without(entry: Mapping[str, Any], index: int) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------- a task
 
 
-def _remove_task(change: Change, tasks: list[StoredTask], at: int) -> None:
-    """Prepare the files of a model without a task: later ones get its place in names of folders and tensors."""
-    directory = change.directory
+def _renumbered_tasks(directory: RunDirectory, tasks: list[StoredTask], at: int) -> list[NewTask]:
+    """Return the tasks after a removed one, which get its place in names of folders and tensors."""
     before = tasks[at - 1].manifest if at else {**directory.start, "isolation_parameters": 0}
-    gone = tasks[at].manifest
-    for task in tasks[at:]:
-        for file in sorted(task.folder.iterdir()):
-            if file.is_symlink() or not file.is_dir():
-                change.remove(file)
+    gone, new = tasks[at].manifest, []
     for t, task in enumerate(tasks[at + 1 :], at):
         files, manifest = rewritten(task.folder, task.manifest, partial(_renumbered, task=t))
         manifest["task"] = t
@@ -246,11 +251,22 @@ def _remove_task(change: Change, tasks: list[StoredTask], at: int) -> None:
         for key in ("parameters", "isolation_parameters"):
             if None not in (manifest.get(key), gone.get(key), before.get(key)):
                 manifest[key] -= gone[key] - before[key]
-        folder = directory.folder_of(t, task.name)
-        for name in FILES:
-            if name in files or (task.folder / name).is_file():
-                change.write(folder / name, files.get(name) or read_regular(task.folder / name))
-        change.write(folder / MANIFEST, json_bytes(manifest))
+        old = {name: task.folder / name for name in STORED if (task.folder / name).is_file()}
+        every = {name: files[name] if name in files else read_regular(file) for name, file in old.items()}
+        new.append(NewTask(task, directory.folder_of(t, task.name), every, manifest, partial(_numbered, task=t)))
+    return new
+
+
+def _remove_task(change: Change, tasks: list[StoredTask], at: int, new: list[NewTask]) -> None:
+    """Prepare the files of a model without a task, of which `new` are not as they were."""
+    for task in tasks[at:]:
+        for file in sorted(task.folder.iterdir()):
+            if file.is_symlink() or not file.is_dir():
+                change.remove(file)
+    for each in new:
+        for name, data in each.files.items():
+            change.write(each.folder / name, data)
+        change.write(each.folder / MANIFEST, json_bytes(each.manifest))
     list_classes(change, ((task.name, task.classes) for t, task in enumerate(tasks) if t != at))
 
     def without(event: Event) -> Event | None:
@@ -270,12 +286,12 @@ def _numbered(name: str, task: int) -> str:
     return TASK_TENSOR.sub(rf"\g<before>{task}\g<after>", name)
 
 
-def _kept(directory: RunDirectory, tasks: list[StoredTask], at: int) -> Iterator[Kept]:
+def _kept(directory: RunDirectory, tasks: list[StoredTask], at: int, new: list[NewTask]) -> Iterator[Kept]:
     """Yield the files that remain without a task."""
     yield from map(_same, tensor_files([directory.reference, *(task.folder for task in tasks[:at])]))
-    for t, task in enumerate(tasks[at + 1 :], at):
-        folder = directory.folder_of(t, task.name)
-        yield from (Kept(file, folder / file.name, partial(_numbered, task=t)) for file in tensor_files([task.folder]))
+    for each in new:
+        if each.folder != each.before.folder:
+            yield from each.kept()
 
 
 def _same(file: Path) -> Kept:

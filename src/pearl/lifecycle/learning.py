@@ -61,6 +61,9 @@ def learn(
     possibly in a new style; `aliases` maps folders to the classes of their images, {"beetles": "beetle"}. If `fast`,
     classes are added in seconds by class statistics, without training.
 
+    With `first_answer`, a task that is trained is learnt by class statistics alone first, if there are frozen features
+    for it: a pretrained network's, or those of earlier tasks. This model is used until the trained one replaces it.
+
     `holdout` is a share of each class's images to evaluate on instead of training; at least one of two images. See
     `accuracy_estimate` for the estimate without it.
 
@@ -104,7 +107,7 @@ def resume(path: Path, *, device: str = "auto", show: Observer | None = None, mi
         ) from None
     if not data:
         raise RunError(f"{path}: task {name!r} used images in memory; give them again: pearl.learn({str(path)!r}, ...)")
-    same = {key: known[key] for key in ("aliases", "fast", "nested", "holdout") if key in known}
+    same = {key: known[key] for key in ("aliases", "fast", "nested", "holdout", "first_answer") if key in known}
     options = LearnOptions(task=name, allow_new_style=True, **same)  # the task would not have started otherwise
     with scratch.beside(path):
         _learn(path, data, config, options, resumed=True, device=device, show=show, minutes=minutes)
@@ -138,14 +141,15 @@ def _learn(
                 return
         new, again_shown = _new_and_known(before.tasks, name, names, config)
         done = len(before.finished)
-        if options.fast and (done == 0 or not has_statistics(config)):
-            raise ConfigError(
-                f"{path}: without training, classes can only be added to a model with class statistics "
-                f"(method.classifier=statistics), after its first task"
-            )
         # before decoding images: errors here are cheaper to find
         written = done > 0 or (known.get("config") == settings and directory.reference_manifest.is_file())
         method = build_method(config, structure_only=written, without_timm=True)
+        frozen = done > 0 or (method.frozen_start and method.backbone.pretrained)
+        if options.fast and not (frozen and has_statistics(config)):
+            raise ConfigError(
+                f"{path}: without training, classes can only be added to a model with class statistics "
+                f"(method.classifier=statistics), after its first task or to a pretrained network"
+            )
         if method.oracle:
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         if plan is not None:
@@ -197,6 +201,7 @@ def _learn(
             if not same:
                 remove_tree(directory.resume_folder, path)
                 origin = {"data": found.place or "", "nested": options.nested, "precision": work.engine.precision}
+                origin["first_answer"] = options.first_answer
                 directory.write(directory.pending_file, {**facts, **origin})
             if begun:
                 method = load_method(path, config, done, place=work.engine.place, without_timm=True)
@@ -217,9 +222,8 @@ def _learn(
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
             try:
-                work.learn(
-                    method, task, also=again_shown, measure=measure, train=settings["train"], seed=config.seed, **images
-                )
+                how: dict[str, Any] = {"measure": measure, "first_answer": options.first_answer}
+                work.learn(method, task, also=again_shown, **how, train=settings["train"], seed=config.seed, **images)
             except TrainingError as error:
                 if not directory.checkpoints:
                     raise
@@ -269,7 +273,7 @@ def _check_nothing_interrupted(path: Path, known: Mapping[str, Any], config: Mod
     Raises:
         RunError: names the task, and both ways to continue.
     """
-    if known and RunDirectory(path).checkpoints:
+    if known and (RunDirectory(path).checkpoints or RunDirectory(path).first_answer):
         again = resume_command(path, config) if known["data"] else "the same pearl.learn, with the same images"
         raise RunError(
             f"{path}: task {known['name']!r} was interrupted; resume it with: {again}; or discard it with --discard "

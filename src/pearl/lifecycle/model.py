@@ -86,7 +86,7 @@ class Model:
         directory = RunDirectory(path)
         if isinstance(config, OnlineModelConfig | OnlineRunConfig):
             raise RunError(f"{path}: learns from a stream, without tasks; use pearl predict, or pearl.stream in Python")
-        there = len(directory.finished)
+        there = len(directory.usable)
         if tasks is None or not 1 <= tasks <= there:  # a directory is usable up to a gap if `tasks` is given
             directory.check_no_gap()
         if not there:
@@ -101,7 +101,7 @@ class Model:
         except (RuntimeError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
             raise ConfigError(f"device {device!r} cannot be used here ({reason}); use auto or cpu") from None
-        return cls(path, config, directory.first_tasks(tasks), place)
+        return cls(path, config, directory.first_tasks(there if tasks is None else tasks), place)
 
     def __repr__(self) -> str:
         made = f"{readable(self.config.method['name'])} on {self.config.backbone['name']}"
@@ -144,6 +144,16 @@ class Model:
             RunError: a manifest is damaged.
         """
         return estimated(self.tasks, self.method)
+
+    @property
+    def first_answer(self) -> str:
+        """Return a line if the newest task's training is not finished, so that its statistics alone are used."""
+        if self.tasks[-1].folder != RunDirectory(self.path).first_answer_folder:
+            return ""
+        return (
+            f"task {printable(self.tasks[-1].name)} is not trained yet; until then this is a first answer, by "
+            f"statistics of frozen features"
+        )
 
     def task_index(self, name: str) -> int:
         """Return the index of a task by name.

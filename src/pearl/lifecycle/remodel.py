@@ -82,7 +82,8 @@ def refit_model(
                 tensors, manifest = read_part(info.folder)
                 facts = {key: value for key, value in manifest.items() if key not in OWN}
                 facts |= {**made.facts(t), "refitted": facts_of(pixels, labels)}
-                write_part(aside / info.folder.relative_to(path), {**tensors, **added}, facts, made.file_of)
+                folder, features = aside / info.folder.relative_to(path), made.features_of_images()
+                write_part(folder, {**tensors, **added}, facts, made.file_of, features=features)
             copy_beside(path, aside, config)
             if not config.engine.earlier_states:
                 remove_replaced(aside)

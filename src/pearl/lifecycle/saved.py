@@ -139,7 +139,7 @@ def file_checks(path: Path) -> list[Check]:
             checks.append(Check("ok", f"{folder.relative_to(path)}: its checksums are those of its manifest"))
         except RunError as error:
             checks.append(Check("wrong", str(error)))
-    for folder in (*reversed(directory.finished), directory.reference):
+    for folder in (*reversed(directory.usable), directory.reference):
         try:
             _, manifest = read_part(folder, Reference if folder == directory.reference else Task, replaced)
             checks[:0] = [

@@ -3,6 +3,7 @@
 Processes that train together all have a session; the first one locks and writes.
 """
 
+import copy
 import os
 import subprocess
 import time
@@ -16,6 +17,7 @@ import torch
 
 from pearl.data.batches import Task
 from pearl.errors import Interrupted, Lost, RunError
+from pearl.lifecycle.accuracy_estimate import accuracy_of
 from pearl.lifecycle.notes import notes
 from pearl.lifecycle.recognition import sample, unlearnt
 from pearl.lifecycle.saved import config_bytes, isolation_size, read_config
@@ -77,7 +79,8 @@ def session(
                 yield work
             world.wait()
         except Interrupted as error:
-            raise Interrupted(f"{error}; its state is stored; resume with: {again}") from None
+            until = ", and the model answers without this training until then" if directory.first_answer else ""
+            raise Interrupted(f"{error}; its state is stored{until}; resume with: {again}") from None
         except Exception as error:
             if world.size == 1 or not lost(error):
                 raise
@@ -132,11 +135,14 @@ class Session:
         *,
         also: Sequence[str] = (),
         measure: Callable[[Method], Mapping[str, Any]] = lambda method: {},
+        first_answer: bool = False,
         **facts: Any,
     ) -> None:
         """Train a method on a task and store its tensors; until they are complete, the directory is unchanged.
 
-        `also` are its known classes; `measure` returns facts about the method after the task.
+        `also` are its known classes; `measure` returns facts about the method after the task. With `first_answer`, the
+        state without training is stored before, if the method can learn the task so; models use it until the task is
+        finished.
         """
         names = [*also, *task.classes]
         self.log.event("task", task=task.id, name=task.name, classes=names, images=len(task))
@@ -144,31 +150,32 @@ class Session:
             self.log.event("note", task=task.id, text=note)
         started = time.perf_counter()
         images, some = len(task), sample(task)
-        seconds = self.engine.learn(method, task, self.resume)
+
+        def described(learnt: Method, seconds: Mapping[str, float]) -> dict[str, Any]:
+            own = self._facts(learnt, task, also, images, seconds)
+            return own | facts | learnt.facts(task.id) | {**measure(learnt)}
+
+        if first_answer and method.answers_first(task) and self.directory.first_answer is None:
+            self._answer_first(method, task, described)
+        try:
+            seconds = self.engine.learn(method, task, self.resume)
+        except Interrupted:
+            raise
+        except Exception:  # training has failed, and the model is as it was before
+            if self.world.first:
+                remove_tree(self.directory.first_answer_folder, self.path)
+            raise
         if not self.world.first:
             self.resume.end()
             return
         added = self.resume.changes(method)
         for folder in self.directory.folders.get(task.id, []):  # of an attempt that was killed
             remove_tree(folder, self.path)
-        classes = [len(info.classes) for info in self.directory.tasks] + [len(task.classes)]
-        facts = {
-            "task": task.id,
-            "name": task.name,
-            "classes": list(task.classes),
-            **({"also": list(also)} if also else {}),
-            "images": images,
-            "parameters": method.size(),
-            "isolation_parameters": isolation_size(method, classes),
-            "seconds": {key: round(value, 2) for key, value in seconds.items()},
-            **({"reused": self.engine.reused} if self.engine.reused else {}),
-            **facts,
-            **method.facts(task.id),
-            **measure(method),
-        }
+        about = described(method, seconds)
         if self.lock:
             self.lock.check()
-        write_part(self.directory.folder_of(task.id, task.name), added, facts, method.file_of, within=self.path)
+        how: dict[str, Any] = {"features": method.features_of_images(), "within": self.path}
+        write_part(self.directory.folder_of(task.id, task.name), added, about, method.file_of, **how)
         try:
             self.directory.list_classes()
             self._thin_out()
@@ -179,6 +186,37 @@ class Session:
             self.log.event("learnt", task=task.id, parameters=method.size(), seconds=seconds_in_all)
         except RunError as error:
             raise RunError(f"{error}; task {task.name!r} is learnt and stored nevertheless") from None
+
+    def _answer_first(
+        self, method: Method, task: Task, described: Callable[[Method, Mapping[str, float]], dict[str, Any]]
+    ) -> None:
+        """Store the state after a task without training. The method itself is unchanged, and so are its later bits."""
+        started = time.perf_counter()
+        first, resume = copy.deepcopy(method), Resume()
+        seconds = self.engine.learn(first, task.without_training(), resume)
+        if not self.world.first:
+            return
+        added, about = resume.changes(first), described(first, seconds)
+        write_part(self.directory.first_answer_folder, added, about, first.file_of, within=self.path)
+        spent = round(time.perf_counter() - started, 2)
+        self.log.event("first_answer", task=task.id, seconds=spent, accuracy=accuracy_of(about.get("estimate")))
+
+    def _facts(
+        self, method: Method, task: Task, also: Sequence[str], images: int, seconds: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """Return the manifest's facts about a task that a method has learnt from so many images."""
+        classes = [len(info.classes) for info in self.directory.tasks] + [len(task.classes)]
+        return {
+            "task": task.id,
+            "name": task.name,
+            "classes": list(task.classes),
+            **({"also": list(also)} if also else {}),
+            "images": images,
+            "parameters": method.size(),
+            "isolation_parameters": isolation_size(method, classes),
+            "seconds": {key: round(value, 2) for key, value in seconds.items()},
+            **({"reused": self.engine.reused} if self.engine.reused else {}),
+        }
 
     def complete(self) -> None:
         """Complete the steps after a task's manifest, if a process died before them, and remove what never counted."""

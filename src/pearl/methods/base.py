@@ -121,6 +121,7 @@ class Method(nn.Module):
     task_local_loss = False  # True: a task's loss compares its own classes only, so one class gives no gradient
     task_identity = False  # True: designed for task-IL; class-IL concatenates the heads' raw logits
     phases: Phases = ()  # the phases that `learn` may yield, see `declared`; a bare name occurs once in every task
+    frozen_start = False  # True: the first task's sub-network is the backbone, unchanged, if it is not trained
     _given: dict[str, Any]
     untrained: tuple[str, ...] = ()  # parts of names of parameters that are random and never trained
     may_rest: tuple[str, ...] = ()  # phases in which a trained parameter may stay unchanged
@@ -220,6 +221,17 @@ class Method(nn.Module):
 
         Such tensors are neither copied before the task nor compared after its phases.
         """
+        return False
+
+    def features_of_images(self) -> dict[str, Tensor]:
+        """Return tensors about the images of the task learnt last, to be stored beside the state; empty by default.
+
+        Nothing but `pearl forget` reads them.
+        """
+        return {}
+
+    def answers_first(self, task: Task) -> bool:
+        """Return True if a task that will be trained can also be learnt at once, without training."""
         return False
 
     def size(self) -> int:

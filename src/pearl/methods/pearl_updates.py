@@ -26,6 +26,8 @@ class LowRankNetworks(SubNetworks):
     Parameters are those of `Pearl`.
     """
 
+    frozen_start = True
+
     def __init__(
         self,
         backbone: nn.Module,

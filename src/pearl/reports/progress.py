@@ -60,6 +60,9 @@ class Lines(Observer):
             return f"note: {'; '.join(said)}"
         if kind == "note":
             return f"  note: {facts['text']}"
+        if kind == "first_answer":
+            share = "" if facts["accuracy"] is None else f", {facts['accuracy']:.1f} % correct by cross-validation"
+            return f"  first answer after {facts['seconds']:.1f} s{share}; it is used until training ends"
         if kind == "phase":
             before = (
                 f"; loaded from the phase cache, trained in {duration(facts['reused'])}" if "reused" in facts else ""

@@ -281,7 +281,8 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
             for layer in layers
         ]
     if half := facts["half_learnt"]:
-        lines += ["", f"task {printable(half['task'])}: interrupted; {half['fix']}"]
+        state = "its first answer is in use, without training" if half["first_answer"] else "interrupted"
+        lines += ["", f"task {printable(half['task'])}: {state}; {half['fix']}"]
     lines += ["", *map(printable, damaged)] if damaged else ["", "all checksums hold"]
     return facts, "\n".join(lines)
 
@@ -301,7 +302,9 @@ def _interrupted_task(directory: RunDirectory, damaged: list[str]) -> dict[str, 
         else "the same pearl.learn, with the same images"
     )
     fix = f"resume with: {again}; or discard it with --discard"
-    return {"task": known["name"], "checkpoints": [place.name for place in directory.checkpoints], "fix": fix}
+    checkpoints = [place.name for place in directory.checkpoints]
+    first = directory.first_answer is not None
+    return {"task": known["name"], "checkpoints": checkpoints, "first_answer": first, "fix": fix}
 
 
 def inspection_json(facts: dict[str, Any]) -> str:

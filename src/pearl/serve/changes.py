@@ -65,8 +65,8 @@ def add_changes(app: FastAPI, server: Server) -> None:
 
     @app.post("/v1/forget", summary="Forget a class or a task", responses=wrong)
     async def forgotten(request: Forget) -> Changed:
-        """A class is never predicted again; a task is removed exactly, from a model with heads. The answer has what
-        stays. A cancelled lesson is discarded.
+        """A class is never predicted again; a task is removed exactly, from a model with heads or with the
+        features of all images. The answer has what stays. A cancelled lesson is discarded.
         """
         return await _changed(server, partial(forget, name=request.class_, task=request.task), request.dry_run)
 
@@ -95,6 +95,6 @@ async def _changed(server: Server, change: Callable[..., str], dry_run: bool) ->
 
 
 def _without_path(server: Server, line: str | PearlError) -> str:
-    """Return a line without the model's path at its start, which the user of a page does not know."""
+    """Return a line without the model's path, which the user of a page does not know."""
     words = str(line).partition("\n")[0].removeprefix("dry run, nothing is changed: ")
-    return words.removeprefix(f"{server.path}: ")
+    return words.removeprefix(f"{server.path}: ").replace(str(server.path), server.path.resolve().name)

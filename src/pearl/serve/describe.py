@@ -4,8 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pearl.evaluation.metrics import mean_rank
-from pearl.lifecycle.accuracy_estimate import Outcome
-from pearl.lifecycle.evaluation import percent
+from pearl.lifecycle.accuracy_estimate import Outcome, accuracy_of
 from pearl.lifecycle.model import Model, Prediction
 from pearl.settings.registry import readable
 from pearl.storage.run_directory import RunDirectory
@@ -15,7 +14,8 @@ def describe(model: Model) -> dict[str, Any]:
     """A model with its classes and, oldest first, its tasks.
 
     `accuracy` of a task is the share of its images in percent, estimated when it was learnt (class-IL), and
-    `mean_rank` as `metrics.mean_rank`; both are None if its manifest does not have them.
+    `mean_rank` as `metrics.mean_rank`; both are None if its manifest does not have them. `first_answer` is
+    true of a task whose training has not ended.
 
     Raises:
         RunError: files are missing or damaged.
@@ -31,7 +31,8 @@ def describe(model: Model) -> dict[str, Any]:
             "images": manifest.get("images"),
             "learnt_at": learnt_at.get(index),
             "mean_rank": mean_rank(manifest.get("layers", [])),
-            "accuracy": _accuracy(manifest.get("estimate")),
+            "accuracy": accuracy_of(manifest.get("estimate")),
+            "first_answer": bool(model.first_answer) and index == len(model.tasks) - 1,
         }
         for index, (info, (_, manifest)) in enumerate(zip(model.tasks, found, strict=True))
     ]
@@ -46,10 +47,6 @@ def describe(model: Model) -> dict[str, Any]:
         "tasks": tasks,
         "accuracy": outcome_facts(model.outcome),
     }
-
-
-def _accuracy(estimate: dict[str, Any] | None) -> float | None:
-    return percent(sum(estimate["class_il"]), sum(estimate["total"])) if estimate else None
 
 
 def outcome_facts(outcome: Outcome | None) -> dict[str, Any] | None:

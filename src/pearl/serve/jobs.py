@@ -39,6 +39,7 @@ class Job:
     done: int = 0
     total: int = 0
     seconds_left: float | None = None
+    first_answer: bool = False  # the model answers with the new classes already, before they are trained
     notes: tuple[str, ...] = ()
     error: str = ""
     outcome: dict[str, Any] | None = None
@@ -65,13 +66,19 @@ class Teacher:
         path: the model.
         device: auto, cpu or cuda.
         method: the file of a method of the user's own, see `Model.open`.
-        learnt: called when a task is stored; loads the model, and returns its estimated accuracy.
+        learnt: called when a task or its first answer is stored; loads the model, and returns its estimated accuracy.
+        stopped: called when a task that has answered was not trained to its end; loads the model from before.
     """
 
     def __init__(
-        self, path: Path, device: str, method: str | None, learnt: Callable[[], dict[str, Any] | None]
+        self,
+        path: Path,
+        device: str,
+        method: str | None,
+        learnt: Callable[[], dict[str, Any] | None],
+        stopped: Callable[[], object],
     ) -> None:
-        self.path, self.device, self.method, self.learnt = path, device, method, learnt
+        self.path, self.device, self.method, self.learnt, self.stopped = path, device, method, learnt, stopped
         self.jobs: dict[str, Job] = {}
         self.ended: Counter[str] = Counter()  # jobs by how they ended
         self._process: Any = None
@@ -170,6 +177,9 @@ class Teacher:
         finally:
             self._process = None
             end = {"state": "failed", **end}
+            if end["state"] != "done" and self.jobs[job_id].first_answer:
+                with suppress(PearlError):
+                    self.stopped()
             self.ended[end["state"]] += 1
             self._change(job_id, **end)
 
@@ -193,6 +203,10 @@ class Teacher:
                 self._change(job_id, done=done, total=total, seconds_left=round(left, 1))
             elif kind == "note":
                 self._change(job_id, notes=(*self.jobs[job_id].notes, event["text"]))
+            elif kind == "first_answer":
+                with suppress(PearlError):  # the task itself is not concerned
+                    self.learnt()
+                    self._change(job_id, first_answer=True)
             elif kind == "failed":
                 error = event["error"]
         return error or words

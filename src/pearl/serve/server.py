@@ -1,14 +1,17 @@
 """A model in memory with what answers from it: shared by all addresses of the application."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from pearl.data.decoding import Decoding
 from pearl.data.inputs import in_order
 from pearl.data.sources import some
+from pearl.errors import Busy
 from pearl.lifecycle.changing import complete_interrupted
 from pearl.lifecycle.model import Model
+from pearl.lifecycle.undo import discard_first_answer
 from pearl.names import class_name
 from pearl.serve import photos
 from pearl.serve.describe import describe, outcome_facts
@@ -24,11 +27,13 @@ class Server:
         self.path, self.unknown_rate = path, unknown_rate
         self.open = lambda: Model.open(path, device=device, method=method)
         complete_interrupted(path)  # of a server that was killed in the middle of one
+        with suppress(Busy):  # another process learns, and its first answer is used
+            discard_first_answer(path)
         model = self.open()
         self.metrics = Metrics()
         self.predictor = Predictor(model, unknown_rate)
         self.decoder = photos.Decoder(model.config.images.stored, Decoding.of(model.config.images))
-        self.teacher = Teacher(path, device, method, self.reload)
+        self.teacher = Teacher(path, device, method, self.reload, self.restore)
         self.about = describe(model)
 
     def reload(self) -> dict[str, Any] | None:
@@ -38,9 +43,15 @@ class Server:
         self.about = describe(grown)
         return outcome_facts(grown.outcome)
 
+    def restore(self) -> None:
+        """Discard the first answer of a lesson that was cancelled or has failed, and load the model from before."""
+        discard_first_answer(self.path)
+        self.reload()
+
     def task_name(self, labels: Collection[str]) -> str:
         """Return an unused task name from the classes: the same for the same photos until they are learnt."""
-        name, taken = some(in_order({*labels}), 3), {task["name"] for task in self.about["tasks"]}
+        learnt = {task["name"] for task in self.about["tasks"] if not task["first_answer"]}
+        name, taken = some(in_order({*labels}), 3), learnt
         names = (name if number == 1 else f"{name} ({number})" for number in range(1, len(taken) + 2))
         return next(one for one in names if class_name(one) not in taken)
 

@@ -30,6 +30,8 @@ WEIGHTS = "weights.safetensors"
 STATISTICS = "statistics.safetensors"  # needed of every task
 RUNNING = "running.safetensors"  # statistics needed of the newest task
 FILES = (WEIGHTS, STATISTICS, RUNNING)
+FEATURES = "features.safetensors"  # of a task's images, apart from the state; see `lifecycle.without_task`
+STORED = (*FILES, FEATURES)
 
 FileOf = Callable[[str], str]  # of a tensor of the state_dict
 
@@ -82,28 +84,40 @@ def write_part(
     facts: Mapping[str, Any],
     file_of: FileOf = in_weights,
     *,
+    features: Mapping[str, Tensor] | None = None,
     within: Path | None = None,
 ) -> None:
     """Store one folder of a run: the tensors, then the manifest with their checksums and `facts`.
 
-    The folder must be below `within`, the run, also after following links.
+    `features` are tensors of the task's images, apart from the state. The folder must be below `within`, the run, also
+    after following links.
     """
-    files: dict[str, dict[str, Tensor]] = {WEIGHTS: {}}
-    for name, tensor in tensors.items():
-        files.setdefault(file_of(name), {})[name] = tensor
-    digests, size = {}, 0
-    for file, content in files.items():
-        data = save(content)
+    files, manifest = part_files(tensors, facts, file_of, features)
+    for file, data in files.items():
         write_file(folder / file, data, within=within)
-        digests[file] = sha256(data)
-        size += len(data)
+    write_json(folder / MANIFEST, manifest, within=within)
+
+
+def part_files(
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    file_of: FileOf = in_weights,
+    features: Mapping[str, Tensor] | None = None,
+) -> tuple[dict[str, bytes], dict[str, Any]]:
+    """Return the files of a folder and its manifest; see `write_part`."""
+    contents: dict[str, dict[str, Tensor]] = {WEIGHTS: {}}
+    for name, tensor in tensors.items():
+        contents.setdefault(file_of(name), {})[name] = tensor
+    if features:
+        contents[FEATURES] = {name: _row_major(value) for name, value in features.items()}
+    files = {file: save(content) for file, content in contents.items()}
     manifest = {
         "format": FORMAT,
-        "sha256": digests,
-        "bytes": size,
+        "sha256": {file: sha256(data) for file, data in files.items()},
+        "bytes": sum(map(len, files.values())),
         "tensors": {key: list(value.shape) for key, value in tensors.items()},
     }
-    write_json(folder / MANIFEST, {**facts, **manifest}, within=within)
+    return files, {**facts, **manifest}
 
 
 def read_part(
@@ -124,7 +138,33 @@ def read_part(
         raise _unreadable(folder / RUNNING, os.strerror(errno.ENOENT))
     if tensors.keys() - manifest["tensors"].keys() or (missing and not thinned):
         raise _other_tensors(folder / WEIGHTS)
+    read_features(folder, manifest)  # checks them
     return tensors, manifest
+
+
+def read_features(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the features of a task's images, see `Method.features_of_images`; empty if none are stored.
+
+    A user may have removed the file, and `pearl push` leaves it out.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    there = FEATURES in manifest["sha256"] and (folder / FEATURES).exists()
+    return _tensors_of(folder / FEATURES, manifest) if there else {}
+
+
+def features_without(folder: Path, manifest: Mapping[str, Any], label: int) -> bytes | None:
+    """Return the file of features without the images of a class, a logit index; None without such a file.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    if not (features := read_features(folder, manifest)):
+        return None
+    labels = features["labels"]
+    kept = {name: value[labels != label].contiguous() for name, value in features.items()}
+    return save({**kept, "labels": kept["labels"] - (kept["labels"] > label).to(labels.dtype)})
 
 
 def read_files(folder: Path, manifest: Mapping[str, Any], files: Collection[str] = FILES) -> dict[str, Tensor]:
@@ -212,6 +252,13 @@ def _names_in(file: Path) -> set[str]:
 
 
 def _read_file(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
+    tensors = _tensors_of(file, manifest)
+    if any(list(value.shape) != manifest["tensors"].get(key) for key, value in tensors.items()):
+        raise _other_tensors(file)
+    return tensors
+
+
+def _tensors_of(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
     try:
         with open_regular(file) as opened:
             # a file that has grown is detected by its length only: it may be larger than memory
@@ -224,7 +271,7 @@ def _read_file(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
             f"learn again from there, remove classes.json, the folder {file.parent.name} and all later ones"
         )
     try:
-        tensors = load(data)
+        return load(data)
     except BaseException as error:
         if short_of_memory(error):
             raise MemoryError from error
@@ -232,9 +279,6 @@ def _read_file(file: Path, manifest: Mapping[str, Any]) -> dict[str, Tensor]:
             raise
         # written by another program
         raise RunError(f"{file}: not a file of tensors ({error}); restore it from a copy of the run") from None
-    if any(list(value.shape) != manifest["tensors"].get(key) for key, value in tensors.items()):
-        raise _other_tensors(file)
-    return tensors
 
 
 def _unreadable(file: Path, why: str) -> RunError:
@@ -252,7 +296,7 @@ def load_state(
     file_of: FileOf | None = None,
     needed: Callable[[Mapping[str, Tensor]], int | None] | None = None,
 ) -> dict[str, Tensor]:
-    """Return the state_dict after the first `tasks` tasks of a run (default: all finished ones).
+    """Return the state_dict after the first `tasks` usable tasks of a run (default: all finished ones).
 
     With the `file_of` of its writing, replaced running statistics are not read; without it all existing ones are.
     `needed` returns, from the statistics, how many tasks' weights are needed (None: all); others are left out.
@@ -260,12 +304,24 @@ def load_state(
     Raises:
         RunError: not a run directory, too few finished tasks, or a missing or damaged file.
     """
+    first = RunDirectory(run).first_answer
+    try:
+        return _loaded(run, tasks, file_of, needed)
+    except RunError:
+        if first is None or RunDirectory(run).first_answer:
+            raise
+        return _loaded(run, tasks, file_of, needed)  # the trained task has replaced its first answer meanwhile
+
+
+def _loaded(
+    run: Path, tasks: int | None, file_of: FileOf | None, needed: Callable[[Mapping[str, Tensor]], int | None] | None
+) -> dict[str, Tensor]:
     directory = RunDirectory(run)
     if not directory.reference_manifest.is_file():
         raise RunError(
             f"{run}: neither a model nor a run, it has no reference/{MANIFEST}; give a folder made by `pearl run`"
         )
-    folders = directory.finished
+    folders = directory.usable
     if tasks is not None and tasks > len(folders):
         raise RunError(f"{run}: it has {counted(len(folders), 'finished task')}, not {tasks}; resume it first")
     # separate, so that newer tensors can replace older ones

@@ -5,7 +5,7 @@ Only this file names them. A model of `pearl learn` has the files of a run, less
 
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -30,7 +30,7 @@ from pearl.storage.schemas import (
     Task,
     problem,
 )
-from pearl.storage.stored_task import MANIFEST, StoredTask, folder_name, read_manifest, task_rows
+from pearl.storage.stored_task import MANIFEST, StoredTask, classes_of, composed, folder_name, read_manifest, task_rows
 from pearl.yaml_io import parse_yaml
 
 
@@ -71,6 +71,7 @@ class RunDirectory:
     tasks_folder = Below("tasks")  # 000-NAME/: tensors added or changed by task 0, with thresholds, ranks, seconds
     resume_folder = Below("resume")  # checkpoints of the current task
     pending_file = Below("resume/task.json")  # a description of a model's current task
+    first_answer_folder = Below("resume/first-answer")  # its state without training, until it is trained
     change_folder = Below("unfinished-change")  # new files of a change that is not complete, see `change`
     change_file = Below("unfinished-change/change.json")
     certificates_folder = Below("certificates")  # of what was forgotten
@@ -179,7 +180,7 @@ class RunDirectory:
         return self.first_tasks()
 
     def first_tasks(self, count: int | None = None) -> list[StoredTask]:
-        """Return the first `count` finished tasks (all if not given); manifests of later ones are not read.
+        """Return the first `count` usable tasks (all finished ones if not given); no later manifest is read.
 
         Raises:
             RunError: a manifest is damaged, belongs to another task, or disagrees with classes.json or its tensors.
@@ -190,7 +191,7 @@ class RunDirectory:
         for (folder, manifest), known in zip(self.manifests(count), second_copy, strict=False):
             classes, also = tuple(manifest["classes"]), tuple(manifest.get("also", ()))
             task = StoredTask(manifest["name"], classes, first, folder, also, manifest)
-            if known and (known[0], _composed(known[1])) != (task.name, _composed(classes)):
+            if known and (known[0], composed(known[1])) != (task.name, composed(classes)):
                 raise RunError(f"{task.file}: differs from classes.json in name or classes; restore it from a copy")
             rows = task_rows(len(found), manifest["tensors"])
             if rows - {len(classes)}:
@@ -203,7 +204,7 @@ class RunDirectory:
         every = [name for task in found for name in task.classes]
         if len({*map(class_name, every)}) < len(every):  # of a model that took two forms of a name for two classes
             return found
-        return [replace(task, classes=_composed(task.classes), also=_composed(task.also)) for task in found]
+        return [replace(task, classes=composed(task.classes), also=composed(task.also)) for task in found]
 
     @property
     def folders(self) -> dict[int, list[Path]]:
@@ -230,13 +231,28 @@ class RunDirectory:
         """Return the current or future path of a task's folder."""
         return self.tasks_folder / folder_name(index, name)
 
+    @property
+    def usable(self) -> list[Path]:
+        """Return the folders of the finished tasks, and that of the current task's first answer if there is one."""
+        first = self.first_answer
+        return [*self.finished, *([first] if first else [])]
+
+    @property
+    def first_answer(self) -> Path | None:
+        """Return the folder of the current task's state without training; None if there is none."""
+        folder = self.first_answer_folder
+        with suppress(RunError):  # a damaged record of the task
+            if (folder / MANIFEST).is_file() and self.interrupted_task.get("index") == len(self.finished):
+                return folder
+        return None
+
     def manifests(self, count: int | None = None, shape: type[Record] = Task) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yield folder and manifest of the first `count` finished tasks (all if not given).
+        """Yield folder and manifest of the first `count` usable tasks (all finished ones if not given).
 
         Raises:
             RunError: a manifest is unreadable, or belongs to another task than its folder's number.
         """
-        for index, folder in enumerate(self.finished[:count]):
+        for index, folder in enumerate(self.finished if count is None else self.usable[:count]):
             manifest = read_manifest(folder, shape)
             if (own := manifest.get("task", index)) != index:
                 raise RunError(
@@ -364,7 +380,8 @@ class RunDirectory:
     @property
     def checkpoints(self) -> list[Path]:
         """Return the checkpoints of the current task; empty if there are none."""
-        return sorted(manifest.parent for manifest in self.resume_folder.glob(f"*/{MANIFEST}"))
+        found = sorted(manifest.parent for manifest in self.resume_folder.glob(f"*/{MANIFEST}"))
+        return [folder for folder in found if folder != self.first_answer_folder]
 
     @property
     def seconds(self) -> float:
@@ -389,12 +406,3 @@ class RunDirectory:
         """
         every = [manifest for _, manifest in self.manifests()]
         return sum(manifest["seconds"].get(phase, 0.0) for manifest in every for phase in manifest.get("reused", []))
-
-
-def classes_of(tasks: Iterable[tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """Return the content of classes.json, from the name and the new classes of each task."""
-    return {"tasks": [{"name": name, "classes": list(classes)} for name, classes in tasks]}
-
-
-def _composed(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(map(class_name, names))

@@ -1,11 +1,12 @@
 """A task on disk: a folder of tensors with their manifest. No torch."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pearl.names import class_name
 from pearl.storage.files import read_json
 from pearl.storage.schemas import Record, Task
 
@@ -99,3 +100,13 @@ def task_rows(task: int, shapes: Mapping[str, Sequence[int]]) -> set[int]:
     """Return the number of classes of a task by the shapes of its tensors: its head, or class statistics."""
     names = (f"heads.blocks.{task}.weight", f"statistics.tensors.{task}/count")
     return {shapes[name][0] for name in names if name in shapes}
+
+
+def classes_of(tasks: Iterable[tuple[str, Sequence[str]]]) -> dict[str, Any]:
+    """Return the content of classes.json, from the name and the new classes of each task."""
+    return {"tasks": [{"name": name, "classes": list(classes)} for name, classes in tasks]}
+
+
+def composed(names: Sequence[str]) -> tuple[str, ...]:
+    """Return names in the form in which they are compared."""
+    return tuple(map(class_name, names))

@@ -47,6 +47,8 @@ class Statistics(StatisticsOptions, Classifier):
             trains one for every task, as the method without this classifier does.
         head: the head a sub-network is trained with, unused afterwards: `linear`, as without this classifier; `cosine`,
             whose logits are 4 times the cosine between features and a class's weight.
+        keep_features: stores the raw features of every image, about 5 kB per image and space, so that `pearl forget`
+            can remove a task exactly. They are removed with their task or class.
         precision: of the features, for statistics and predictions alike: `float32` gives the same predictions on every
             machine; `bfloat16` is faster on some CPUs and slower on others (docs/performance.md).
     """
@@ -90,16 +92,23 @@ class StatisticsClassifier(SubNetworkClassifier):
         """See `SubNetworkClassifier.untrained`: tasks after the first need several classes, and a use for their
         sub-network.
         """
+        if not task.train:
+            return "as was asked"
         if task.id == 0:
             return None
         options = self.statistics.options
-        if not task.train:
-            return "as was asked"
         if len(task.shown) < 2:
             return "since a single class gives no gradient"
         if options.train == "spaces" and not self.statistics.wants_space():
             return f"since the first {options.spaces} sub-networks serve all tasks (method.classifier.spaces)"
         return None
+
+    def answers_first(self, task: Task) -> bool:
+        """See `Method.answers_first`: in the feature spaces so far; in the first task, in that of a pretrained
+        network.
+        """
+        start = self.method.frozen_start and self.method.backbone.pretrained
+        return self.untrained(task) is None and bool(task.id or start)
 
     def notes(self, task: Task) -> list[str]:
         """Return notes: that nothing is trained, with the reason."""
@@ -122,12 +131,14 @@ class StatisticsClassifier(SubNetworkClassifier):
     def fit(self, task: Task, batch: int = 32) -> None:
         """Compute class statistics of a task's images in every space; first add its own sub-network's space.
 
+        The first task needs a space even if its sub-network is not trained.
+
         Raises:
             TrainingError: features are not finite.
         """
         statistics = self.statistics
         self.method.eval()
-        new = [task.id] if statistics.wants_space() and self.untrained(task) is None else []
+        new = [task.id] if statistics.wants_space() and (task.id == 0 or self.untrained(task) is None) else []
         spaces = self.method.spaces([*statistics.created_at, *new])
         of_views = [self._raw(spaces, epoch) for epoch in self._epochs(task, batch)]
         raws = [torch.stack(of_space, dim=1) for of_space in zip(*of_views, strict=True)]
@@ -143,6 +154,7 @@ class StatisticsClassifier(SubNetworkClassifier):
             for space, raw in zip(statistics.spaces(), raws, strict=True)
         ]
         statistics.observe(features, task.labels)
+        statistics.kept = (raws, task.labels) if statistics.options.keep_features else None
         some = drawn(torch.arange(len(task), device=task.labels.device), FITTED)
         statistics.observed = [raw[some, 0] for raw in raws], task.labels[some]
 
@@ -255,6 +267,15 @@ class StatisticsClassifier(SubNetworkClassifier):
         """See `TaskClassifier.retained_accuracy`: by images sampled from the statistics."""
         return retained(self.statistics, task, right, images)
 
+    def features_of_images(self) -> dict[str, Tensor]:
+        """Return raw features (N, views, p_raw) in every space, "raw.0", "raw.1" ..., and logit indices, "labels"
+        (N,).
+        """
+        if self.statistics.kept is None:
+            return {}
+        raws, labels = self.statistics.kept
+        return {"labels": labels, **{f"raw.{v}": raw for v, raw in enumerate(raws)}}
+
     def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
         """See `TaskClassifier.needed`. All spaces exist after the last space's task, and never change."""
         created_at = [int(value) for name, value in statistics.items() if name.endswith("/created_at")]
@@ -262,15 +283,25 @@ class StatisticsClassifier(SubNetworkClassifier):
 
     def file_of(self, name: str) -> str:
         """See `Method.file_of`."""
-        if not name.startswith("class_statistics."):
-            return WEIGHTS
-        return RUNNING if name.endswith(ClassStatistics.running) else STATISTICS
+        return file_of(name)
 
     def facts(self, task: int) -> dict[str, Any]:
         """Return records of the class statistics, in addition to the parameters."""
-        return {
-            "spaces": self.statistics.created_at,
-            "statistics": sum(buffer.numel() for buffer in self.statistics.buffers()),
-            "temperature": self.statistics.temperature,
-            "refused": list(self.expected_rejections(USUAL_RATE)),
-        }
+        return facts_of(self.statistics)
+
+
+def file_of(name: str) -> str:
+    """Return the file of a tensor of a method with class statistics; see `Method.file_of`."""
+    if not name.startswith("class_statistics."):
+        return WEIGHTS
+    return RUNNING if name.endswith(ClassStatistics.running) else STATISTICS
+
+
+def facts_of(statistics: ClassStatistics) -> dict[str, Any]:
+    """Return the records of class statistics in a task's manifest."""
+    return {
+        "spaces": statistics.created_at,
+        "statistics": sum(buffer.numel() for buffer in statistics.buffers()),
+        "temperature": statistics.temperature,
+        "refused": list(statistics.scores().expected(USUAL_RATE)),
+    }

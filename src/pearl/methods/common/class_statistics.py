@@ -83,6 +83,7 @@ class ClassStatistics(nn.Module):
         # in every space, with their labels
         self.cross_validated: Predictions | None = None
         self.observed: tuple[list[Tensor], Tensor] | None = None
+        self.kept: tuple[list[Tensor], Tensor] | None = None  # with `keep_features`, those of all images and views
 
     # ---------------------------------------------------------------------------------------------------- what is there
 

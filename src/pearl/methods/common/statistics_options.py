@@ -19,4 +19,5 @@ class StatisticsOptions:
     views: Annotated[int, Field(ge=0, le=64)] = 0
     train: Literal["spaces", "all"] = "spaces"
     head: Literal["linear", "cosine"] = "linear"
+    keep_features: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -52,6 +52,14 @@ class SubNetworkClassifier(TaskClassifier):
         """Return the reason why a task gets no trained sub-network; None if it gets one."""
         return None
 
+    def answers_first(self, task: Task) -> bool:
+        """See `Method.answers_first`."""
+        return False
+
+    def features_of_images(self) -> dict[str, Tensor]:
+        """See `Method.features_of_images`."""
+        return {}
+
     def check(self, task: Task) -> None:
         """Check before a task is trained that what is stored fits together."""
 
@@ -255,6 +263,14 @@ class SubNetworks(Method):
         own = TASK_TENSOR.fullmatch(name) if vars(type(self)).get("isolated") else None
         own = own or _TASK_STATISTICS.match(name)
         return own is not None and int(own["task"]) < task
+
+    def features_of_images(self) -> dict[str, Tensor]:
+        """See `Method.features_of_images`."""
+        return self.classifier.features_of_images()
+
+    def answers_first(self, task: Task) -> bool:
+        """See `Method.answers_first`: the classifier decides it."""
+        return self.classifier.answers_first(task)
 
     def facts(self, task: int) -> dict[str, Any]:
         """See `Method.facts`."""

@@ -275,7 +275,8 @@ function progress(job) {
   if (job.state === "learning" && job.total) Object.assign(bar, { max: job.total, value: job.done });
   else bar.removeAttribute("value");
   const time = job.seconds_left === null ? "" : `, about ${Math.ceil(job.seconds_left)} s left in this phase`;
-  at("detail").textContent = job.state === "learning" ? `${job.done} of ${job.total}${time}` : "";
+  const already = job.first_answer ? "; until then photos are named by a first answer, with these classes" : "";
+  at("detail").textContent = job.state === "learning" ? `${job.done} of ${job.total}${time}${already}` : "";
 }
 
 async function ended(job, taught) {
