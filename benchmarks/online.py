@@ -1,12 +1,12 @@
-"""Online learners compared on streams without task boundaries: DeiT-Tiny on CIFAR-100 and on Grocery Store images.
+"""The rows of `pearl table online`, with a cache of features: learners on streams without task boundaries.
 
-    python benchmarks/online.py run --data cifar100 --protocols si_blurry --learners slda pearl --seeds 0 1
+    python benchmarks/online.py run --rows "Grocery, Si-Blurry" --seeds 0 1
     python benchmarks/online.py page
 
-`run` executes the runs that are missing under $PEARL_RUNS; `page` collects the finished ones in
-docs/results/online.json and writes the tables of docs/results/online.md. The frozen backbone's features of an image are
-computed once per process, for all learners; `time` measures the time per image without that cache, in CPU seconds of
-one thread.
+`run` executes the runs that are missing; `page` collects the finished ones in docs/results/online.json and writes the
+tables of docs/results/online.md. The frozen backbone's features of an image are computed once per process, for all
+learners, so that the time per image in these runs is too short. They are therefore in $PEARL_RUNS/cached-features,
+where `pearl table online` does not find them. `time` measures without that cache, in CPU seconds of one thread.
 """
 
 import argparse
@@ -22,44 +22,34 @@ from torch import Tensor
 
 import pearl.online.frozen
 import pearl.online.pearl
+from pearl.lifecycle.runs import execute as execute_tasks
 from pearl.nn.intermediate_features import Layers
 from pearl.online.learner import Network, Setup
 from pearl.online.run import Arrivals, OnlineRun, execute
 from pearl.online.state import build_learner, restore
 from pearl.reports.progress import display
-from pearl.settings.config import OnlineRunConfig, load_config
+from pearl.reports.records import read as read_run
+from pearl.settings.config import OnlineRunConfig, RunConfig
 from pearl.storage.paths import runs_root
+from pearl.storage.run_directory import RunDirectory
+from pearl.tables.spec import Row, read
 from pearl.training.engine import Engine, Observer
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-RECIPES = {"cifar100": "online-cifar100-deit_tiny", "grocery": "online-grocery-deit_tiny"}
-PROTOCOLS = {
-    "si_blurry": ("Si-Blurry", []),
-    "gaussian": ("periodic Gaussian", ["online.protocol=gaussian", "online.periods=3"]),
-    "sorted": ("class by class", ["online.protocol=sorted"]),
-}
-LEARNERS = {
-    "ncm": ("nearest class mean", ["online.learner=ncm"]),
-    "slda": ("streaming LDA", ["online.learner=slda"]),
-    "ranpac_2k": ("online RanPAC, M = 2,000", ["online.learner=ranpac", "online.learner.M=2000"]),
-    "ranpac": ("online RanPAC, M = 5,000", ["online.learner=ranpac", "online.learner.M=5000"]),
-    "er": ("ER, 500 images", ["online.learner=er", "online.learner.iterations=1"]),
-    "derpp": ("DER++, 500 images", ["online.learner=derpp", "online.learner.iterations=1"]),
-    "slda_auto": ("streaming LDA, intermediate features", ["online.learner=slda", "online.learner.layers=auto"]),
-    "pearl0": ("PEARL without growth", ["online.learner.sub_networks=0"]),
-    "pearl1": ("PEARL, 1 sub-network", ["online.learner.sub_networks=1"]),
-    "pearl": ("PEARL, 2 sub-networks", []),
-}
-
-KEY = ("data", "protocol", "learner", "seed")  # of a row; `page` keeps rows of other machines
+TABLE = read("online")
+JOINT = "joint training"
 
 
-def config(data: str, protocol: str, learner: str, seed: int) -> OnlineRunConfig:
-    """Return the settings of one row."""
-    changes = [*PROTOCOLS[protocol][1], *LEARNERS[learner][1], f"seed={seed}", "engine.precision=fp32"]
-    made = load_config(RECIPES[data], changes)
-    assert isinstance(made, OnlineRunConfig)
-    return made
+def place(made: RunConfig) -> Path:
+    """Return the directory of a run."""
+    return runs_root() / "cached-features" / made.id
+
+
+def config(row: Row, seed: int) -> RunConfig:
+    """Return the settings of one row; of the digits at their only size."""
+    request = TABLE.request(row, TABLE.columns[0], "cpu" if row.is_at("cpu") else "paper")
+    assert request is not None
+    return request.config.model_copy(update={"seed": seed})
 
 
 def remembering(make: Callable[[Setup, Layers], Network]) -> Callable[[Setup, Layers], Network]:
@@ -82,12 +72,10 @@ def remembering(make: Callable[[Setup, Layers], Network]) -> Callable[[Setup, La
     return network_of
 
 
-def rows(args: argparse.Namespace) -> Iterator[tuple[str, str, str, int]]:
-    """Yield the rows that are asked for, those of one stream together."""
-    for data in args.data:
-        for seed in args.seeds:
-            for protocol in args.protocols:
-                yield from ((data, protocol, learner, seed) for learner in args.learners)
+def rows(args: argparse.Namespace) -> Iterator[tuple[Row, int]]:
+    """Yield the rows whose names contain one of the texts asked for, with each seed; those of one stream together."""
+    for seed in args.seeds:
+        yield from ((row, seed) for row in TABLE.rows if any(text in row.name for text in args.rows))
 
 
 def measured(run: OnlineRun, batch: int = 64) -> dict[str, float]:
@@ -115,59 +103,66 @@ def measured(run: OnlineRun, batch: int = 64) -> dict[str, float]:
 def collect() -> list[dict[str, Any]]:
     """Return all finished runs under $PEARL_RUNS, with their curves."""
     found = []
-    for data in RECIPES:
-        for protocol in PROTOCOLS:
-            for learner in LEARNERS:
-                for seed in range(10):
-                    made = config(data, protocol, learner, seed)
-                    run = OnlineRun(runs_root() / made.id, made)
-                    if not run.done:
-                        continue
-                    facts = run.results["facts"]
-                    row = {
-                        "data": data,
-                        "protocol": protocol,
-                        "learner": learner,
-                        "seed": seed,
-                        "images": run.curve[-1].seen,
-                    }
-                    row |= {key: round(run.summary[key], 2) for key in ("a_auc", "a_last", "forgetting")}
-                    row |= {key: facts[key] for key in ("passes", "images_bytes", "statistics_bytes", "classes")}
-                    row["grown_at"] = facts.get("grown_at", [])
-                    row["curve"] = [[point.seen, round(point.accuracy, 2)] for point in run.curve]
-                    found.append(row)
+    for row in TABLE.rows:
+        for seed in range(10):
+            made = config(row, seed)
+            directory = RunDirectory(place(made))
+            if isinstance(made, OnlineRunConfig) and OnlineRun(directory.path, made).done:
+                found.append({"row": row.name, "seed": seed, **facts_of(OnlineRun(directory.path, made))})
+            elif directory.results["stages"] and directory.is_done:
+                found.append(
+                    {"row": row.name, "seed": seed, "a_last": read_run(directory.path).summary["class_il.final"]}
+                )
     return found
 
 
-def table(found: list[dict[str, Any]]) -> list[str]:
-    """Return the lines of one stream's table: means over seeds."""
-    lines = [
-        "| learner | orders | A_auc | A_last | forgetting | passes | images | statistics |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for learner, (title, _) in LEARNERS.items():
-        own = [row for row in found if row["learner"] == learner]
-        if not own:
-            continue
-        cells = [title, str(len(own))]
-        for key in ("a_auc", "a_last", "forgetting"):
-            values = np.array([row[key] for row in own])
-            cells.append(f"{values.mean():.1f}" + (f" ± {values.std(ddof=1):.1f}" if len(own) > 1 else ""))
-        cells.append(str(max(row["passes"] for row in own)))
+def facts_of(run: OnlineRun) -> dict[str, Any]:
+    """Return the metrics of a finished run as JSON values."""
+    facts, numbers = run.results["facts"], run.summary
+    kept = {key: round(numbers[key], 2) for key in ("a_auc", "a_last", "forgetting", "longest_pause_seconds")}
+    kept |= {key: facts[key] for key in ("passes", "images_bytes", "statistics_bytes", "classes")}
+    curve = [[point.seen, round(point.accuracy, 2)] for point in run.curve]
+    return {**kept, "images": run.curve[-1].seen, "grown_at": facts.get("grown_at", []), "curve": curve}
+
+
+HEAD = ("learner", "orders", "A_auc", "A_last", "forgetting", "sub-networks", "passes", "images", "statistics", "pause")
+
+
+def line(title: str, own: list[dict[str, Any]]) -> str:
+    """Return the line of a learner's runs on one stream: means, with the standard deviation over orders."""
+    cells = [title, str(len(own))]
+    for key in ("a_auc", "a_last", "forgetting"):
+        values = np.array([row[key] for row in own if key in row])
+        spread = f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""
+        cells.append(f"{values.mean():.1f}{spread}" if len(values) else "-")
+    if "passes" in own[0]:
+        grown = [len(row["grown_at"]) for row in own]
+        cells += [f"{np.mean(grown):.3g}", str(max(row["passes"] for row in own))]
         cells += [f"{max(row[key] for row in own) / 1e6:.1f} MB" for key in ("images_bytes", "statistics_bytes")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        pauses = [row["longest_pause_seconds"] for row in own if "longest_pause_seconds" in row]
+        cells.append(f"{max(pauses):.1f} s" if pauses and any(grown) else "-")
+    return f"| {' | '.join([*cells, *['-'] * (len(HEAD) - len(cells))])} |"
 
 
 def page(results: dict[str, Any]) -> str:
     """Return the tables of all streams in Markdown."""
+    by_row: dict[str, list[dict[str, Any]]] = {}
+    for one in results["rows"]:
+        by_row.setdefault(one["row"], []).append(one)
+    streams: dict[str, list[str]] = {}
+    for row in TABLE.rows:
+        stream, _, learner = row.name.partition(": ")
+        if row.name in by_row and learner != JOINT:
+            streams.setdefault(stream, []).append(learner)
     lines = []
-    for data in RECIPES:
-        for protocol, (title, _) in PROTOCOLS.items():
-            found = [row for row in results["rows"] if (row["data"], row["protocol"]) == (data, protocol)]
-            if found:
-                what = f"{'CIFAR-100' if data == 'cifar100' else 'Grocery'}, {title}: {found[0]['images']:,} images"
-                lines += [f"### {what}, {found[0]['classes']} classes", "", *table(found), ""]
+    for stream, learners in streams.items():
+        first = by_row[f"{stream}: {learners[0]}"][0]
+        lines += [f"### {stream}: {first['images']:,} images, {first['classes']} classes", ""]
+        lines += [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+        lines += [line(learner, by_row[f"{stream}: {learner}"]) for learner in learners]
+        if bound := by_row.get(f"{stream.partition(',')[0]}: {JOINT}"):
+            lines.append(line(f"{JOINT} (bound)", bound))
+        lines.append("")
     if results.get("times"):
         lines += [
             "### CPU time",
@@ -175,8 +170,10 @@ def page(results: dict[str, Any]) -> str:
             "| learner | learning, ms per image | prediction, ms per image |",
             "|---|---|---|",
         ]
-        for learner, own in results["times"].items():
-            lines.append(f"| {LEARNERS[learner][0]} | {own['learning_ms']:.1f} | {own['prediction_ms']:.1f} |")
+        lines += [
+            f"| {name} | {own['learning_ms']:.1f} | {own['prediction_ms']:.1f} |"
+            for name, own in results["times"].items()
+        ]
         lines.append("")
     return "\n".join(lines)
 
@@ -185,9 +182,7 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "time", "page"])
-    parser.add_argument("--data", nargs="+", default=[*RECIPES], choices=RECIPES)
-    parser.add_argument("--protocols", nargs="+", default=[*PROTOCOLS], choices=PROTOCOLS)
-    parser.add_argument("--learners", nargs="+", default=[*LEARNERS], choices=LEARNERS)
+    parser.add_argument("--rows", nargs="+", default=[""], metavar="TEXT", help="rows whose names contain one of these")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -196,17 +191,28 @@ def main() -> None:
     if args.what == "run":
         network_of = remembering(pearl.online.frozen.frozen_network)
         pearl.online.frozen.frozen_network = pearl.online.pearl.frozen_network = network_of
-        for row in rows(args):
-            run = execute(config(*row), device="cpu", show=display(quiet=True))
-            print(*row, {key: round(value, 2) for key, value in run.summary.items()}, flush=True)
+        for row, seed in rows(args):
+            made, show = config(row, seed), display(quiet=True)
+            online = isinstance(made, OnlineRunConfig)
+            run: Any = (
+                execute(made, path=place(made), device="cpu", show=show)
+                if online
+                else execute_tasks(made, path=place(made), device="cpu", show=show)
+            )  # type: ignore[arg-type]
+            print(row.name, seed, {key: round(value, 2) for key, value in run.summary.items()}, flush=True)
     elif args.what == "time":
-        runs = [(row[2], OnlineRun(runs_root() / config(*row).id, config(*row))) for row in rows(args)]
-        times = {learner: measured(run) for learner, run in runs if run.done}
+        times = {}
+        for row, seed in rows(args):
+            made = config(row, seed)
+            if isinstance(made, OnlineRunConfig) and (run := OnlineRun(place(made), made)).done:
+                times[row.name.partition(": ")[2]] = measured(run)
         file.write_text(json.dumps({**before, "times": {**before.get("times", {}), **times}}, indent=1))
     else:
-        place = {name: i for i, name in enumerate([*RECIPES, *PROTOCOLS, *LEARNERS])}
-        found = {tuple(row[key] for key in KEY): row for row in [*before.get("rows", []), *collect()]}
-        ordered = [found[key] for key in sorted(found, key=lambda key: [place.get(part, part) for part in key])]
+        rank = {row.name: i for i, row in enumerate(TABLE.rows)}
+        found = {
+            (row["row"], row["seed"]): row for row in [*before.get("rows", []), *collect()]
+        }  # also of other machines
+        ordered = [found[key] for key in sorted(found, key=lambda key: (rank[key[0]], key[1]))]
         results = {**before, "rows": ordered}
         file.write_text(json.dumps(results, indent=1))
         start, marker, _ = text.read_text().partition("<!-- tables -->\n")

@@ -31,11 +31,12 @@ from pearl.settings.declared import declared
 from pearl.storage.files import read_json
 from pearl.tables import spec
 from pearl.tables.listing import listing
+from pearl.tables.measured import measured
 from pearl.tables.missing import measure, run_missing
 from pearl.tables.objects import CPU_CORE, GPU, parameters, seconds
 from pearl.tables.show import FORMATS, page, write
-from pearl.tables.spec import OF_LAYERS, OF_TASKS, SIZES, Printed, Request, Table, names, read, sized
-from pearl.tables.values import Cell, Filled, Missing, chance, difference, fill, measured, verdict
+from pearl.tables.spec import OF_LAYERS, OF_STREAMS, OF_TASKS, SIZES, Printed, Request, Table, names, read, sized
+from pearl.tables.values import Cell, Filled, Missing, chance, difference, fill, verdict
 from pearl.tables.words import about, lines
 
 pytestmark = pytest.mark.slow
@@ -49,7 +50,7 @@ TABLES = names()
 def known_metrics() -> set[str]:
     stage = {"total": [1], "class_il": [1], "task_il": [1], "confusion": [[1]]}
     counts = Counts.from_results({"tasks": [{"classes": ["a"]}], "stages": [stage]})
-    return {*summary(counts, [1], [1]), "mean_rank", "inference_ms", *OF_TASKS, *OF_LAYERS}
+    return {*summary(counts, [1], [1]), "mean_rank", "inference_ms", *OF_TASKS, *OF_LAYERS, *OF_STREAMS}
 
 
 @pytest.mark.parametrize("name", TABLES)

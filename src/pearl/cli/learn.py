@@ -14,13 +14,13 @@ def command(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as train.epochs=5.")
     ] = None,
     data: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             metavar="DATA",
             help="Images in a folder per class: DIR/CLASS/*, or DIR/train/CLASS/* and DIR/test/; a .csv of paths and "
-            "labels; torchvision/NAME or hf/NAME.",
+            "labels; torchvision/NAME or hf/NAME. Needed without --watch.",
         ),
-    ] = ...,  # type: ignore[assignment]
+    ] = None,
     task: Annotated[str | None, typer.Option(help="Name of the task; the folder's name if not given.")] = None,
     backbone: Annotated[
         str | None, typer.Option(help="First task: the network, such as resnet18, bsc or timm/NAME (pretrained).")
@@ -67,6 +67,21 @@ def command(
             "by their time stamps. The same command takes up new ones.",
         ),
     ] = False,
+    watch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="With --stream, instead of --data: learn from a folder per class, and from new files as they appear, "
+            "until Ctrl-C.",
+        ),
+    ] = None,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="With --watch: time between two looks.")] = 5.0,
+    unlabelled: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="With --stream: the folder whose images have no class; `pearl discover` groups them."
+        ),
+    ] = "unlabelled",
     discard: Annotated[
         bool, typer.Option("--discard", help="Discard a task whose training was cut off, and start it again.")
     ] = False,
@@ -93,16 +108,32 @@ def command(
     pearl learn shop --data one_more_class --fast
     pearl learn shop --data photos.csv --task july
     pearl learn shop --data photos.csv --stream
+    pearl learn shop --stream --watch camera
     pearl learn shop --data herbs --holdout 0.1 --evaluate test_photos
     pearl learn shop --data sketches --alias "apple drawings=apple"
     """
     begun(f"learn {model}", quiet)
+    from pearl.errors import ConfigError, DataError, counted, printable
+
     if stream:
+        from pearl.cli.streaming import learn_from_stream
+
         other = [task, method, alias, start, evaluate, log, fast, no_first_answer, nested, holdout, allow_new_style]
         other += [discard, dry_run]
-        _learn_from_stream(model, data, recipe, backbone, overrides or [], device, quiet=quiet, other=any(other))
+        if any(other):
+            raise ConfigError(
+                "--stream: goes with --unlabelled, --recipe, --backbone, --device and settings alone; leave the others "
+                "out"
+            )
+        if (data is None) == (watch is None):
+            raise ConfigError("--stream: give either --data or --watch")
+        given = {"recipe": recipe, "backbone": backbone, "device": device}
+        learn_from_stream(model, data, watch, every, unlabelled, given, overrides or [], quiet=quiet)
         return
-    from pearl.errors import DataError, counted, printable
+    if watch is not None:
+        raise ConfigError("--watch: learns from a stream; add --stream")
+    if data is None:
+        raise ConfigError("learn: missing option '--data'; see: pearl learn --help")
     from pearl.lifecycle import evaluation
     from pearl.lifecycle.accuracy_estimate import measured
     from pearl.lifecycle.choices import LearnOptions
@@ -148,39 +179,3 @@ def command(
         raise typer.Exit(1) from None
     if found or not quiet:
         typer.echo(ending(grown, found))
-
-
-def _learn_from_stream(
-    model: Path,
-    data: Path,
-    recipe: str | None,
-    backbone: str | None,
-    overrides: list[str],
-    device: str,
-    *,
-    quiet: bool,
-    other: bool,
-) -> None:
-    """Learn from images as they come, see `online.model`."""
-    from pearl.errors import ConfigError, counted, printable
-    from pearl.online.model import open_stream
-    from pearl.reports.progress import display
-    from pearl.settings.config import parse_overrides
-
-    if other:
-        raise ConfigError("--stream: goes with --recipe, --backbone, --device and settings alone; leave the others out")
-    show = display(quiet)
-    try:
-        made = open_stream(model, recipe=recipe, backbone=backbone, device=device, overrides=parse_overrides(overrides))
-        before = made.seen
-        problems = made.observe_files(data, show=show)
-    finally:
-        show.close()
-    for line in problems:
-        typer.echo(f"pearl: {printable(line)}", err=True)
-    typer.echo(
-        f"learnt {counted(made.seen - before, 'image')}; {counted(len(made.classes), 'class')} from "
-        f"{counted(made.seen, 'image')} in all; stored in {model}"
-    )
-    if problems:
-        raise typer.Exit(1)

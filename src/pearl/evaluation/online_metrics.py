@@ -73,8 +73,10 @@ def forgetting(points: Sequence[Point]) -> float:
 def summary(results: Mapping[str, Any]) -> dict[str, float]:
     """Return every metric by name, and the numbers among the facts, of the section `online` of results.json."""
     points = [Point.from_json(point) for point in results["curve"]]
-    numbers = {name: value for name, value in results["facts"].items() if isinstance(value, int | float)}
-    return {"a_auc": a_auc(points), "a_last": a_last(points), "forgetting": forgetting(points), **numbers}
+    facts = results["facts"]
+    numbers = {name: value for name, value in facts.items() if isinstance(value, int | float)}
+    grown = {"sub_networks": len(facts["grown_at"])} if "grown_at" in facts else {}
+    return {"a_auc": a_auc(points), "a_last": a_last(points), "forgetting": forgetting(points), **numbers, **grown}
 
 
 Rule = Literal["reached", "passed", "ahead"]

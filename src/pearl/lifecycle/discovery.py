@@ -31,13 +31,18 @@ ALIKE = 0.95
 
 
 class Describer(Protocol):
-    """The part of a model that `discover` uses; see `Model` in model.py."""
-
-    config: ModelConfig
-    tasks: list[StoredTask]
+    """The part of a model that `discover` uses; see `Model` in model.py, and `StreamModel`."""
 
     @property
-    def classes(self) -> tuple[str, ...]:
+    def config(self) -> ModelConfig:
+        """Return its settings."""
+
+    @property
+    def tasks(self) -> Sequence[StoredTask]:
+        """Return its tasks, which record the images that were learnt."""
+
+    @property
+    def classes(self) -> Sequence[str]:
         """Names of all classes, in the order of the logits."""
 
     def threshold(self, rate: float) -> float:

@@ -77,6 +77,19 @@ class Learner(Resizable):
         """Return scores (B, classes seen) of raw images (B, H, W, 3) uint8."""
         return self.scores([network(images) for network in self.networks().values()])
 
+    finds_unknown = False  # whether it has the next two
+
+    def describe(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return scores (B, classes seen), in-distribution scores (B,), and whitened features (B, p) of length 1.
+
+        An in-distribution score is the higher, the likelier it is that an image is of a known class.
+        """
+        raise NotImplementedError
+
+    def known_scores(self) -> Tensor:
+        """Return in-distribution scores (n,) of learnt images, each as if it had not been learnt."""
+        raise NotImplementedError
+
     def passes(self) -> int:
         """Return the forward passes that a prediction needs per image."""
         return len(self.networks())

@@ -23,6 +23,7 @@ from pearl.online.frozen import frozen_network
 from pearl.online.learner import Learner, Network, Setup
 from pearl.online.spaces import BARE, Spaces, StreamingSpace, joint_log_probabilities, left_out_scores
 from pearl.online.statistics import discriminants
+from pearl.online.unknown import Fits, left_out_fits
 from pearl.online.window import Window, confused_classes
 from pearl.settings.parts import METHODS
 
@@ -83,6 +84,7 @@ class OnlinePearl(Learner):
         self.register_buffer("grown_for", torch.zeros(0, dtype=torch.int64))
         self._networks: dict[int, nn.Module] = {}  # merged on first use; not part of the state
         self._discriminants: list[tuple[Tensor, Tensor]] = []  # means and precisions, until the next image
+        self._fits: list[Fits] = []  # as well
 
     # ------------------------------------------------------------------------------------------------- learning
 
@@ -91,6 +93,7 @@ class OnlinePearl(Learner):
         """Update the statistics of all spaces and the window; then train a sub-network if it is time and necessary."""
         self.count(labels)
         self._discriminants.clear()
+        self._fits.clear()
         raws = [network(images) for network in self.networks().values()]
         if not self.spaces:
             self.spaces.append(StreamingSpace(0, BARE, raws[0], self.projection))
@@ -164,6 +167,24 @@ class OnlinePearl(Learner):
         made = zip(self.spaces, features, self._discriminants, strict=True)
         return self._joint([discriminants(space(raw), *of_space) for space, raw, of_space in made])
 
+    finds_unknown = True
+
+    @torch.no_grad()
+    def describe(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Learner.describe`."""
+        raws = [network(images) for network in self.networks().values()]
+        if not self._fits:
+            self._fits.append(Fits([space.statistics for space in self.spaces]))
+        features = [space(raw) for space, raw in zip(self.spaces, raws, strict=True)]
+        return self.scores(raws), self._fits[0].scores(features, self._known()), self._fits[0].whitened(features)
+
+    @torch.no_grad()
+    def known_scores(self) -> Tensor:
+        """See `Learner.known_scores`: those of the images in the window, as far as their classes have another image."""
+        every = [space.statistics for space in self.spaces]
+        parts = self.window.features.split([len(each.scatter) for each in every], dim=1) if every else []
+        return left_out_fits(every, parts, self.window.labels, self._known()).cpu()
+
     def _joint(self, scores: Sequence[Tensor]) -> Tensor:
         return joint_log_probabilities(scores, self._known(), int(self.classes), self.temperature)
 
@@ -193,4 +214,5 @@ class OnlinePearl(Learner):
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         self._networks.clear()
         self._discriminants.clear()
+        self._fits.clear()
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -50,6 +50,17 @@ class StreamingStatistics(Resizable):
         return max(1, int(self.counts.sum()) - int(self.known.sum()))
 
     @property
+    def centre(self) -> Tensor:
+        """Return the mean (p,) of all images."""
+        return self.counts.double() @ self.means / self.counts.sum().clamp(min=1)
+
+    @property
+    def total(self) -> Tensor:
+        """Return the scatter (p, p) of all images around their mean."""
+        away = self.means - self.centre
+        return self.scatter + away.T @ (self.counts[:, None] * away)
+
+    @property
     def shrinkage(self) -> float:
         """Return the share of the identity in the covariance; see `scatter.shrinkage`."""
         return shrinkage(len(self.scatter), self.freedom)

@@ -20,25 +20,33 @@ PIXELS = 96  # of a picture
 
 
 def write(
-    discovery: "Discovery", output: Path, title: str, *, model: str = "MODEL", groups: str = "groups.csv"
+    discovery: "Discovery",
+    output: Path,
+    title: str,
+    *,
+    model: str = "MODEL",
+    groups: str = "groups.csv",
+    stream: bool = False,
 ) -> Path:
     """Write the page atomically; return its path. `model` and `groups` are the paths that its commands have.
+
+    `stream`: the model learns from a stream.
 
     Raises:
         ReportError: see `files.check_output`.
         DataError: an image of the page has become unreadable.
     """
     check_output(output, HTML, "page")
-    write_output(output, page(discovery, title, model=model, groups=groups))
+    write_output(output, page(discovery, title, model=model, groups=groups, stream=stream))
     return output
 
 
-def page(discovery: "Discovery", title: str, *, model: str, groups: str) -> str:
+def page(discovery: "Discovery", title: str, *, model: str, groups: str, stream: bool = False) -> str:
     """Return the page as HTML."""
     shown = discovery.groups[:SHEETS]
     parts = [
         Part("Overview", tables=[_overview(discovery)], note=_overview_note(discovery)),
-        *([Part("Name the groups", text=_commands(model, groups), note=NAME_NOTE)] if discovery.labels else []),
+        *([Part("Name the groups", text=_commands(model, groups, stream), note=NAME_NOTE)] if discovery.labels else []),
         *(Part(f"{one.name}: {counted(len(one), 'image')}", pictures=_sheet(discovery, one)) for one in shown),
         *_rest(discovery),
         *_copies(discovery),
@@ -55,8 +63,8 @@ NAME_NOTE = (
 )
 
 
-def _commands(model: str, groups: str) -> str:
-    return f"pearl learn {shlex.quote(model)} --data {shlex.quote(groups)}"
+def _commands(model: str, groups: str, stream: bool) -> str:
+    return f"pearl learn {shlex.quote(model)} --data {shlex.quote(groups)}{' --stream' * stream}"
 
 
 def _overview(discovery: "Discovery") -> Table:

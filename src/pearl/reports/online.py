@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pearl.errors import RunError, counted, printable
 from pearl.evaluation.online_metrics import Point, summary
+from pearl.storage.arrivals import unlabelled
 from pearl.storage.run_directory import RunDirectory
 from pearl.storage.tabular import aligned
 
@@ -60,14 +61,21 @@ def stream_of(directory: RunDirectory) -> dict[str, Any]:
     if not found:
         return {}
     own = found.get("online", found)  # of a run, or of a model
-    return {**own["facts"], "images": found["seen"], "classes": own.get("names") or own["classes"]}
+    scored, unknown = unlabelled(directory)
+    without = {"unlabelled": scored, "unknown": len(unknown)} if scored else {}
+    return {**own["facts"], "images": found["seen"], "classes": own.get("names") or own["classes"], **without}
 
 
 def stream_lines(stream: dict[str, Any]) -> list[str]:
     """Return what `stream_of` returns as text."""
     names = ", ".join(map(printable, stream["classes"]))
     classes = counted(len(stream["classes"]), "class")
-    return [f"{counted(stream['images'], 'image')} of a stream, {classes} ({names})", *growth(stream)]
+    lines = [f"{counted(stream['images'], 'image')} of a stream, {classes} ({names})", *growth(stream)]
+    if count := stream.get("unlabelled"):
+        hint = ": pearl discover groups them" if stream["unknown"] else ""
+        looked = f"{stream['unknown']:,} of them looked unknown when they came{hint}"
+        lines.append(f"{counted(count, 'unlabelled image')}; {looked}")
+    return lines
 
 
 def online_state(run: RunDirectory) -> str:

@@ -19,13 +19,25 @@ def append(file: Path, event: Mapping[str, Any]) -> None:
     Raises:
         RunError: the file cannot be written to.
     """
-    line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **event})
+    append_lines(file, [{"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **event}])
+
+
+def append_lines(file: Path, values: Iterable[Mapping[str, Any]], *, sync: bool = False) -> None:
+    """Append a JSON line for each value; with `sync` they are on disk on return.
+
+    Raises:
+        RunError: the file cannot be written to.
+    """
+    lines = b"".join(json.dumps(value).encode() + b"\n" for value in values)
     try:
         with open_to_append(file, file.parent) as opened:
             size = opened.seek(0, os.SEEK_END)
             opened.seek(max(size - 1, 0))
             cut = opened.read(1) not in (b"", b"\n")  # a line whose writer was killed
-            opened.write(b"\n" * cut + line.encode() + b"\n")
+            opened.write(b"\n" * cut + lines)
+            if sync:
+                opened.flush()
+                os.fsync(opened.fileno())
     except OSError as error:
         fix = remedy(error, "move it away")
         raise RunError(f"{file}: cannot be written ({reason(error)}); {fix}") from None

@@ -15,6 +15,7 @@ from typing import Any
 from pearl.errors import ConfigError, RunError, counted
 from pearl.names import class_name
 from pearl.storage import events
+from pearl.storage.below import Below
 from pearl.storage.files import FORMAT, check_format, read_json, read_regular, write_json
 from pearl.storage.locks import is_held
 from pearl.storage.schemas import (
@@ -45,16 +46,6 @@ class State(StrEnum):
     DAMAGED = "damaged"
 
 
-class Below:
-    """A file or folder of a directory, by name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, directory: "RunDirectory", owner: type) -> Path:
-        return directory.path / self.name
-
-
 class RunDirectory:
     """A run or model on disk. Attributes are read on every access, since other processes may write meanwhile."""
 
@@ -76,6 +67,10 @@ class RunDirectory:
     change_file = Below("unfinished-change/change.json")
     certificates_folder = Below("certificates")  # of what was forgotten
     online_folder = Below("online")  # the state of an online learner after so many images, see `online.state`
+    arrivals_file = Below(
+        "arrivals.jsonl"
+    )  # files of a stream in the order in which they were taken up, see `arrivals`
+    unlabelled_file = Below("unlabelled.jsonl")  # scores of images without a class in a stream
     logs_folder = Below("logs")  # curves, see `--log`
 
     def __init__(self, path: str | Path) -> None:
@@ -387,7 +382,11 @@ class RunDirectory:
             RunError: its files are damaged.
         """
         learning = sum(sum(manifest["seconds"].values()) for _, manifest in self.manifests())
-        return learning + sum(stage["evaluation_seconds"] for stage in self.results["stages"])
+        results = self.results
+        if stream := results.get("online"):
+            seen, facts = stream["curve"][-1]["seen"], stream["facts"]
+            learning += seen * facts["seconds_per_image"] + facts["evaluation_seconds"]
+        return float(learning + sum(stage["evaluation_seconds"] for stage in results["stages"]))
 
     @property
     def reused_seconds(self) -> float:

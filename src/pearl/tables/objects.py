@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from pearl.settings.config import RunConfig
+from pearl.settings.config import OnlineRunConfig, RunConfig
 from pearl.settings.declared import declared, upcoming
 from pearl.settings.derived_defaults import pretrained
 from pearl.settings.parts import METHODS, RANK_RULES
@@ -118,7 +118,13 @@ def seconds(config: RunConfig, machine: tuple[float, float]) -> float:
     each = config.stream.per_class or (data.per_class if data else 100)
     counts = [[each] * classes for classes in (classes_per_task(config) if data else [10])]
     method: Any = METHODS.load(config.method["name"])
-    specs, total = declared(method), 0.0
+    forward = 0.0
+    if isinstance(config, OnlineRunConfig):  # a pass per image and network; sub-networks are trained on windows
+        images, learner = sum(map(sum, counts)), config.online.learner
+        networks = learner.get("sub_networks", 0)
+        forward = images * (1 + networks + 6 * learner.get("iterations", 0))  # 6: old and new images, and gradients
+        counts = [[learner.get("window", 0)]] * networks
+    specs, total = declared(method), forward * _operations(config) / operations
     for _, phases in upcoming(method, counts, config.method, pretrained=pretrained(config)):
         for name, epochs in phases.items():
             settings = config.train.phase(name)

@@ -30,6 +30,20 @@ AS_LONG = {"resnet18": "schedule-resnet18", "bsc": "schedule-bsc", "vit": "sched
 OF_TASKS = ("class_il.each", "task_il.each", "share.each")
 OF_LAYERS = ("threshold.layers", "rank.layers", "full_rank.layers")
 
+# Of runs without task boundaries: a key of `online_metrics.summary`, and the unit in which it is shown. A run with
+# tasks has the accuracy at the end as well.
+OF_STREAMS = {
+    "online.a_auc": ("a_auc", 1.0),
+    "online.a_last": ("a_last", 1.0),
+    "online.forgetting": ("forgetting", 1.0),
+    "online.milliseconds": ("seconds_per_image", 1e-3),
+    "online.pause": ("longest_pause_seconds", 1.0),
+    "online.passes": ("passes", 1.0),
+    "online.images_mb": ("images_bytes", 1e6),
+    "online.statistics_mb": ("statistics_bytes", 1e6),
+    "online.sub_networks": ("sub_networks", 1.0),
+}
+
 
 @dataclass(frozen=True)
 class Printed:

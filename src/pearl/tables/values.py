@@ -12,14 +12,12 @@ import numpy as np
 from scipy import stats
 
 from pearl.errors import RunError
-from pearl.evaluation import metrics
 from pearl.reports.compared import spread
-from pearl.reports.records import Record, flat, read
-from pearl.storage.files import read_json
+from pearl.reports.records import Record, flat
 from pearl.storage.paths import runs_root
-from pearl.storage.run_directory import RunDirectory
+from pearl.tables.measured import StreamRecord, complete_run, measured
 from pearl.tables.objects import classes_per_task, implied_rank, parameters
-from pearl.tables.spec import OF_LAYERS, OF_TASKS, Claim, Column, Place, Printed, Request, Row, Size, Table
+from pearl.tables.spec import Claim, Column, Place, Printed, Request, Row, Size, Table
 
 LEVEL = 0.05  # significance level of claims
 
@@ -179,7 +177,7 @@ class _Filling:
 
     def __init__(self, table: Table, size: Size, seeds: int, extra: tuple[str, ...]) -> None:
         self.table, self.size, self.seeds, self.extra = table, size, seeds, extra
-        self.records: dict[Path, Record | None] = {}
+        self.records: dict[Path, Record | StreamRecord | None] = {}
         self.damaged: list[str] = []
 
     def cell(self, row: Row, index: int) -> Cell:
@@ -231,14 +229,12 @@ class _Filling:
         rank = implied_rank(_as_counted(request, row, of), (total.mean - self.table.added(row, index)) * 1e6)
         return Printed(f"{rank:.1f}", rank)
 
-    def record(self, path: Path) -> Record | None:
+    def record(self, path: Path) -> Record | StreamRecord | None:
         """Return a run if it is complete."""
         if path not in self.records:
             self.records[path] = None
             try:
-                if RunDirectory(path).results["stages"]:
-                    record = read(path)
-                    self.records[path] = record if record.complete else None
+                self.records[path] = complete_run(path)
             except RunError as error:
                 self.damaged.append(str(error))
         return self.records[path]
@@ -246,34 +242,6 @@ class _Filling:
 
 def _as_counted(request: Request, row: Row, column: Column) -> Request:
     return Request(request.recipe, (*request.settings, *column.counted, *row.counted), request.smoke)
-
-
-def measured(record: Record, metric: str) -> Any:
-    """Return a metric of a run: a number, or numbers by label for a figure; None if the run has none."""
-    if metric == "inference_ms":
-        file = RunDirectory(record.path).inference_file
-        return float(read_json(file)["milliseconds"]) if file.is_file() else None
-    if metric.startswith("seconds."):
-        phase = metric.removeprefix("seconds.")
-        took = [task.seconds[phase] for task in record.learnt if phase in task.seconds]
-        return float(np.mean(took)) if took else None
-    if metric == "share.each":
-        return dict(zip(_numbers(record.shares), record.shares, strict=True))
-    if metric in OF_TASKS:
-        counts = record.counts
-        if counts is None:
-            return None
-        scenario: metrics.Scenario = "class_il" if metric.startswith("class_il") else "task_il"
-        last = metrics.accuracy_matrix(counts, scenario)[:, -1]
-        return dict(zip(_numbers(last), last.tolist(), strict=True))
-    if metric in OF_LAYERS:
-        layers = record.layers[-1]
-        return {name.removesuffix(".weight"): layer[metric.removesuffix(".layers")] for name, layer in layers.items()}
-    return record.summary.get(metric)
-
-
-def _numbers(values: Any) -> list[str]:
-    return [str(number) for number in range(1, len(values) + 1)]
 
 
 def _setting(request: Request, key: str) -> float:
