@@ -9,10 +9,10 @@ from torch import nn
 
 from pearl.errors import ConfigError
 from pearl.methods.prototypes.aper import Aper
-from pearl.methods.prototypes.first_session import FORMS, FineTuned, Prompted, ScaleShift
+from pearl.methods.prototypes.first_session import FORMS, Adapted, FineTuned, Prompted, ScaleShift
 from pearl.methods.prototypes.ranpac import RanPac
 from pearl.testing.tiny import images, logits, make_task, small_resnet
-from vits import WIDTH, close, drawn, run, small
+from vits import WIDTH, close, drawn, naive, run, small
 
 
 def unchanged(scale_shift):
@@ -46,6 +46,22 @@ def test_without_scales_and_shifts_a_score_is_the_cosine_to_the_plain_mean():
     close(method.extract(x)[:, :WIDTH], method.extract(x)[:, WIDTH:], atol=1e-5)
     expected = F.cosine_similarity(method.backbone(x).double()[:, None], torch.stack(means)[None], dim=2)
     close(logits(method).double(), expected, atol=1e-6)
+
+
+@torch.no_grad()
+def test_an_adapter_adds_a_tenth_of_its_output_to_that_of_the_mlp(double):
+    net, x, branches = small().double(), images(2).double(), {}
+    made = Adapted(net, 3).eval()
+    for seed, parameter in enumerate(made.parameters()):
+        parameter.copy_(drawn(*parameter.shape, seed=seed))
+
+    def branch(down, up):
+        return lambda tokens: 0.1 * ((tokens @ down.weight.T + down.bias).clamp(min=0) @ up.weight.T + up.bias)
+
+    for block in range(3):
+        adapter = made.adapters[f"{block}"]
+        branches[block] = branch(adapter.down, adapter.up)
+    close(made(net, x), naive(net, x, {}, branches), atol=1e-8)
 
 
 def test_the_halves_are_the_network_as_it_came_and_as_the_first_task_made_it():

@@ -421,9 +421,10 @@ def raw_of(method, t, task):
     return WithInner(method.merged(t), method.layers)(task.view.test(task.images))
 
 
-def test_a_method_observes_what_it_has_learnt():
-    """The statistics are those of the task's images, without further views, in every sub-network there is."""
-    method = Pearl(small_resnet(), classifier=Statistics(spaces=2, views=0))
+@pytest.mark.parametrize("train", ["spaces", "all"])
+def test_a_method_observes_what_it_has_learnt(train):
+    """The statistics are those of the task's images, without further views, in the first two sub-networks."""
+    method = Pearl(small_resnet(), classifier=Statistics(spaces=2, views=0, train=train))
     learn(method, range(3))
     class_statistics, tasks = method.class_statistics, [make_task(t) for t in range(3)]
     assert class_statistics.created_at == [0, 1]
@@ -781,6 +782,20 @@ def test_what_remains_of_old_classes_is_near_what_fresh_images_show(distance, lo
     assert then * retained(class_statistics, 0, round(160 * then), 160) == pytest.approx(right, abs=0.08)
     assert lowest <= right < 0.995
     assert distance > 5 or right < then - 0.1
+
+
+def test_classes_that_were_hard_already_lose_nothing_to_far_ones():
+    """Two of three images of the first task were right; all classes of the second are elsewhere."""
+    rng = np.random.default_rng(0)
+    old = 0.6 * rng.normal(size=(4, 10))
+    labels, raw = gaussian(np.concatenate([old, old + 20.0]), 40, rng)
+    class_statistics = ClassStatistics(Statistics(spaces=1, projection=None))
+    for t in range(2):
+        rows = torch.tensor(raw[labels // 4 == t]).float()
+        if t == 0:
+            class_statistics.add_space(0, rows)
+        class_statistics.observe([class_statistics.spaces()[0](rows)], torch.tensor(labels[labels // 4 == t]))
+    assert retained(class_statistics, 0, 107, 160) == pytest.approx(1.0, abs=0.05)
 
 
 def test_learnt_images_are_recognised_without_another_pass() -> None:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -383,6 +384,42 @@ def test_sldc_holds_features_and_their_lengths():
         lengths = (new.norm(dim=1) - old.norm(dim=1)).square().mean()
     assert lengths > 1e-3
     close(phase.loss(batch), own + (new - old).square().mean() + 100 * lengths)
+
+
+@pytest.mark.parametrize("operator", ["linear", "ldc"])
+def test_sldcs_linear_operators_are_ridge_regressions(operator, monkeypatch, double):
+    """In NumPy: `linear` of features of length 1 and near the identity, `ldc` of features as they are."""
+    method, found = sldc(operator=operator), []
+    monkeypatch.setattr(method, "carry", found.append)
+    before, after = (drawn(20, WIDTH, seed=seed) * drawn(20, 1, seed=seed + 2).exp() for seed in range(2))
+    assert not [*method.compensate(before, after)]
+    x, y = before.double().numpy(), after.double().numpy()
+    if operator == "linear":
+        x, y = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, y))
+    expected = np.linalg.solve(x.T @ x + 1e-4 * np.eye(WIDTH), x.T @ y)
+    if operator == "linear":
+        share = math.exp(-20 / WIDTH)
+        expected = (1 - share) * expected + share * np.eye(WIDTH)
+    close(found[0], torch.from_numpy(expected), atol=1e-8)
+
+
+def test_sldcs_nonlinear_operator_keeps_lengths_and_is_held_to_be_linear(monkeypatch):
+    method, carried = sldc(operator="nonlinear", linearity=30.0), []
+    monkeypatch.setattr(method, "carry_draws", lambda *given: carried.extend(given))
+    before, after = 3 * drawn(20, WIDTH), 2 * drawn(20, WIDTH, seed=1)
+    phases = method.compensate(before, after)
+    phase = next(phases)
+    move, batch = phase.extra, next(phase.data.batches(20, seed=0))
+    with torch.no_grad():
+        move.alphas.copy_(torch.tensor([0.1, 0.2, 0.5]))
+        lengths = before.norm(dim=1)
+        assert sorted(batch.x.tolist()) == sorted((before / lengths[:, None]).tolist())
+        apart = (move(batch.x) - batch.y).square().mean()
+        close(phase.loss(batch), apart + 30 * (math.exp(0.5) / (math.exp(0.1) + math.exp(0.2) + math.exp(0.5))) ** 2)
+        assert not [*phases]
+        network, count, _ = carried
+        close(network(before), move(before / lengths[:, None]) * lengths[:, None])
+    assert count == 10 * WIDTH
 
 
 def test_the_weakly_nonlinear_map_at_the_start():

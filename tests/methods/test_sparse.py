@@ -529,6 +529,19 @@ def test_a_task_whose_network_has_grown_begins_again_or_goes_on(make, on_growth)
     assert all(same) == (on_growth == "restart")
 
 
+@pytest.mark.parametrize(("goal", "grown"), [(60.0, 1.0), (80.0, 2.0)])
+def test_a_network_grows_until_held_out_images_are_as_right_as_in_a_network_of_their_own(monkeypatch, goal, grown):
+    """Training images, which are all right, do not stop it."""
+    method = Pae(convolutional(), max_multiplier=2.0, train_accuracy=50.0, tasks=3)
+    learn(method, range(1), Engine(config(train={"epochs": 1, "batch_size": 8}), device="cpu"))
+    monkeypatch.setattr(method, "right", lambda part: 100.0 if len(part) > 12 else 70.0)
+    monkeypatch.setattr(method, "rival", lambda kept, held: (yield from ()) or goal)
+    monkeypatch.setattr(method, "compact", lambda *args, **options: ())
+    for _ in method.learn(make_task(1)):
+        pass
+    assert float(method.multiplier) == grown
+
+
 def test_a_network_begins_with_the_first_channels_of_each_layer():
     method = Pae(convolutional(8), max_multiplier=4.0)
     for name, share in {"conv1.weight": 1 / 2, "conv3.weight": 1 / 4, "linear.weight": 1 / 4}.items():

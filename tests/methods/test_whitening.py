@@ -1,5 +1,6 @@
 """Whitened features: directions in which images of one class differ count little, in unknown classes too."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -46,6 +47,31 @@ def test_quiet_directions_tell_unseen_classes_apart() -> None:
         for v, space in enumerate(class_statistics.spaces())
     ]
     assert contrast(white) > 2 * max(contrast(rows) for rows in raw)
+
+
+def test_features_are_centred_on_all_images_and_divided_by_the_root_within_classes() -> None:
+    """In NumPy; images of the second task lie elsewhere, so that the mean of all is not that of the first."""
+    centres = torch.randn(8, 12, generator=torch.Generator().manual_seed(1)) * 2
+    centres[4:] += 6
+    class_statistics, raw = ClassStatistics(Statistics(spaces=1, projection=None)), []
+    for t in range(2):
+        raw.append(images(centres[4 * t : 4 * t + 4], 20, seed=t))
+        if not t:
+            class_statistics.add_space(t, raw[t])
+        class_statistics.observe(
+            [class_statistics.spaces()[0](raw[t])], torch.arange(4 * t, 4 * t + 4).repeat_interleave(20)
+        )
+    (space,) = class_statistics.spaces()
+    rows = space(torch.cat(raw)).double().numpy().reshape(8, 20, 12)
+    within = (rows - rows.mean(1, keepdims=True)).reshape(160, 12)
+    covariance, share = within.T @ within / (160 - 8), (12 / (152 + 12)) ** 3
+    covariance = (1 - share) * covariance + share * np.trace(covariance) / 12 * np.eye(12)
+    unseen = images(centres[:3], 5, seed=9)
+    away = space(unseen).double().numpy() - rows.mean((0, 1))
+    expected = np.linalg.solve(np.linalg.cholesky(covariance), away.T).T
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    np.testing.assert_allclose(Whitening(class_statistics)([unseen]).numpy(), expected, atol=1e-4)
+    assert np.linalg.norm(rows.mean((0, 1))) > 0.5
 
 
 def test_groups_of_two_unseen_digits_are_not_mixed() -> None:

@@ -26,6 +26,7 @@ from pearl.nn.lowrank import (
 )
 from pearl.nn.resnet import ResNet, resnet18
 from pearl.nn.timm import timm_backbone
+from pearl.testing.tiny import small_vit
 
 FOLDS: list[Fold] = ["spatial", "view", "unfold"]
 SHAPES = [
@@ -389,6 +390,11 @@ def test_a_word_that_matches_no_layer_is_an_error(
         select_targets(net(), spec)
     assert str(error.value).startswith("method.targets=")
     assert says in str(error.value)
+
+
+def test_all_is_every_linear_layer_of_a_vit_and_auto_elsewhere() -> None:
+    assert names(small_vit(), "all") == names(small_vit(), "linear") != names(small_vit(), "auto")
+    assert names(resnet(), "all") == names(resnet(), "auto")
 
 
 @pytest.mark.parametrize("spec", [["auto"], ["auto", "pointwise"]])

@@ -70,22 +70,75 @@ def test_averaged_teachers_have_the_authors_rates_on_published_streams(
     assert MeanTeacher(chance, 0.999, tasks, "own").pace(3900)[0] == pytest.approx(1 / (tasks * 3.9))
 
 
-@pytest.mark.parametrize(
-    ("method", "option", "value"),
-    [
-        ("agile", "old_biases", True),  # the authors freeze weights of old heads alone
-        ("agile", "task_of_memory", False),  # their classifier of tasks sees new images
-        ("convprompt", "similarity_over", "earlier"),
-        ("cpg", "on_growth", "restart"),
-        ("pae", "on_growth", "restart"),
-        ("lae", "head_std", 0.001),
-        ("sparcl_ewc", "forgotten_among", "all"),
-        ("sema", "hold_out", 0.0),
-        # ours: the reasons are in the methods' docstrings
-        ("dia", "align_among", "own"),
-        ("evoprompt", "align", "hidden"),
-        ("er", "passes", "together"),
-    ],
-)
-def test_defaults(method: str, option: str, value: object) -> None:
-    assert load_config("digits", [f"method={method}"]).method[option] == value
+# of ten methods drawn at random all options with a number, and options that were wrong once
+AUTHORS: dict[str, dict[str, object]] = {
+    "agile": {"old_biases": True, "task_of_memory": False},  # they freeze weights of old heads alone
+    "convprompt": {
+        "num_prompts_per_task": 5,
+        "kernel_size": 17,
+        "length": 20,
+        "blocks": 7,
+        "train_keys": False,  # their optimizer holds keys that were replaced
+        "train_norms": True,
+        "norm_share": 0.005,
+        "stay": 0.01,
+        "similarity_over": "earlier",
+    },
+    "cpg": {"on_growth": "restart"},
+    "dia": {"width": 8, "single": "cosine", "pdl": 0.1, "prototypes": 32, "beta": 0.7},  # the paper's
+    "er": {"passes": "together"},  # Mammoth's
+    "hide": {"prompt_momentum": 0.01, "n_centroids": 10, "identity_draws": 24, "draws": 120},
+    "il2a": {"temp": 0.1, "seman_weight": 10, "kd_weight": 10, "ratio": 2.5, "mix_times": 4, "alpha": 20},
+    "lae": {"head_std": 0.001},
+    "pae": {"on_growth": "restart", "max_multiplier": 2, "goal": "finetuned", "train_accuracy": 95},
+    "sema": {
+        "ffn_num": 16,
+        "rd_dim": 128,
+        "adapt_start_layer": 9,
+        "adapt_end_layer": 11,
+        "exp_threshold": 2,
+        "hold_out": 0,
+    },
+    "sparcl_ewc": {"forgotten_among": "all"},
+    "sprompts": {"prompt_length": 10, "centroids": 5},
+    "ssre": {"temp": 0.1, "protoAug_weight": 10, "kd_weight": 1},
+    "tamil": {
+        "code_dim": 64,
+        "pairwise_weight": 0.1,
+        "reg_weight": 0.1,
+        "ema_update_freq": 0.05,
+        "ema_alpha": 0.999,
+        "ema_norms": "own",
+    },
+}
+
+
+@pytest.mark.parametrize("method", AUTHORS)
+def test_defaults_are_the_authors(method: str) -> None:
+    found = load_config("digits", [f"method={method}"]).method
+    assert {option: found[option] for option in AUTHORS[method]} == AUTHORS[method]
+
+
+# method, option, default, the authors' value, why ours differs
+DEPARTURES: list[tuple[str, str, object, object, str]] = [
+    ("dia", "align_among", "own", "all", "with all classes half of all predictions fall into the newest task"),
+    ("dualprompt_pgp", "criterion", "energy", "squared", "the paper's rule; theirs squares energies twice"),
+    ("er_ace", "head", "linear", "cosine", "the head of the other rehearsal methods, so that only losses differ"),
+    ("evoprompt", "align", "hidden", "both", "a permutation changes what coordinates of a prompt mean"),
+    ("il2a", "covariances", "own", "released", "theirs are of other classes from the third task on"),
+    ("l2p_pgp", "criterion", "energy", "squared", "the paper's rule; theirs squares energies twice"),
+    ("loranpac", "E", 10_000, 100_000, "with theirs every task's folder has up to 4 GB"),
+    ("lwf", "kd_lambda", 10.0, 3.0, "ADC's value for random initial weights; 3 is PyCIL's"),
+    ("rsiat", "output", "linear", "sigmoid", "a sigmoid can only add, and adds a half at first"),
+    ("sema", "detect_batch_size", None, 128, "a decision by the whole task does not depend on the order of batches"),
+]
+
+
+@pytest.mark.parametrize(("method", "option", "ours", "authors", "reason"), DEPARTURES)
+def test_departures_from_the_authors_are_options(
+    method: str, option: str, ours: object, authors: object, reason: str
+) -> None:
+    """Their value can be set instead."""
+    assert reason
+    assert load_config("digits", [f"method={method}"]).method[option] == ours != authors
+    assert load_config("digits", [f"method={method}", f"method.{option}={authors}"]).method[option] == authors

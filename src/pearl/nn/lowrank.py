@@ -21,6 +21,7 @@ Fold = Literal["spatial", "view", "unfold"]
 Init = Literal["kaiming", "svd", "svd_paper"]
 
 _PROJECTIONS = ("query", "key", "value")  # in the order of a fused qkv layer
+_BY_NETWORK = {"auto": ("key",), "all": ("linear",)}  # what a word means in networks with attention
 _SEPARATE = {
     "query": {"query", "q", "q_proj", "to_q", "wq"},
     "key": {"key", "k", "k_proj", "to_k", "wk"},
@@ -69,7 +70,8 @@ def select_targets(backbone: nn.Module, spec: str | Sequence[str] = "auto") -> t
     `conv` (every convolution that is not grouped), `pointwise` (those of them that are 1x1), `depthwise` (kept as a
     dense copy per task), or a regular expression searched in the parameters' names. `auto` is `key` in networks with
     attention, else `conv` and `depthwise`, as in the paper, and `linear`: the paper's networks have no linear layers,
-    but those of an MLP-Mixer or a ConvNeXt hold most weights.
+    but those of an MLP-Mixer or a ConvNeXt hold most weights. `all` is `linear` in networks with attention, else as
+    `auto`.
 
     Raises:
         ConfigError: a word that matches no layer, or layers named as a whole and in part.
@@ -79,8 +81,10 @@ def select_targets(backbone: nn.Module, spec: str | Sequence[str] = "auto") -> t
         raise ConfigError("method.targets: empty; list the layers to adapt, or use auto")
     chosen: dict[str, Target] = {}
     for word in words:
-        automatic = ("key",) if has_attention(backbone) else ("conv", "depthwise", "linear")
-        found = [target for part in (automatic if word == "auto" else (word,)) for target in _matching(backbone, part)]
+        parts: tuple[str, ...] = (word,)
+        if word in _BY_NETWORK:
+            parts = _BY_NETWORK[word] if has_attention(backbone) else ("conv", "depthwise", "linear")
+        found = [target for part in parts for target in _matching(backbone, part)]
         if not found:
             raise ConfigError(f"method.targets={word!r} matches no layer; {_hint(backbone, word)}")
         chosen.update({target.label: target for target in found})

@@ -48,7 +48,8 @@ class Descriptor(nn.Module):
     def remember(self, means: Tensor) -> None:
         """Record the errors on token means (N, dim)."""
         errors = self(means).double()
-        self.record.copy_(torch.stack([errors.new_tensor(len(errors)), errors.mean(), errors.std(correction=0)]))
+        deviation = errors.std(correction=int(len(errors) > 1))
+        self.record.copy_(torch.stack([errors.new_tensor(len(errors)), errors.mean(), deviation]))
 
     @torch.no_grad()
     def unusual(self, means: Tensor) -> Tensor:

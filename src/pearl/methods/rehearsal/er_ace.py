@@ -24,7 +24,7 @@ class ErAce(Er):
         buffer_size: stored images; 200 and 500 are usual.
         minibatch_size: rehearsed images per step.
         policy: rule for storing images, see `Memory`.
-        head: `linear`; or `cosine`, with the scale 10, as in the authors' code.
+        head: `linear`, as in the other rehearsal methods; or `cosine`, with the scale 10, as in the authors' code.
     """
 
     phases = ("er_ace",)

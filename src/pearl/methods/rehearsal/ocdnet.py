@@ -22,6 +22,7 @@ from pearl.methods.rehearsal.contrast import contrast_across, supervised_contras
 from pearl.methods.rehearsal.er import Images
 from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Rehearsing, Tasks, Weight, on_short_tasks
 from pearl.methods.rehearsal.tamil import Count
+from pearl.nn.precision import full
 from pearl.nn.task_modules import Classifier, TaskHeads
 
 TEMPERATURE = 0.07
@@ -126,7 +127,7 @@ class OcdNet(Rehearsing):
 
     def embedded(self, features: Tensor) -> Tensor:
         """Return embeddings (B, 64) of features (B, dim), with length 1."""
-        return F.normalize(self.embedding(features).float(), dim=1)
+        return F.normalize(full(self.embedding(features)), dim=1)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """Return the teacher's logits, see `Method.forward`."""
