@@ -15,6 +15,7 @@ from typing import Any
 from pearl.errors import ConfigError, RunError, counted
 from pearl.names import class_name
 from pearl.storage import events
+from pearl.storage.below import Below
 from pearl.storage.files import FORMAT, check_format, read_json, read_regular, write_json
 from pearl.storage.locks import is_held
 from pearl.storage.schemas import (
@@ -43,16 +44,6 @@ class State(StrEnum):
     UNFINISHED = "unfinished"  # a run has unfinished tasks
     FINISHED = "finished"  # also a model without an interrupted task, since it has no end
     DAMAGED = "damaged"
-
-
-class Below:
-    """A file or folder of a directory, by name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, directory: "RunDirectory", owner: type) -> Path:
-        return directory.path / self.name
 
 
 class RunDirectory:
