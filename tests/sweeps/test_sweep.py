@@ -397,7 +397,7 @@ def test_tables_for_people_and_for_programs(grid, grid_here, cli, tmp_path):
 
 
 def test_a_dry_run_tells_what_is_done_and_how_long_the_rest_takes(grid, grid_here, monkeypatch):
-    monkeypatch.setattr(RunDirectory, "seconds", property(lambda run: 30.0 if "ncm" in run.path.name else 60.0))
+    monkeypatch.setattr("pearl.sweeps.sweep.total_seconds", lambda run: 30.0 if "ncm" in run.path.name else 60.0)
     text = plan(parse("digits", [*TINY, "method=[finetune,ncm,lwf]"], "4"), workers=2)
     lines = text.splitlines()
     assert [line.split()[2] for line in lines[:12]] == [*["done"] * 3, "missing"] * 2 + ["missing"] * 4
@@ -407,7 +407,7 @@ def test_a_dry_run_tells_what_is_done_and_how_long_the_rest_takes(grid, grid_her
 
 
 def test_a_dry_run_counts_no_training_for_what_another_run_trains(grid, grid_here, monkeypatch):
-    monkeypatch.setattr(RunDirectory, "seconds", 60.0)
+    monkeypatch.setattr("pearl.sweeps.sweep.total_seconds", lambda run: 60.0)
     pearl = "{name: pearl, classifier: heads}, {name: pearl, classifier: {name: statistics, train: all}}"
     methods = f"method=[finetune, {pearl}]"
     text = plan(parse("digits", [*TINY, methods], "1"), workers=1)

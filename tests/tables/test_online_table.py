@@ -5,7 +5,7 @@ import statistics
 import pytest
 
 from pearl.lifecycle.runs import execute
-from pearl.storage.durations import seconds
+from pearl.storage.durations import total_seconds
 from pearl.storage.run_directory import RunDirectory
 from pearl.tables.objects import CPU_CORE, seconds
 from pearl.tables.show import page
@@ -51,7 +51,7 @@ def test_learners_lie_side_by_side() -> None:
     assert filled.cells[SLDA, "grown"].values == () and filled.cells[PEARL, "grown"].mean == 2
     assert not filled.cells[SLDA, "last"].missing and len(filled.cells[PEARL, "last"].missing) == 1
     assert "80.00 ± 7.07 (n=2)" in page(filled)
-    assert seconds(RunDirectory(waiting[SLDA, 0].path)) == pytest.approx(4 * 0.004 + 1)
+    assert total_seconds(RunDirectory(waiting[SLDA, 0].path)) == pytest.approx(4 * 0.004 + 1)
 
 
 def test_joint_training_is_a_bound_for_the_end() -> None:

@@ -1,9 +1,9 @@
-"""How long a run took, from its files."""
+"""Seconds of a run, from its files."""
 
 from pearl.storage.run_directory import RunDirectory
 
 
-def seconds(directory: RunDirectory) -> float:
+def total_seconds(directory: RunDirectory) -> float:
     """Return the seconds of training and evaluation, including reused phases.
 
     Raises:

@@ -22,7 +22,7 @@ import yaml
 from pearl.errors import ConfigError, counted, printable
 from pearl.reports.text import duration
 from pearl.settings.config import OnlineRunConfig, parse_overrides
-from pearl.storage.durations import seconds
+from pearl.storage.durations import total_seconds
 from pearl.storage.files import FORMAT, check_output, write_output
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory, State
@@ -171,7 +171,7 @@ def plan(sweep: Sweep, workers: int) -> str:
     """Return the grid as text: each job, its state, and the estimated time of the rest."""
     unique = {job.run: job for job in sweep.jobs}
     states = {run: _state(run) for run in unique}
-    took = {run: seconds(RunDirectory(run)) for run in unique if states[run] == "done"}
+    took = {run: total_seconds(RunDirectory(run)) for run in unique if states[run] == "done"}
     width, wide = (max(map(len, names)) for names in ([job.title for job in unique.values()], states.values()))
     lines = [
         f"{job.title:{width}}  {states[run]:{wide}}  {run.name}" + (f"  {duration(took[run])}" if run in took else "")

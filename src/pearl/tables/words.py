@@ -8,7 +8,7 @@ from contextlib import suppress
 from pearl.errors import RunError, counted
 from pearl.reports.parts import shown
 from pearl.reports.text import duration
-from pearl.storage.durations import reused_seconds, seconds
+from pearl.storage.durations import reused_seconds, total_seconds
 from pearl.storage.run_directory import RunDirectory
 from pearl.storage.tabular import mean_and_std
 from pearl.tables.spec import Column, Row
@@ -114,7 +114,7 @@ def made(filled: Filled) -> list[str]:
             versions = [f"{name} {made['packages'][name]}" for name in ("torch", "torchvision", "timm")]
             commit = f", commit {made['commit'][:10]}" if made["commit"] else ""
             facts = f"{on}; pearl {made['pearl']}{commit}, Python {made['python']}, {', '.join(versions)}"
-            alike.setdefault(facts, []).append((seconds(directory), reused_seconds(directory)))
+            alike.setdefault(facts, []).append((total_seconds(directory), reused_seconds(directory)))
     lines = []
     for facts, took in alike.items():
         every, reused = (sum(each) for each in zip(*took, strict=True))
