@@ -13,7 +13,6 @@ the command can be stopped and started again. Data is looked for under $PEARL_DA
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -23,7 +22,6 @@ from scipy.stats import spearmanr
 
 from pages import RESULTS, cell, table, write_page
 from pearl.lifecycle.runs import Run, execute
-from pearl.methods import pearl as method
 from pearl.reports.progress import display
 from pearl.settings.config import load_config
 
@@ -80,50 +78,25 @@ def main(arguments: Sequence[str]) -> None:
                 config = load_config(recipe, settings)
                 if rows.get(key, {}).get("run") == config.id:
                     continue
-                with Timed() as between:
-                    run = execute(config, show=display())
-                rows[key] = row(run, between, probe)
+                rows[key] = row(execute(config, show=display()))
                 lines = [f"{json.dumps(name)}: {json.dumps(rows[name], sort_keys=True)}" for name in sorted(rows)]
                 file.write_text("{\n" + ",\n".join(lines) + "\n}\n")  # a line per run
                 page(options.to / "probes.md", rows)
     page(options.to / "probes.md", rows)
 
 
-class Timed:
-    """Record the seconds of each gradient step within the context, which is not a phase."""
-
-    def __init__(self) -> None:
-        self.took: list[float] = []
-        self.step_down = method.step_down
-
-    def __enter__(self) -> "Timed":
-        def timed(*arguments: Any, **options: Any) -> None:
-            started = time.perf_counter()
-            self.step_down(*arguments, **options)
-            self.took.append(time.perf_counter() - started)
-
-        method.step_down = timed
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        method.step_down = self.step_down
-
-
-def row(run: Run, between: Timed, probe: str) -> dict[str, Any]:
+def row(run: Run) -> dict[str, Any]:
     """Return the measurements of one run; accuracies in percent.
 
     Seconds include other load, so they are an upper bound.
     """
     tasks = [task for task in run.manifests if task["layers"]]
-    seconds: float | None = fmean(task["seconds"]["probe"] for task in tasks)
-    if "gradients" in probe or "Adam" in probe:  # unknown for a run that was finished before
-        seconds = seconds + fmean(between.took) if between.took else None
     layers = [
         {layer["layer"]: [layer["rank"], layer["rows_and_columns"]] for layer in task["layers"]} for task in tasks
     ]
     return {
         "run": run.path.name,
-        "seconds": seconds,
+        "seconds": fmean(task["seconds"]["probe"] for task in tasks),
         "layers": layers,
         "mean_rank": run.mean_rank,
         **{key: run.summary[key] for key in ("parameters_million", "class_il.final", "task_il.final")},

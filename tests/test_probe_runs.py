@@ -27,13 +27,13 @@ def test_agreement_is_counted_in_parameters_and_in_order():
 
 def test_a_run_a_probe_and_none_twice(tmp_path, monkeypatch):
     monkeypatch.setattr(probes, "STREAMS", {"digits": ["digits", *TINY]})
-    command = ["--seeds", "0", "--probes", "gradients, .8", "--to", str(tmp_path / "found")]
+    command = ["--seeds", "0", "--probes", "targets", "--to", str(tmp_path / "found")]
     probes.main(command)
     rows = json.loads((tmp_path / "found" / "probes.json").read_text())
-    assert rows.keys() == {"digits | full | 0", "digits | gradients, .8 | 0"}  # what it is held against comes with it
+    assert rows.keys() == {"digits | full | 0", "digits | targets | 0"}  # what it is held against comes with it
     assert all(row["seconds"] > 0 and len(row["layers"]) == 1 for row in rows.values())
     text = (tmp_path / "found" / "probes.md").read_text()
-    assert "| full | 1 |" in text and "| gradients, .8 | 1 |" in text
+    assert "| full | 1 |" in text and "| targets | 1 |" in text
     monkeypatch.setattr(probes, "execute", lambda *_, **__: pytest.fail("a finished row is run again"))
     probes.main(command)
     with pytest.raises(SystemExit):  # other runs do not go among those of docs/results
