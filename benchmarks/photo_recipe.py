@@ -6,7 +6,7 @@
 Streams of 24 classes in 4 tasks, 16 photos a class, at 112 pixels, with DeiT-Tiny and class statistics; each seed draws
 other classes. The first three tasks train a sub-network each. A variant differs from the first one in the epochs of the
 probe, which chooses the ranks, and of the adapt phase, which trains the sub-network. Accuracies are on held-out
-training photos, a third of them. CPU seconds are those of the whole run, in one thread.
+training photos, 8 or 16 a class. CPU seconds are those of the whole run, in one thread.
 """
 
 import argparse
