@@ -1,4 +1,4 @@
-"""An observer that records what it is told."""
+"""An observer that keeps the events of training."""
 
 from pearl.training.engine import Observer
 

@@ -19,9 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from lanes import call, parsed
+from lanes import call, candidates, parsed, queue
 
-HERE = Path(__file__).parent
 LANES = 6
 RECIPE = "accurate-cifar100-5t-resnet18"
 STARTUP = 20.0  # seconds of a process before its first step and after its last one
@@ -174,15 +173,11 @@ class Lanes:
             return
         folder = self.out / job.name
         if not job.recipe:
-            command = [str(HERE.parent / "paper_recipe.py"), "--candidates", *job.variants, "--seeds", str(job.seed)]
-            command += ["--to", str(folder)]
-            command += ["--width", "8", "--smoke"] if self.smoke else ["--width", "64", "--precision", "auto"]
-            command += [] if self.smoke else ["--cuda-graphs"]
+            command = candidates(job.variants, job.seed, folder, smoke=self.smoke)
         else:
-            command = [str(HERE / "run_queue.py"), "--out", str(folder), "--recipes", job.recipe]
-            command += ["--seeds", str(job.seed), "--minutes", str(max(1.0, self.left - 8) / 60)]
-            smoke = f" {SMOKE}" if self.smoke else " engine.precision=auto"
-            command += ["--smoke" if self.smoke else "--graphs", "--variants", *(each + smoke for each in job.variants)]
+            variants = [f"{each} {SMOKE if self.smoke else 'engine.precision=auto'}" for each in job.variants]
+            minutes = max(1.0, self.left - 8) / 60
+            command = queue(job.recipe, job.seed, variants, folder, minutes=minutes, smoke=self.smoke)
         call(command, folder, seconds=None if self.smoke else max(1.0, self.left), first=job.first)
 
 

@@ -4,8 +4,10 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+HERE = Path(__file__).parent
 
 
 def parsed(about: str | None) -> argparse.Namespace:
@@ -16,6 +18,19 @@ def parsed(about: str | None) -> argparse.Namespace:
     parser.add_argument("--full-data", type=Path, help="file that exists once all classes are in $PEARL_DATA")
     parser.add_argument("--smoke", action="store_true", help="one step a phase, to try the program itself")
     return parser.parse_args()
+
+
+def candidates(names: Sequence[str], seed: int, to: Path, *, smoke: bool) -> list[str]:
+    """Return the command that runs candidates of `paper_recipe.py` at the paper's width."""
+    command = [str(HERE.parent / "paper_recipe.py"), "--candidates", *names, "--seeds", str(seed), "--to", str(to)]
+    at = ["--width", "8", "--smoke"] if smoke else ["--width", "64", "--precision", "auto", "--cuda-graphs"]
+    return command + at
+
+
+def queue(recipe: str, seed: int, variants: Iterable[str], to: Path, *, minutes: float, smoke: bool) -> list[str]:
+    """Return the command that runs variants of a recipe by `run_queue.py`."""
+    command = [str(HERE / "run_queue.py"), "--out", str(to), "--recipes", recipe, "--seeds", str(seed)]
+    return [*command, "--minutes", str(minutes), "--smoke" if smoke else "--graphs", "--variants", *variants]
 
 
 def call(command: Sequence[str], folder: Path, *, seconds: float | None, first: bool) -> None:

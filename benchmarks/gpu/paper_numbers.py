@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from lanes import call, parsed
+from lanes import call, candidates, parsed, queue
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -105,16 +105,13 @@ class Lanes:
 
     def recipe(self, lane: str, names: list[str], seed: int, *, first: bool = True) -> None:
         """Candidates of `paper_recipe.py` at the paper's width."""
-        options = ["--candidates", *names, "--seeds", str(seed), "--to", str(self.out / lane)]
-        at = ["--width", "8", "--smoke"] if self.smoke else ["--width", "64", "--precision", "auto", "--cuda-graphs"]
-        self.call(lane, [str(HERE.parent / "paper_recipe.py"), *options, *at], first=first)
+        self.call(lane, candidates(names, seed, self.out / lane, smoke=self.smoke), first=first)
 
     def queue(self, lane: str, recipe: str, seed: int, variants: list[str], *, first: bool = True) -> None:
         """Variants of a recipe, by `run_queue.py`."""
         width = " backbone.width=8" if self.smoke and "resnet18" in recipe else ""
-        command = [str(HERE / "run_queue.py"), "--out", str(self.out / lane), "--recipes", recipe]
-        command += ["--seeds", str(seed), "--minutes", str((self.deadline - time.monotonic() - 10) / 60)]
-        command += ["--smoke" if self.smoke else "--graphs", "--variants", *(each + width for each in variants)]
+        made, minutes = [each + width for each in variants], (self.deadline - time.monotonic() - 10) / 60
+        command = queue(recipe, seed, made, self.out / lane, minutes=minutes, smoke=self.smoke)
         self.call(lane, command, first=first)
 
     def call(self, lane: str, command: list[str], *, first: bool) -> None:

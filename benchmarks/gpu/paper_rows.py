@@ -12,11 +12,9 @@ import argparse
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from lanes import call, parsed
+from lanes import call, candidates, parsed, queue
 
-HERE = Path(__file__).parent
 STATISTICS = "method.classifier.name=statistics method.classifier.train=all"
 COSINE = " ".join(f"train.phases.{phase}.schedule=cosine" for phase in ("reference", "adapt", "isolation"))
 FIRST_TWO = "stream.tasks=2 stream.classes=40"
@@ -58,17 +56,13 @@ def run(lane: Lane, options: argparse.Namespace, deadline: float) -> None:
     """Run a lane in a process of its own, until it ends or the time is up."""
     while lane.all_classes and options.full_data and not options.full_data.exists() and time.monotonic() < deadline:
         time.sleep(0.5)
-    left = max(1.0, deadline - time.monotonic())
-    to = str(options.out / lane.name)
+    left, to, smoke = max(1.0, deadline - time.monotonic()), options.out / lane.name, options.smoke
     if lane.recipe:
-        command = [str(HERE / "run_queue.py"), "--out", to, "--recipes", lane.recipe, "--seeds", "0"]
-        command += ["--minutes", str((left - 10) / 60), "--smoke" if options.smoke else "--graphs", "--variants"]
-        command += [f"{each} backbone.width=8".strip() if options.smoke else each for each in lane.variants]
+        variants = [f"{each} backbone.width=8".strip() if smoke else each for each in lane.variants]
+        command = queue(lane.recipe, 0, variants, to, minutes=(left - 10) / 60, smoke=smoke)
     else:
-        command = [str(HERE.parent / "paper_recipe.py"), "--to", to, "--candidates", *lane.variants]
-        command += ["--width", "8", "--smoke"] if options.smoke else ["--width", "64", "--precision", "auto"]
-        command += [] if options.smoke else ["--cuda-graphs"]
-    call(command, options.out / lane.name, seconds=left, first=lane.first)
+        command = candidates(lane.variants, 0, to, smoke=smoke)
+    call(command, to, seconds=left, first=lane.first)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class Ends(BaseException):
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
-    """What happens between two looks at the folder, in order; then the watch ends. No time passes."""
+    """Steps to run between two polls of the folder, one each; the watch ends after the last. Nothing really sleeps."""
     steps: list[Step] = []
 
     def sleep(seconds: float) -> None:

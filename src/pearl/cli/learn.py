@@ -125,10 +125,11 @@ def command(
                 "--stream: goes with --unlabelled, --recipe, --backbone, --device and settings alone; leave the others "
                 "out"
             )
-        if (data is None) == (watch is None):
+        source = watch or data
+        if source is None or (watch and data):
             raise ConfigError("--stream: give either --data or --watch")
         given = {"recipe": recipe, "backbone": backbone, "device": device}
-        learn_from_stream(model, data, watch, every, unlabelled, given, overrides or [], quiet=quiet)
+        learn_from_stream(model, source, every if watch else None, unlabelled, given, overrides or [], quiet=quiet)
         return
     if watch is not None:
         raise ConfigError("--watch: learns from a stream; add --stream")

@@ -11,16 +11,15 @@ if TYPE_CHECKING:
 
 def learn_from_stream(
     model: Path,
-    data: Path | None,
-    watch: Path | None,
-    every: float,
+    source: Path,
+    every: float | None,
     unlabelled: str,
     options: dict[str, Any],
     overrides: list[str],
     *,
     quiet: bool,
 ) -> None:
-    """Learn from the images of a list or folder, or from those that appear in the folder `watch`."""
+    """Learn from the images of a list or folder; with `every`, also from new ones, looked for every so many seconds."""
     from pearl.online.model import open_stream
     from pearl.reports.progress import display
     from pearl.settings.config import parse_overrides
@@ -28,11 +27,11 @@ def learn_from_stream(
     show = display(quiet)
     try:
         made = open_stream(model, overrides=parse_overrides(overrides), **options)
-        if watch is not None:
-            for taken in made.watch(watch, every=every, unlabelled=unlabelled, show=show):
+        if every is not None:
+            for taken in made.watch(source, every=every, unlabelled=unlabelled, show=show):
                 _report(made, taken, quiet=quiet)
             return
-        taken = made.observe_files(data or Path(), unlabelled=unlabelled, show=show)
+        taken = made.observe_files(source, unlabelled=unlabelled, show=show)
     finally:
         show.close()
     _report(made, taken, quiet=False)

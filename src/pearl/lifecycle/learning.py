@@ -144,8 +144,7 @@ def _learn(
         # before decoding images: errors here are cheaper to find
         written = done > 0 or (known.get("config") == settings and directory.reference_manifest.is_file())
         method = build_method(config, structure_only=written, without_timm=True)
-        frozen = done > 0 or (method.frozen_start and method.backbone.pretrained)
-        if options.fast and not (frozen and has_statistics(config)):
+        if options.fast and not (method.has_frozen_features(done) and has_statistics(config)):
             raise ConfigError(
                 f"{path}: without training, classes can only be added to a model with class statistics "
                 f"(method.classifier=statistics), after its first task or to a pretrained network"

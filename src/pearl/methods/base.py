@@ -223,6 +223,10 @@ class Method(nn.Module):
         """
         return False
 
+    def has_frozen_features(self, task: int) -> bool:
+        """Return True if there are frozen features before task `task`: earlier tasks', or a pretrained network's."""
+        return task > 0 or (self.frozen_start and bool(self.backbone.pretrained))
+
     def features_of_images(self) -> dict[str, Tensor]:
         """Return tensors about the images of the task learnt last, to be stored beside the state; empty by default.
 

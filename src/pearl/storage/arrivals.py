@@ -20,9 +20,8 @@ from pearl.storage.events import append_lines
 from pearl.storage.files import write_file
 from pearl.storage.run_directory import RunDirectory
 
-Stamp = tuple[
-    int, int, int
-]  # size in bytes, time of the last change, and of the last change of name or permissions, in ns
+# size in bytes, time of the last change, and of the last change of name or permissions, in ns
+Stamp = tuple[int, int, int]
 
 
 class Arrived(NamedTuple):

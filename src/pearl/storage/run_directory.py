@@ -67,9 +67,7 @@ class RunDirectory:
     change_file = Below("unfinished-change/change.json")
     certificates_folder = Below("certificates")  # of what was forgotten
     online_folder = Below("online")  # the state of an online learner after so many images, see `online.state`
-    arrivals_file = Below(
-        "arrivals.jsonl"
-    )  # files of a stream in the order in which they were taken up, see `arrivals`
+    arrivals_file = Below("arrivals.jsonl")  # files of a stream in the order of their arrival, see `arrivals`
     unlabelled_file = Below("unlabelled.jsonl")  # scores of images without a class in a stream
     logs_folder = Below("logs")  # curves, see `--log`
 

@@ -104,11 +104,8 @@ class StatisticsClassifier(SubNetworkClassifier):
         return None
 
     def answers_first(self, task: Task) -> bool:
-        """See `Method.answers_first`: in the feature spaces so far; in the first task, in that of a pretrained
-        network.
-        """
-        start = self.method.frozen_start and self.method.backbone.pretrained
-        return self.untrained(task) is None and bool(task.id or start)
+        """See `Method.answers_first`: in the frozen features that there are."""
+        return self.untrained(task) is None and self.method.has_frozen_features(task.id)
 
     def notes(self, task: Task) -> list[str]:
         """Return notes: that nothing is trained, with the reason."""
