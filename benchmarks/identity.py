@@ -34,7 +34,7 @@ SEPARABLE = {"backbone": {"name": "bsc", "width": 8}}
 def settings() -> dict[str, dict[str, Any]]:
     """Return the runs' settings, by name."""
     runs: dict[str, dict[str, Any]] = {"digits": {"engine": {"precision": "fp32"}}}
-    for name in METHODS.own:
+    for name in METHODS.builtin:
         network = VIT if METHODS.load(name).backbones == "vit" else CNN  # type: ignore[attr-defined]
         runs[name] = {**SHORT, **network, "method": name}
     runs["lgcl"]["method"] = {"name": "lgcl", "text_features": "texts.npz"}

@@ -41,7 +41,7 @@ METHODS = {
     "pearl, statistics": ["method.classifier=statistics"],
     "fixed rank 8": ["method.rank.name=fixed", "method.rank.r=8"],
     "joint, 6 epochs": ["method=joint", "train.phases.joint.epochs=6"],
-    **{name: [f"method={name}"] for name in parts.METHODS.own if name != "pearl"},
+    **{name: [f"method={name}"] for name in parts.METHODS.builtin if name != "pearl"},
     "ranpac": ["method=ranpac"],
     "lgcl": ["method=lgcl", "method.text_features=texts.npz"],  # a user's file, in $PEARL_DATA
     # Its 60 prompts outnumber the 49 patches of the CPU recipes; on held-out images, one prompt is better by 18 points.

@@ -25,7 +25,7 @@ def measured(recipe: str) -> dict[str, dict[str, float | None]]:
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in json.loads((RESULTS / f"{recipe}.json").read_text(encoding="utf-8")):
         # others are variants of one; PEARL with class statistics is the default
-        if row["method"] in METHODS.own or row["method"] == "pearl, statistics":
+        if row["method"] in METHODS.builtin or row["method"] == "pearl, statistics":
             rows.setdefault(row["method"], []).append(row)
     found = {method: {key: _mean([row.get(key) for row in of]) for key in COLUMNS} for method, of in rows.items()}
     return dict(sorted(found.items(), key=lambda item: -(item[1]["class_il.final"] or 0)))

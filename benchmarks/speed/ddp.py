@@ -88,7 +88,7 @@ def learn(method: Method, tasks: range, count: int, *, resume: Any = None, **cha
     devices = int(os.environ.get("WORLD_SIZE", 1))
     engine = Keep(check_config(raw), device="cpu", world=World.join("cpu", devices), observer=Observer())
     how = {"resume": resume(engine.world)} if resume else {}
-    return engine.learn_all(engine.place(method), tasks, count, **how)
+    return engine.learn_all(engine.to_device(method), tasks, count, **how)
 
 
 def make_task(engine: Engine, index: int, count: int, classes: int = 2) -> Task:

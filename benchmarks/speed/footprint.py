@@ -87,7 +87,7 @@ def memory(backbone: str) -> list[Row]:
     size, rows = NETWORKS[backbone], []
     settings = config(backbone, size)
     engine = Engine(settings, device="cpu")
-    method = engine.place(Pearl(BACKBONES.build(settings.backbone, size), rank=FixedRule(r=RANK), init="svd"))
+    method = engine.to_device(Pearl(BACKBONES.build(settings.backbone, size), rank=FixedRule(r=RANK), init="svd"))
     kept = BATCH * activation_bytes(method.backbone, size, engine.precision)
     layers = {t.parameter: method.backbone.get_submodule(t.parameter.removesuffix(".weight")) for t in method.targets}
     merged = sum(layer.weight.numel() for layer in layers.values() if not fits_beside(layer, RANK, method.fold))

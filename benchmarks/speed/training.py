@@ -78,7 +78,7 @@ def overhead(backbone: str, repeats: int, steps: int, device: str, precision: st
     settings = engine.config
     network = BACKBONES.build(settings.backbone, size)
     # a method with a probe
-    method = engine.place(Pearl(network, rank=FixedRule(r=RANK), init="svd", reference="first_task"))
+    method = engine.to_device(Pearl(network, rank=FixedRule(r=RANK), init="svd", reference="first_task"))
     for task in (make_task(settings, 0, device), make_task(settings, 1, device)):
         for phase in method.learn(task):  # returned untrained: speed does not depend on training
             work = {name: ours(one, method, task, phase) for name, one in several.items()}
@@ -135,7 +135,7 @@ def usual(repeats: int, steps: int, device: str, precision: str) -> Row:
     several = engines("resnet18", 32, steps, device, precision)
     engine = several["engine"]
     settings = engine.config
-    method = engine.place(Pearl(BACKBONES.build(settings.backbone, 32), reference="first_task"))
+    method = engine.to_device(Pearl(BACKBONES.build(settings.backbone, 32), reference="first_task"))
     task = make_task(settings, 0, device)
     raw, labels = task.images.cpu().numpy(), task.labels.cpu()
     phase = next(method.learn(task))

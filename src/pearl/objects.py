@@ -118,8 +118,8 @@ class Model(Learnt):
         """
         from pearl.export import export_directory
 
-        place, checked = None if out is None else Path(out), None if images is None else [*map(Path, images)]
-        return export_directory(str(self.path), to=to, out=place, images=checked, upto=len(self.tasks), force=force)
+        path, checked = None if out is None else Path(out), None if images is None else [*map(Path, images)]
+        return export_directory(str(self.path), to=to, out=path, images=checked, upto=len(self.tasks), force=force)
 
     @typed
     def report(self, output: str | Path | None = None) -> Path:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pearl.data import batches
 from pearl.data.augment import View
-from pearl.data.batches import Balanced, Batch, Task, batch_bounds, fold
+from pearl.data.batches import Balanced, Batch, Task, batch_bounds, derive_seed
 from pearl.settings.sections import ImagesConfig
 from pearl.testing.tiny import make_task
 
@@ -35,17 +35,17 @@ def epoch(of: Task, size: int = 8, seed: int = 0) -> Batch:
 
 def test_seeds_are_pinned() -> None:
     """A run begun with an older version goes on as it would have."""
-    assert fold(1, 2) == 7468892287103171198
-    assert fold(0, "backbone") == 5940898966988682445
+    assert derive_seed(1, 2) == 7468892287103171198
+    assert derive_seed(0, "backbone") == 5940898966988682445
 
 
 def test_seed_is_of_the_written_parts() -> None:
     digest = hashlib.sha256(b"(3, 'probe', 0)").hexdigest()
-    assert fold(3, "probe", 0) == int(digest[:16], 16) // 2
+    assert derive_seed(3, "probe", 0) == int(digest[:16], 16) // 2
 
 
 def test_different_places_have_different_seeds() -> None:
-    seeds = {fold(*place) for place in product(range(5), range(20), range(3), range(60))}
+    seeds = {derive_seed(*place) for place in product(range(5), range(20), range(3), range(60))}
     assert len(seeds) == 5 * 20 * 3 * 60
     assert max(seeds).bit_length() == 63 and min(seeds) >= 0
 
@@ -56,8 +56,8 @@ Parts = st.lists(st.integers(-3, 3) | st.sampled_from(["probe", "1", ""]), max_s
 @settings(deadline=None)
 @given(Parts, Parts)
 def test_seeds_differ_exactly_if_parts_do(some: list[int | str], others: list[int | str]) -> None:
-    assert (fold(*some) == fold(*others)) == (some == others)
-    assert torch.Generator().manual_seed(fold(*some)).initial_seed() == fold(*some)
+    assert (derive_seed(*some) == derive_seed(*others)) == (some == others)
+    assert torch.Generator().manual_seed(derive_seed(*some)).initial_seed() == derive_seed(*some)
 
 
 # Epochs

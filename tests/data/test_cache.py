@@ -246,7 +246,7 @@ def test_a_file_is_decoded_into_memory_once(tmp_path: Path) -> None:
     resize = Image.Image.resize
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Image.Image, "resize", lambda self, *a: seen.append(self) or resize(self, *a))
-        upright_square(opened, 8, own=True)
+        upright_square(opened, 8, in_place=True)
     assert seen == [opened]
 
 

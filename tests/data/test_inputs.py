@@ -109,10 +109,10 @@ def test_every_kind_gives_the_same(folder: Path, kind: str) -> None:
 
 
 def test_files_know_where_they_are_and_memory_has_the_names_of_its_classes(folder: Path) -> None:
-    assert (take(folder).place, take(folder).name) == (str(folder), "photos")
-    assert (take(str(as_list(folder))).place, take(as_list(folder)).name) == (f"{folder}.csv", "photos")
+    assert (take(folder).source, take(folder).name) == (str(folder), "photos")
+    assert (take(str(as_list(folder))).source, take(as_list(folder)).name) == (f"{folder}.csv", "photos")
     many = take((np.zeros((5, 8, 8), np.uint8), list("edcba")))
-    assert (many.place, many.name) == (None, "a, b, c and 2 more")
+    assert (many.source, many.name) == (None, "a, b, c and 2 more")
 
 
 def test_labels_without_names_are_numbers_and_classes_without_images_are_none() -> None:

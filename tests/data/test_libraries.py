@@ -50,7 +50,7 @@ def test_torchvision_with_train_and_test(data: Path) -> None:
     assert np.array_equal(pixels(source, "test")[7, ..., 1], digit(7)[4])
     assert source.train.labels.tolist() == source.test.labels.tolist() == [*range(10)]
     learnt = given("torchvision/MNIST", 8, part="train")
-    assert (learnt.place, learnt.name, len(learnt)) == ("torchvision/MNIST", "MNIST", 10)
+    assert (learnt.source, learnt.name, len(learnt)) == ("torchvision/MNIST", "MNIST", 10)
     assert np.array_equal(learnt.pixels(0, 10, 8)[0], pixels(source, "train"))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import pearl
-from pearl.data.batches import fold
+from pearl.data.batches import derive_seed
 from pearl.errors import ConfigError, DataError, Interrupted, RunError
 from pearl.lifecycle.accuracy_estimate import OLD, estimated, measured
 from pearl.lifecycle.learning import resume
@@ -124,7 +124,7 @@ def test_what_is_held_out_is_not_learnt_and_measured(shop, tmp_path):
     assert (manifest["images"], manifest["images_per_class"], manifest["holdout"]) == (60, [40, 40], 0.25)
     entry = manifest["estimate"]
     assert (entry["how"], entry["total"]) == ("held out", [10, 10])
-    torch.manual_seed(fold(0, "first", "holdout"))
+    torch.manual_seed(derive_seed(0, "first", "holdout"))
     right = []
     for name in ("one", "zero"):
         files = sorted((shop / "first" / name).iterdir())

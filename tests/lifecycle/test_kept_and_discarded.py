@@ -1,4 +1,4 @@
-"""What a directory keeps, and what it removes: half-learnt tasks if asked to, statistics that later tasks replaced."""
+"""What a directory keeps, and what it removes: interrupted tasks if asked to, statistics that later tasks replaced."""
 
 import json
 import os
@@ -55,11 +55,11 @@ def contents(path):
     return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-# ------------------------------------------------------------------------------------------------ half-learnt tasks
+# ------------------------------------------------------------------------------------------------ interrupted tasks
 
 
 @pytest.mark.parametrize("other", ["data", "settings"])
-def test_a_half_learnt_task_is_not_thrown_away_unasked(other, model, photos):
+def test_an_interrupted_task_is_discarded_only_on_request(other, model, photos):
     before = {name: data for name, data in contents(model).items() if "resume" in name.parts}
     assert before
     what = {"data": (photos / "third", {}), "settings": (photos / "second", {"overrides": {"train": {"epochs": 3}}})}
@@ -99,12 +99,12 @@ def test_the_same_task_begins_anew_when_asked_to(model, photos, cli):
 def test_inspect_shows_it(model, half, cli):
     out, _ = cli("inspect", model)
     assert f"task second: interrupted; resume with: pearl resume {model}; or discard it with --discard" in out
-    facts = json.loads(cli("inspect", model, "--json")[0])["half_learnt"]
+    facts = json.loads(cli("inspect", model, "--json")[0])["interrupted"]
     assert facts["task"] == "second" and facts["checkpoints"] == [
         place.name for place in RunDirectory(half).checkpoints
     ]
     shutil.rmtree(model / "resume")
-    assert inspection(model)[0]["half_learnt"] is None
+    assert inspection(model)[0]["interrupted"] is None
 
 
 def test_an_attempt_of_which_nothing_is_stored_is_no_loss(model, photos):

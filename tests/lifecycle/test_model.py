@@ -496,11 +496,11 @@ def without_names(tasks):
 
 
 DISORDER = {
-    "swapped": (swap, "000-first/manifest.json: is not of task 000 but says 1"),
+    "swapped": (swap, "000-first/manifest.json: has the number 1, not 000"),
     "renamed": (lambda tasks: (tasks / "000-first").rename(tasks / "002-first"), "000/manifest.json: missing"),
     "one copied": (
         lambda tasks: shutil.copytree(tasks / "001-second", tasks / "002-third"),
-        "002-third/manifest.json: is not of task 002 but says 1",
+        "002-third/manifest.json: has the number 1, not 002",
     ),
     "one number twice": (
         lambda tasks: shutil.copytree(tasks / "001-second", tasks / "001-another"),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from scipy.special import log_softmax, logsumexp
 
 from pearl.data.augment import View
-from pearl.data.batches import Batch, fold
+from pearl.data.batches import Batch, derive_seed
 from pearl.errors import RunError, TrainingError
 from pearl.lifecycle.recognition import unlearnt
 from pearl.methods.bounds.isolation import Isolation
@@ -448,7 +448,7 @@ def test_means_are_of_augmented_views_too():
     network, shape = WithInner(method.merged(0), method.layers), tuple(task.images.shape[1:3])
     epochs = [task.view.test(task.images)]
     for k in range(2):
-        generator = torch.Generator().manual_seed(fold("statistics", 0, k))
+        generator = torch.Generator().manual_seed(derive_seed("statistics", 0, k))
         torch.randperm(len(task), generator=generator)  # the order of the epoch
         epochs.append(task.view.train(task.images, task.view.draw(len(task), shape, generator)))
     with torch.no_grad():

@@ -26,4 +26,4 @@ def test_what_is_shared_does_not_depend_on_who_asks_first():
 
 
 def test_all_methods_are_held_to_it():
-    assert {type(make()) for make in ZOO.values()} == {METHODS.load(name) for name in METHODS.own}
+    assert {type(make()) for make in ZOO.values()} == {METHODS.load(name) for name in METHODS.builtin}

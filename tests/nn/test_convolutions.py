@@ -267,7 +267,7 @@ def test_the_engine_trains_the_same_with_fewer_multiplications(monkeypatch):
         torch.manual_seed(0)
         settings = config(train={"epochs": 1, "batch_size": 32, "optimizer": "sgd"}, engine={"max_steps": 2})
         engine = Engine(settings, device="cpu", precision="fp32")
-        method = engine.place(Finetune(resnet18(SIZE, width=64)))
+        method = engine.to_device(Finetune(resnet18(SIZE, width=64)))
         assert not met
         engine.learn(method, make_task(0, per_class=32))
         trained[capability] = method.state_dict()

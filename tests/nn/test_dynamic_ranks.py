@@ -395,7 +395,7 @@ def test_settings_of_the_phase_name_a_run_only_where_there_is_one() -> None:
 
 
 def test_parameters_of_learnt_ranks_are_not_counted_beforehand() -> None:
-    kinds = {name: RANK_RULES.build(RANK_RULES.resolve(name, "rank")) for name in RANK_RULES.own}
+    kinds = {name: RANK_RULES.build(RANK_RULES.resolve(name, "rank")) for name in RANK_RULES.builtin}
     assert {name for name, rule in kinds.items() if not rule.learnt} == {"fixed"}
     assert FixedRule().learnt is False
 

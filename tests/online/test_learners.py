@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pearl.data.batches import fold
+from pearl.data.batches import derive_seed
 from pearl.errors import ConfigError
 from pearl.online.frozen import NearestMean, RanPac, Slda
 from pearl.online.learner import Learner, Setup
@@ -49,7 +49,7 @@ def stream(count: int = 96, batch: int = 12, seed: int = 0) -> Batches:
 
 def feed(made: Learner, batches: Batches, start: int = 0) -> None:
     for number, (images, labels) in enumerate(batches[start:], start):
-        torch.manual_seed(fold(0, "observe", number))
+        torch.manual_seed(derive_seed(0, "observe", number))
         made.observe(images, labels)
 
 
@@ -109,7 +109,7 @@ def test_predicting_changes_nothing(name: str) -> None:
     for number, (images, labels) in enumerate(batches):
         if number:
             asked.predict(images)
-        torch.manual_seed(fold(0, "observe", number))
+        torch.manual_seed(derive_seed(0, "observe", number))
         asked.observe(images, labels)
     assert all(torch.equal(value, asked.state_dict()[key]) for key, value in quiet.state_dict().items())
     images, _ = joined(batches)

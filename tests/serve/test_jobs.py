@@ -166,7 +166,7 @@ def test_a_job_whose_process_is_killed(one, forks, monkeypatch):
 
 
 def test_a_job_that_cannot_be_done_says_why(one, forks):
-    """What the command line left half learnt is not thrown away for it: its photos are still there."""
+    """A task that the command line left interrupted is not discarded: its photos still exist."""
     write_photos(one.parent / "second", {"five": 5, "six": 6}, 8)
     with pytest.raises(Interrupted):
         learning.learn(one, one.parent / "second", LearnOptions(), show=StopAt("adapt", 2), minutes=0)

@@ -82,7 +82,7 @@ def test_every_method_for_vits_has_its_rates_at_the_photo_recipe():
     phases = load_config("photos-vit").train.phases
     lacking = {
         (name, phase)
-        for name in METHODS.own
+        for name in METHODS.builtin
         if METHODS.load(name).backbones == "vit"
         for phase in used_phases(METHODS.resolve(name, "method")) - {"reference", "extractor"}
         if "lr" not in phases.get(phase, PhaseConfig()).model_fields_set

@@ -483,7 +483,7 @@ def test_a_claim_that_nothing_can_decide_is_refused() -> None:
             spec.Claim(text="All is well.", **wrong)
 
 
-def printed(table: spec.Table, place: spec.Place) -> float | None:
+def printed(table: spec.Table, place: spec.CellKey) -> float | None:
     (row,) = [row for row in table.rows if row.name == place[0]]
     at = [column.id for column in table.columns].index(place[1])
     value = row.paper[at] if row.paper else None

@@ -21,7 +21,7 @@ from pearl.errors import ConfigError
 from pearl.lifecycle.runs import execute
 from pearl.settings.config import load_config
 from pearl.training import launch
-from pearl.training.launch import Place, place
+from pearl.training.launch import ProcessRank, process_rank
 from pearl.training.world import World, make_fabric
 from reliability import contents
 from zoo import ZOO, shared_out
@@ -122,7 +122,7 @@ def test_every_method_that_can_be_shared_out_learns_in_several_processes(found, 
     ],
 )
 def test_what_cannot_be_shared_out_is_for_one_process(method, why, monkeypatch):
-    monkeypatch.setattr(World, "join", lambda *_: World(Place(0, 2, 2)))
+    monkeypatch.setattr(World, "join", lambda *_: World(ProcessRank(0, 2, 2)))
     monkeypatch.setattr(World, "watched", lambda _: nullcontext())  # there is no other process
     with pytest.raises(ConfigError, match=f"--devices 2: method={method} {why}"):
         execute(load_config("digits", [f"method={method}"]), devices=2)
@@ -138,7 +138,7 @@ def test_what_ranks_tell_each_other(found):
 @pytest.mark.parametrize(("count", "world"), [(1, 1), (1, 3), (2, 3), (7, 3), (8, 2)])
 def test_shares_weighted_are_the_mean(count, world):
     values = torch.rand(count)
-    parts = [World(Place(rank, world, world)).share(Batch(values, values, values)) for rank in range(world)]
+    parts = [World(ProcessRank(rank, world, world)).share(Batch(values, values, values)) for rank in range(world)]
     assert sum(weight * part.y.mean() for part, weight in parts) / world == pytest.approx(float(values.mean()))
     assert torch.cat([part.y for part, weight in parts if weight]).tolist() == values.tolist()
 
@@ -264,9 +264,13 @@ def test_one_line_says_why_it_ended(codes, said, code, words, tmp_path):
         (1, {}, None),
         (2, {}, None),
         (1, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1"}, None),  # four runs of one device each
-        (2, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "3"}, Place(3, 4, 2, True)),
-        (2, {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, Place(3, 4, 2)),
-        (1, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, Place(1, 2, 1)),
+        (
+            2,
+            {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2", "SLURM_PROCID": "3"},
+            ProcessRank(3, 4, 2, True),
+        ),
+        (2, {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, ProcessRank(3, 4, 2)),
+        (1, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, ProcessRank(1, 2, 1)),
         (1, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, None),
     ],
 )
@@ -275,19 +279,19 @@ def test_where_a_process_stands(devices, env, expected, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert place(devices) == expected
+    assert process_rank(devices) == expected
 
 
 def test_a_wrong_number_of_devices_is_one_line(monkeypatch):
     with pytest.raises(ConfigError, match="--devices 0: give 1 or more"):
-        place(0)
+        process_rank(0)
     with pytest.raises(ConfigError, match="devices=2 needs as many processes; use pearl run --devices, or torchrun"):
         World.join("cpu", 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match="--devices 4: 2 GPUs can be seen here; give fewer, or --device cpu"):
-        make_fabric("cuda", Place(0, 4, 4))
+        make_fabric("cuda", ProcessRank(0, 4, 4))
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="--devices 2: 4 processes started on this machine"):
-        place(2)
+        process_rank(2)

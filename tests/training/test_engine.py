@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pearl.data.augment import View
-from pearl.data.batches import fold
+from pearl.data.batches import derive_seed
 from pearl.errors import ConfigError, Interrupted, TrainingError
 from pearl.methods.base import Method, Phase
 from pearl.methods.bounds.finetune import Finetune
@@ -52,14 +52,14 @@ def test_the_loop_is_a_plain_pytorch_loop(optimizer, schedule, double):
     Engine(settings, device="cpu").learn(method, make_task(0))
 
     plain = Finetune(net())
-    torch.manual_seed(fold(0, 0))
+    torch.manual_seed(derive_seed(0, 0))
     plain.heads.grow(2)
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     extra = {"momentum": 0.9} if optimizer == "sgd" else {}
     optim = kinds[optimizer](plain.parameters(), lr=0.01, weight_decay=0.001, **extra)
     task, step = make_task(0), 0
     for epoch in range(3):
-        for batch in task.batches(8, fold(0, 0, 0, epoch)):
+        for batch in task.batches(8, derive_seed(0, 0, 0, epoch)):
             progress = step / 9
             rate = {
                 "constant": 0.01,
@@ -209,7 +209,7 @@ def test_hooks_run_after_backward_and_after_each_step():
     Engine(config(), device="cpu").learn(method, task)
     assert sum(calls) == 2 * 24
     assert later == [*range(1, len(calls) + 1)]  # behind the first hook, step by step
-    torch.manual_seed(fold(0, 0))
+    torch.manual_seed(derive_seed(0, 0))
     assert torch.equal(method.heads[0].weight, nn.Linear(method.heads.dim, 2).weight)
 
 

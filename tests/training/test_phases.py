@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from odd import ODD, Groups, Projects, TwoViews, clones, make
-from pearl.data.batches import fold
+from pearl.data.batches import derive_seed
 from pearl.errors import ConfigError
 from pearl.methods.bounds.finetune import Finetune
 from pearl.settings.config import check_config
@@ -111,7 +111,7 @@ def test_the_number_of_phases_may_depend_on_what_was_learnt():
 @pytest.fixture
 def grouped(monkeypatch):
     """A method that has groups."""
-    monkeypatch.setitem(METHODS.own, "grouped", f"{Groups.__module__}:Groups")
+    monkeypatch.setitem(METHODS.builtin, "grouped", f"{Groups.__module__}:Groups")
     return "grouped"
 
 
@@ -122,10 +122,10 @@ def test_groups_have_settings_of_their_own(grouped, double):
     settings = config(method=grouped, train={"epochs": 1, "batch_size": 8, "phases": {"groups": phase}})
     method, _, _ = taught("Groups", settings, tasks=1)
     plain = Finetune(small_resnet())
-    torch.manual_seed(fold(0, 0))
+    torch.manual_seed(derive_seed(0, 0))
     head = plain.heads.grow(2)
     body, sgd = torch.optim.Adam(plain.backbone.parameters()), torch.optim.SGD(head.parameters(), lr=1)
-    for step, batch in enumerate(make_task(0).batches(8, fold(0, 0, 0, 0))):
+    for step, batch in enumerate(make_task(0).batches(8, derive_seed(0, 0, 0, 0))):
         share = (1 + math.cos(math.pi * step / 3)) / 2
         body.param_groups[0]["lr"], sgd.param_groups[0]["lr"] = 0.01 * share, 0.1 * share
         plain.zero_grad()
@@ -192,10 +192,10 @@ def test_nesterov_is_torch_s(double):
     settings = config(train={"epochs": 1, "optimizer": "sgd", "lr": 0.01, "nesterov": True, "batch_size": 8})
     learn(method, range(1), Engine(settings, device="cpu"))
     plain = Finetune(small_resnet())
-    torch.manual_seed(fold(0, 0))
+    torch.manual_seed(derive_seed(0, 0))
     plain.heads.grow(2)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9, nesterov=True)
-    for batch in make_task(0).batches(8, fold(0, 0, 0, 0)):
+    for batch in make_task(0).batches(8, derive_seed(0, 0, 0, 0)):
         optimizer.zero_grad()
         plain.loss(batch).backward()
         optimizer.step()

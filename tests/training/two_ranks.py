@@ -90,7 +90,7 @@ def kept(folder, *rules):
         engine = Engine(
             tiny.config(), device="cpu", world=told, phase_cache=PhaseCache(Path(folder) if told.first else None)
         )
-        method, reused = engine.place(Pearl(tiny.small_resnet(), rank=rule)), []
+        method, reused = engine.to_device(Pearl(tiny.small_resnet(), rank=rule)), []
         for t in range(2):
             engine.learn(method, tiny.make_task(t))
             reused.append(engine.reused)
@@ -100,7 +100,7 @@ def kept(folder, *rules):
 
 def draws():
     world = World.join("cpu", 2)
-    torch.manual_seed(world.own(7))
+    torch.manual_seed(world.rank_seed(7))
     batch = Batch(torch.arange(5), torch.arange(5), torch.arange(5))
     return {
         "draw": torch.rand(1).item(),
@@ -118,7 +118,7 @@ def zoo():
     engine = Engine(settings, device="cpu", world=World.join("cpu", int(os.environ["WORLD_SIZE"])))
     found = {}
     for name, make in ZOO.items():
-        method = engine.place(make())
+        method = engine.to_device(make())
         if shared_out(method):
             tiny.learn(method, range(2), engine, per_class=7, extra=1)
             found[name] = {"state": method.state_dict(), "logits": tiny.logits(method)}

@@ -78,20 +78,20 @@ def command(
         opened, files = streaming, files or streaming.unknown_files()
     else:
         opened = Model.open(model, tasks=tasks, device=device, method=method)
-    found = discover(opened, files, unknown_rate=unknown_rate)
+    discovery = discover(opened, files, unknown_rate=unknown_rate)
     if as_csv is not None:
-        write_file(as_csv, found.as_csv().encode(), fix="choose another path with --csv")
+        write_file(as_csv, discovery.as_csv().encode(), fix="choose another path with --csv")
     if output is not None:
         title = f"{model.resolve().name}: unknown images of {', '.join(paths or ['its stream'])}"
-        write(found, output, title, model=str(model), groups=str(as_csv or "groups.csv"), stream=of_stream)
-    typer.echo(repr(found))
-    for count, what in ((len(found.duplicates), "duplicates"), (len(found.near_duplicates), "near-duplicates")):
+        write(discovery, output, title, model=str(model), groups=str(as_csv or "groups.csv"), stream=of_stream)
+    typer.echo(repr(discovery))
+    for count, what in ((len(discovery.duplicates), "duplicates"), (len(discovery.near_duplicates), "near-duplicates")):
         if count:
             typer.echo(f"images with {what}: {count}")
-    for place in (as_csv, output):
-        if place is not None:
-            typer.echo(f"wrote {place}")
-    for line in found.unreadable:
+    for file in (as_csv, output):
+        if file is not None:
+            typer.echo(f"wrote {file}")
+    for line in discovery.unreadable:
         say(line)
-    if found.unreadable:
+    if discovery.unreadable:
         raise typer.Exit(1)

@@ -172,11 +172,11 @@ def command(
     typer.echo(f"learnt task {printable(new.name)}: {counts}; stored in {model}")
     measured_on = [*([data] if (data / "test").is_dir() else []), *(evaluate or [])]
     try:
-        how: dict[str, Any] = {"aliases": aliases, "nested": nested, "some_aliases": True}
-        found = measured(evaluation.evaluate(grown, measured_on, **how)) if measured_on else None
+        reading: dict[str, Any] = {"aliases": aliases, "nested": nested, "some_aliases": True}
+        measurement = measured(evaluation.evaluate(grown, measured_on, **reading)) if measured_on else None
     except DataError as error:
         for line in f"the task is learnt, but not evaluated: {error}".split("\n"):
             typer.echo(f"pearl: {printable(line)}", err=True)
         raise typer.Exit(1) from None
-    if found or not quiet:
-        typer.echo(ending(grown, found))
+    if measurement or not quiet:
+        typer.echo(ending(grown, measurement))

@@ -38,8 +38,8 @@ def begun(what: str, quiet: bool) -> None:
     --quiet leaves this one line. Nothing is printed in scripts' and schedulers' logs.
     """
     if sys.stderr.isatty():
-        how = "running without progress display (--quiet)" if quiet else "one moment ..."
-        typer.echo(f"pearl {printable(what)}: {how}", err=True)
+        message = "running without progress display (--quiet)" if quiet else "one moment ..."
+        typer.echo(f"pearl {printable(what)}: {message}", err=True)
 
 
 StoreEvery = Annotated[float, typer.Option(callback=_minutes, help="Minutes between two checkpoints of training.")]

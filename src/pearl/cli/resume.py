@@ -8,7 +8,7 @@ import typer
 
 from pearl.cli.options import Device, Log, OwnMethod, StoreEvery, begun
 from pearl.errors import ConfigError
-from pearl.training.launch import place, start
+from pearl.training.launch import process_rank, start
 
 
 def command(
@@ -25,7 +25,7 @@ def command(
     \b
     pearl resume runs/NAME
     """
-    here = place(devices)
+    here = process_rank(devices)
     if devices > 1 and here is None:
         raise typer.Exit(start(devices, sys.argv[1:]))
     if here is None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pearl.cli.options import Device, Log, StoreEvery, begun, recipes
-from pearl.training.launch import place, start
+from pearl.training.launch import process_rank, start
 
 
 def command(
@@ -56,7 +56,7 @@ def command(
     pearl run online-digits online.protocol=gaussian
     pearl run my_recipe.yaml train.phases.probe.epochs=5 --dry-run
     """
-    here = place(devices)
+    here = process_rank(devices)
     if here is None:
         begun(f"run {recipe}", quiet)
     from pearl.errors import ConfigError

@@ -70,17 +70,23 @@ def command(
         check_output(output, FORMATS, "table")
     options = parse_options(slurm or [])
     sweep = parse(recipe, settings or [], seeds, smoke=smoke)
-    how: Any = {"workers": workers, "executor": executor.value, "device": device, "per_gpu": per_gpu, "slurm": options}
+    arguments: Any = {
+        "workers": workers,
+        "executor": executor.value,
+        "device": device,
+        "per_gpu": per_gpu,
+        "slurm": options,
+    }
     if dry_run:
         count = len({job.run for job in sweep.jobs})
-        typer.echo(plan(sweep, executor_for(count, sweep.path, **how).workers))
+        typer.echo(plan(sweep, executor_for(count, sweep.path, **arguments).workers))
         return
     outcomes = run_jobs(
         sweep.jobs,
         folder=sweep.path,
         manifest=sweep.manifest(shlex.join(["pearl", *sys.argv[1:]])),
         show=board(quiet),
-        **how,
+        **arguments,
     )
     with failures_listed(outcomes):
         table = rows(sweep, outcomes)

@@ -4,7 +4,7 @@ This is the public interface for your own data sources and for the tasks that a 
 """
 
 from pearl.data.augment import View
-from pearl.data.batches import Batch, Task, fold
+from pearl.data.batches import Batch, Task, derive_seed
 from pearl.data.sources import Source, Split
 
-__all__ = ["Batch", "Source", "Split", "Task", "View", "fold"]
+__all__ = ["Batch", "Source", "Split", "Task", "View", "derive_seed"]

@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     rows: Tensor
 
 
-def fold(*parts: object) -> int:
+def derive_seed(*parts: object) -> int:
     """Hash the position in a run to a 63-bit seed, so that any step can be resumed without stored random state."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big") >> 1
 
@@ -62,7 +62,9 @@ class Task:
         seed_part: int | str | None = None,
     ) -> None:
         self.id = id
-        self.seed_part = id if seed_part is None else seed_part  # of `fold`, for the random numbers of its training
+        self.seed_part = (
+            id if seed_part is None else seed_part
+        )  # of `derive_seed`, for the random numbers of its training
         self.name = name
         self.classes = classes  # names of the new ones; class i has logit index first_class + i
         self.train = train  # False: class statistics suffice, no sub-network is trained
@@ -98,8 +100,8 @@ class Task:
     def as_new(self) -> "Task":
         """Return the same images as a task whose classes are all new, with contiguous labels from `first_class`."""
         labels = self.first_class + np.searchsorted(self.shown, self.labels.cpu().numpy())
-        place = self.id, self.name, tuple(map(str, self.shown)), self.first_class
-        made = Task(*place, self.images.cpu().numpy(), labels, self.view, self.device, train=self.train)
+        header = self.id, self.name, tuple(map(str, self.shown)), self.first_class
+        made = Task(*header, self.images.cpu().numpy(), labels, self.view, self.device, train=self.train)
         self._parts.append(made)
         return made
 
@@ -110,8 +112,8 @@ class Task:
         """
         rows = rows.cpu()
         images, labels = taken(self.images.cpu().numpy(), rows.numpy()), self.labels.cpu()[rows]
-        place = self.id, self.name, self.classes, self.first_class
-        part = Task(*place, images, labels.numpy(), view or self.view, self.device, train=self.train)
+        header = self.id, self.name, self.classes, self.first_class
+        part = Task(*header, images, labels.numpy(), view or self.view, self.device, train=self.train)
         self._parts.append(part)
         return part
 
@@ -135,9 +137,9 @@ class Task:
         It is closed with this one.
         """
         every = torch.cat([self.images.cpu(), images.cpu()]).numpy()
-        own = torch.cat([self.labels.cpu(), labels.cpu()]).numpy()
-        place = self.id, self.name, self.classes, self.first_class
-        made = Task(*place, every, own, view or self.view, self.device, train=self.train)
+        every_label = torch.cat([self.labels.cpu(), labels.cpu()]).numpy()
+        header = self.id, self.name, self.classes, self.first_class
+        made = Task(*header, every, every_label, view or self.view, self.device, train=self.train)
         self._parts.append(made)
         return made
 

@@ -150,25 +150,25 @@ def _aside(target: Path) -> Path:
 
 def _remove_stale(root: Path) -> None:
     """Remove the leftovers of builds that were killed long ago."""
-    for place in (place for place in root.iterdir() if _ASIDE.fullmatch(place.name)):
+    for folder in (folder for folder in root.iterdir() if _ASIDE.fullmatch(folder.name)):
         with suppress(FileNotFoundError):  # its builder is running or has just finished
-            newest = max(path.stat().st_mtime for path in (place, *place.iterdir()))
+            newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
             if time.time() - newest > _STALE_SECONDS:
-                shutil.rmtree(place, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-def _open(place: Path, key: str, count: int, size: int, decoding: Decoding = PLAIN) -> np.ndarray | None:
+def _open(folder: Path, key: str, count: int, size: int, decoding: Decoding = PLAIN) -> np.ndarray | None:
     """Open the images of a cache; None if it is missing or damaged."""
     try:
-        with (place / "images.npy").open("rb") as file:
+        with (folder / "images.npy").open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        met, deep = json.loads((place / "meta.json").read_bytes()), (0, 0)
+        met, deep = json.loads((folder / "meta.json").read_bytes()), (0, 0)
         if isinstance(met, dict):
             deep = met.pop("sixteen_bits", deep)
         if met != _meta(key, count, size, sha256):
             return None
         decoding.meet(*deep)
-        images = np.load(place / "images.npy", mmap_mode="r")
+        images = np.load(folder / "images.npy", mmap_mode="r")
     except (OSError, ValueError, TypeError):
         return None
     return images if images.shape == (count, size, size, 3) and images.dtype == np.uint8 else None
@@ -179,7 +179,7 @@ def _meta(key: str, count: int, size: int, sha256: str) -> dict[str, object]:
 
 
 def _build(
-    place: Path,
+    folder: Path,
     key: str,
     files: Sequence[Path],
     size: int,
@@ -202,7 +202,7 @@ def _build(
     problems: list[str] = []
     done = 0
     ignore_oddities()
-    with (place / "images.npy").open("wb") as out, ThreadPoolExecutor(threads()) as pool:
+    with (folder / "images.npy").open("wb") as out, ThreadPoolExecutor(threads()) as pool:
         out.write(header.getvalue())
         for start in range(0, len(files), _BATCH):
             for image in pool.map(attempt, files[start : start + _BATCH]):
@@ -219,11 +219,11 @@ def _build(
     if problems:
         raise unreadable(problems, len(files))
 
-    with (place / "meta.json").open("wb") as out:
+    with (folder / "meta.json").open("wb") as out:
         deep = {"sixteen_bits": decoding.met} if decoding.met[0] else {}
         out.write(json.dumps(_meta(key, len(files), size, sha256.hexdigest()) | deep).encode())
         _sync(out)
-    sync_folder(place)
+    sync_folder(folder)
 
 
 def _publish(aside: Path, target: Path, key: str, count: int, size: int) -> np.ndarray:

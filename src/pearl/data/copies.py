@@ -16,10 +16,12 @@ def hashes(pixels: np.ndarray) -> list[bytes]:
     return [hashlib.sha256(np.ascontiguousarray(image).data).digest()[:WIDTH] for image in pixels]
 
 
-def written(found: Sequence[bytes], labels: np.ndarray, names: Sequence[str]) -> dict[str, str]:
+def written(hashes_of_images: Sequence[bytes], labels: np.ndarray, names: Sequence[str]) -> dict[str, str]:
     """Return the hashes of N images by class, as text for a manifest; labels (N,) are indices into `names`."""
     return {
-        names[row]: base64.b64encode(b"".join(found[i] for i in np.flatnonzero(labels == row).tolist())).decode()
+        names[row]: base64.b64encode(
+            b"".join(hashes_of_images[i] for i in np.flatnonzero(labels == row).tolist())
+        ).decode()
         for row in np.unique(labels)
     }
 
@@ -30,15 +32,15 @@ def read(text: Mapping[str, str]) -> dict[bytes, str]:
     Raises:
         ValueError: the text has another format.
     """
-    found: dict[bytes, str] = {}
+    class_of_hash: dict[bytes, str] = {}
     for name, of_class in text.items():
         content = base64.b64decode(of_class, validate=True)
-        found |= {content[start : start + WIDTH]: name for start in range(0, len(content), WIDTH)}
-    return found
+        class_of_hash |= {content[start : start + WIDTH]: name for start in range(0, len(content), WIDTH)}
+    return class_of_hash
 
 
 def without_copies(
-    found: Sequence[bytes],
+    hashes_of_images: Sequence[bytes],
     labels: np.ndarray,
     names: Sequence[str],
     known: Mapping[bytes, str],
@@ -59,12 +61,14 @@ def without_copies(
         A mask (N,) bool of the images to keep, and a line for each kind of duplicate.
     """
     classes: dict[bytes, dict[int, int]] = {}  # by hash: the first image in each class
-    for i, (one, label) in enumerate(zip(found, labels.tolist(), strict=True)):
+    for i, (one, label) in enumerate(zip(hashes_of_images, labels.tolist(), strict=True)):
         classes.setdefault(one, {}).setdefault(label, i)
-    first = np.zeros(len(found), dtype=bool)
+    first = np.zeros(len(hashes_of_images), dtype=bool)
     first[[i for of_one in classes.values() for i in of_one.values()]] = True
-    several = np.array([len(classes[one]) > 1 for one in found], dtype=bool)
-    before = np.array([known.get(one) == names[row] for one, row in zip(found, labels.tolist(), strict=True)], bool)
+    several = np.array([len(classes[one]) > 1 for one in hashes_of_images], dtype=bool)
+    before = np.array(
+        [known.get(one) == names[row] for one, row in zip(hashes_of_images, labels.tolist(), strict=True)], bool
+    )
     stay = first & ~several & ~before
     alone = np.bincount(labels[stay], minlength=len(names)) == 0  # classes that would lose all images
     stay |= first & alone[labels]

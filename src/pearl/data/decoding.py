@@ -65,15 +65,15 @@ class Decoding:
 PLAIN = Decoding()
 
 
-def upright_square(image: Image.Image, size: int, decoding: Decoding = PLAIN, *, own: bool = False) -> Image.Image:
-    """Convert an opened image as `pictures.read_image` does. With `own`, the image itself is changed, which saves
+def upright_square(image: Image.Image, size: int, decoding: Decoding = PLAIN, *, in_place: bool = False) -> Image.Image:
+    """Convert an opened image as `pictures.read_image` does. With `in_place`, the image itself is changed, which saves
     memory.
 
     Raises:
         ValueError: unusable number or type of pixels.
         OSError: damaged.
     """
-    if not own:
+    if not in_place:
         return _square(_rgb(ImageOps.exif_transpose(image), decoding), size)
     if decoding.reduced:  # to no less than twice the final size, then resized as usual
         image.draft(None, (2 * size * image.width // min(image.size), 2 * size * image.height // min(image.size)))

@@ -50,7 +50,7 @@ def read_opened(file: BinaryIO, name: str, size: int, decoding: Decoding = PLAIN
         with Image.open(file, formats=image_formats()) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS:,}")
-            return np.asarray(upright_square(image, size, decoding, own=True))
+            return np.asarray(upright_square(image, size, decoding, in_place=True))
     except UnidentifiedImageError:
         raise DataError(f"{name}: not an image, or of a kind that Pillow cannot read") from None
     except Exception as error:  # a damaged file can raise nearly any exception
@@ -71,10 +71,10 @@ def read_all(files: Sequence[Path], size: int, decoding: Decoding = PLAIN) -> tu
 
     ignore_oddities()
     with ThreadPoolExecutor(threads()) as pool:
-        found = [*zip(files, pool.map(attempt, files), strict=True)]
-    good = [(file, image) for file, image in found if isinstance(image, np.ndarray)]
+        results = [*zip(files, pool.map(attempt, files), strict=True)]
+    good = [(file, image) for file, image in results if isinstance(image, np.ndarray)]
     pixels = np.stack([image for _, image in good]) if good else np.empty((0, size, size, 3), np.uint8)
-    return [file for file, _ in good], pixels, [str(image) for _, image in found if isinstance(image, DataError)]
+    return [file for file, _ in good], pixels, [str(image) for _, image in results if isinstance(image, DataError)]
 
 
 def unreadable(problems: Sequence[str], total: int) -> DataError:

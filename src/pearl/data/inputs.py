@@ -28,11 +28,11 @@ Progress = Callable[[int, int], None]
 class Inputs:
     """Images with their classes: paths of files, pictures that a library reads, or pixels.
 
-    `labels` (N,) int64 are indices into `classes`, which `in_order` has sorted. `place` is the path or name of the
+    `labels` (N,) int64 are indices into `classes`, which `in_order` has sorted. `source` is the path or name of the
     source, None for data in memory. `notes` list the images left out.
     """
 
-    place: str | None
+    source: str | None
     name: str  # default name of a task made of them
     classes: tuple[str, ...]
     images: Any  # as Split.images; arrays are (N, size, size, 3) uint8
@@ -95,8 +95,8 @@ def given(
     if str(data).startswith(_LIBRARIES) and not root.exists():
         source = SOURCES.build(SOURCES.resolve(str(data), "data"))
         split = source.train if part == "train" else source.test
-        found = Inputs(str(data), source.name, source.classes, split.images, split.labels, decoding=decoding)
-        return _sorted(found)
+        inputs = Inputs(str(data), source.name, source.classes, split.images, split.labels, decoding=decoding)
+        return _sorted(inputs)
     if root.is_file() and root.suffix.lower() in SUFFIXES:
         return _of_files(root, *read_list(root), decoding)
     folder = root / part if (root / part).is_dir() else root
@@ -105,8 +105,8 @@ def given(
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Sort names: alphabetically, or numerically if all are integers."""
-    found = sorted(names)
-    return sorted(found, key=int) if all(name.isascii() and name.isdigit() for name in found) else found
+    ordered = sorted(names)
+    return sorted(ordered, key=int) if all(name.isascii() and name.isdigit() for name in ordered) else ordered
 
 
 def check_aliases(aliases: Mapping[str, str], parts: Sequence[Inputs]) -> None:
@@ -117,8 +117,8 @@ def check_aliases(aliases: Mapping[str, str], parts: Sequence[Inputs]) -> None:
     """
     names = sorted({name for part in parts for name in part.classes})
     if strange := sorted(by_class_name(aliases).keys() - {*names}):
-        places, hint = ", ".join(part.place or part.name for part in parts), nearest(strange[0], names)
-        raise DataError(f"{places}: no folder {printable(strange[0])!r} that could be an alias; {hint}")
+        sources, hint = ", ".join(part.source or part.name for part in parts), nearest(strange[0], names)
+        raise DataError(f"{sources}: no folder {printable(strange[0])!r} that could be an alias; {hint}")
 
 
 def by_class_name(aliases: Mapping[str, str]) -> dict[str, str]:
@@ -133,25 +133,25 @@ def name_of(data: Any) -> str:
     """
     if not isinstance(data, str | Path):
         return ""
-    place = Path(data).resolve()
-    if place.is_file():
+    path = Path(data).resolve()
+    if path.is_file():
         return class_name(Path(data).stem)
-    return class_name(place.parent.name or place.name if place.name == "train" else place.name)
+    return class_name(path.parent.name or path.name if path.name == "train" else path.name)
 
 
-def _of_files(place: Path, files: Files, notes: Iterable[str], decoding: Decoding) -> Inputs:
+def _of_files(path: Path, files: Files, notes: Iterable[str], decoding: Decoding) -> Inputs:
     classes, notes = tuple(in_order(files)), tuple(notes)
     split = labelled(files, classes)
-    return Inputs(str(place.absolute()), name_of(place), classes, split.images, split.labels, notes, decoding)
+    return Inputs(str(path.absolute()), name_of(path), classes, split.images, split.labels, notes, decoding)
 
 
-def _sorted(found: Inputs) -> Inputs:
+def _sorted(inputs: Inputs) -> Inputs:
     """Return the images with only the classes that have some, sorted."""
-    present = {found.classes[label]: label for label in np.unique(found.labels)}
+    present = {inputs.classes[label]: label for label in np.unique(inputs.labels)}
     names = in_order(present)
-    place = np.zeros(len(found.classes), dtype=np.int64)
-    place[[present[name] for name in names]] = np.arange(len(names))
-    return replace(found, classes=tuple(names), labels=place[found.labels])
+    index_of = np.zeros(len(inputs.classes), dtype=np.int64)
+    index_of[[present[name] for name in names]] = np.arange(len(names))
+    return replace(inputs, classes=tuple(names), labels=index_of[inputs.labels])
 
 
 def _in_memory(data: Any, size: int, decoding: Decoding, on_progress: Progress | None) -> Inputs:

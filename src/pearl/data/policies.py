@@ -166,8 +166,8 @@ def moved(raw: Tensor, kind: Tensor, value: Tensor) -> Tensor:
     first = torch.arange(0, count * height, height, device=raw.device)[:, None, None]  # row of each image
     rows, columns = from_y.floor().long().clamp(0, height - 1), from_x.floor().long().clamp(0, width - 1)
     pixels = (first + rows) * width + columns
-    found = raw.flatten(0, 2).index_select(0, pixels.flatten()).view_as(raw)
-    return torch.where(inside[..., None], found, FILL)
+    gathered = raw.flatten(0, 2).index_select(0, pixels.flatten()).view_as(raw)
+    return torch.where(inside[..., None], gathered, FILL)
 
 
 def blended(raw: Tensor, kind: Tensor, value: Tensor) -> Tensor:

@@ -57,8 +57,8 @@ def si_blurry(
     A few classes never occur, if the numbers are not multiples of `stages`. The redistributed images are the first of
     each stage in data-set order, as in the authors' code.
     """
-    own = int(classes * disjoint / 100) // stages * stages
-    shared = (classes - own) // stages * stages
+    disjoint_count = int(classes * disjoint / 100) // stages * stages
+    shared = (classes - disjoint_count) // stages * stages
     order = draws.permutation(classes)
 
     def parts(total: int) -> list[int]:
@@ -70,8 +70,8 @@ def si_blurry(
     def images(of: np.ndarray, bounds: Sequence[int]) -> list[list[int]]:
         return [np.flatnonzero(np.isin(labels, of[start:stop])).tolist() for start, stop in pairwise(bounds)]
 
-    in_one_stage = images(order[:own], parts(own))
-    at_home = images(order[own : own + shared], parts(shared))
+    in_one_stage = images(order[:disjoint_count], parts(disjoint_count))
+    at_home = images(order[disjoint_count : disjoint_count + shared], parts(shared))
     if varying:
         moved = np.diff(parts(int(sum(map(len, at_home)) * blurry / 100))).tolist()
     else:
@@ -79,12 +79,12 @@ def si_blurry(
     away = [row for home, count in zip(at_home, moved, strict=True) for row in home[:count]]
     away = [away[i] for i in draws.permutation(len(away))]
     arriving = moved if varying else [len(away) // stages] * stages
-    found, begin = [], 0
+    stages_of_rows, begin = [], 0
     for own_rows, home, left, count in zip(in_one_stage, at_home, moved, arriving, strict=True):
         rows = np.array([*own_rows, *home[left:], *away[begin : begin + count]], dtype=np.int64)
-        found.append(rows[draws.permutation(len(rows))])
+        stages_of_rows.append(rows[draws.permutation(len(rows))])
         begin += count
-    return found
+    return stages_of_rows
 
 
 def gaussian(
@@ -107,12 +107,12 @@ def gaussian(
     begins = np.empty(classes, dtype=np.int64)
     begins[draws.permutation(classes)] = np.searchsorted(seen, np.arange(classes), side="right")
     rows, times = [], []
-    for place, label in enumerate(order):
-        own = np.flatnonzero(labels == label)
-        offsets, period = draws.normal(size=len(own)), draws.integers(periods, size=len(own))
+    for position, label in enumerate(order):
+        of_class = np.flatnonzero(labels == label)
+        offsets, period = draws.normal(size=len(of_class)), draws.integers(periods, size=len(of_class))
         kept = period >= begins[label]
-        rows.append(own[kept])
-        times.append((place / classes + sigma * offsets + period)[kept])
+        rows.append(of_class[kept])
+        times.append((position / classes + sigma * offsets + period)[kept])
     every, when = np.concatenate(rows), np.concatenate(times)
     mixed = draws.permutation(len(every))  # of images with equal times
     return every[mixed][np.argsort(when[mixed], kind="stable")]
@@ -121,5 +121,5 @@ def gaussian(
 def in_class_order(labels: np.ndarray, classes: int, draws: np.random.Generator) -> np.ndarray:
     """Return the rows class by class, classes and the images of each in random order."""
     mixed = draws.permutation(len(labels))
-    place = np.argsort(draws.permutation(classes))
-    return mixed[np.argsort(place[labels[mixed]], kind="stable")]
+    position = np.argsort(draws.permutation(classes))
+    return mixed[np.argsort(position[labels[mixed]], kind="stable")]

@@ -35,14 +35,14 @@ def memory() -> int:
 
 def _cpu_quotas() -> list[float]:
     """Yield the CPU quota of each control group."""
-    found = []
+    quotas = []
     for quota, period in [
         *(text.split()[:2] for text in _values("", "cpu.max") if len(text.split()) > 1),
         *zip(_values("cpu", "cpu.cfs_quota_us"), _values("cpu", "cpu.cfs_period_us"), strict=False),
     ]:
         with suppress(ValueError, ZeroDivisionError):  # "max" and -1 mean no limit
-            found += [int(quota) / int(period)] * (int(quota) > 0)
-    return found
+            quotas += [int(quota) / int(period)] * (int(quota) > 0)
+    return quotas
 
 
 def _memory_limits() -> list[int]:
@@ -57,9 +57,9 @@ def _values(controller: str, name: str) -> list[str]:
         for line in MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controller in controllers.split(","):
-                own = GROUPS / controllers / path.lstrip("/")
-                above = [place for place in own.parents if place.is_relative_to(GROUPS / controllers)]
-                return [text for place in (own, *above) if (text := _text(place / name))]
+                folder = GROUPS / controllers / path.lstrip("/")
+                above = [group for group in folder.parents if group.is_relative_to(GROUPS / controllers)]
+                return [text for group in (folder, *above) if (text := _text(group / name))]
     return []
 
 

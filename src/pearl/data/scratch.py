@@ -28,7 +28,7 @@ def beside(path: Path) -> Iterator[None]:
     """Create files on the disk of `path`, which need not exist, within the context; else in the folder for temporary
     files, which may be in memory.
     """
-    token = _folder.set(next(place for place in path.absolute().parents if place.is_dir()))
+    token = _folder.set(next(parent for parent in path.absolute().parents if parent.is_dir()))
     try:
         yield
     finally:
@@ -88,7 +88,7 @@ def _allocate(descriptor: int, size: int) -> None:
 
 def taken(images: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return a copy of some images (N, H, W, 3) uint8, by row, in memory or in a file."""
-    found = room((len(rows), *images.shape[1:]))
+    selected = room((len(rows), *images.shape[1:]))
     for start in range(0, len(rows), _CHUNK):
-        found[start : start + _CHUNK] = images[rows[start : start + _CHUNK]]
-    return found
+        selected[start : start + _CHUNK] = images[rows[start : start + _CHUNK]]
+    return selected

@@ -71,10 +71,13 @@ class Stream:
         """
         if t in self._kept:
             return self._kept[t]
-        found = self.tasks[t].test_images(images)
-        if self.tasks[t].domain != "plain" and sum(kept.nbytes for kept in self._kept.values()) + found.nbytes <= KEPT:
-            self._kept[t] = found
-        return found
+        images_of_task = self.tasks[t].test_images(images)
+        if (
+            self.tasks[t].domain != "plain"
+            and sum(kept.nbytes for kept in self._kept.values()) + images_of_task.nbytes <= KEPT
+        ):
+            self._kept[t] = images_of_task
+        return images_of_task
 
     @property
     def train_rows(self) -> np.ndarray:
@@ -144,7 +147,7 @@ def make_stream(source: Source, config: StreamConfig, seed: int) -> Stream:
     of_domains = _apart(source, config, train_rows, rng)
     for rows, limit in (*((rows, config.per_class) for rows in of_domains), (test_rows, config.test_per_class)):
         if limit is not None:
-            rows.update({label: np.sort(rng.permutation(found)[:limit]) for label, found in rows.items()})
+            rows.update({label: np.sort(rng.permutation(of_class)[:limit]) for label, of_class in rows.items()})
 
     tasks: list[TaskSplit] = []
     domains: list[Domain] = config.domains or ["plain"]
@@ -170,13 +173,13 @@ def _apart(
     if not config.domains:
         return [rows]
     count = len(config.domains)
-    few = [source.classes[label] for label, found in rows.items() if len(found) < count]
+    few = [source.classes[label] for label, of_class in rows.items() if len(of_class) < count]
     if few:
         raise DataError(
             f"stream.domains: {count} domains, but fewer training images of {', '.join(few)}; domains share no "
             f"image, so set fewer domains, or leave the class out of stream.order"
         )
-    parts = {label: np.array_split(rng.permutation(found), count) for label, found in rows.items()}
+    parts = {label: np.array_split(rng.permutation(of_class), count) for label, of_class in rows.items()}
     return [{label: np.sort(part[d]) for label, part in parts.items()} for d in range(count)]
 
 

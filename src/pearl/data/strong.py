@@ -71,10 +71,10 @@ def jittered(x: Tensor, changes: Tensor, order: Tensor) -> Tensor:
     `changes` (B, 4) are factors of brightness, contrast and saturation, and a shift of hue as a part of the circle;
     `order` (B, 4) is their order of application. The formulas are torchvision's.
     """
-    for place in order.T:
+    for chosen in order.T:
         kinds = (brighter, contrasted, saturated, turned)
         made = [kind(x, changes[:, i, None, None, None]) for i, kind in enumerate(kinds)]
-        x = torch.stack(made, 1)[torch.arange(len(x), device=x.device), place]
+        x = torch.stack(made, 1)[torch.arange(len(x), device=x.device), chosen]
     return x
 
 

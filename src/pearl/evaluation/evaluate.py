@@ -90,10 +90,14 @@ class Ensemble:
     def __call__(self, x: Tensor, task: int | None = None) -> Tensor:
         """Return logits (B, classes seen) of images (B, 3, H, W); with `task`, only those of that task's classes."""
         if task is not None:
-            own = next((expert for expert in self._kept or self.method.experts() if expert.task == task), None)
-            if own is None and self._kept and len(self._kept) == 1:  # a single expert for the classes of all tasks
+            expert_of_task = next(
+                (expert for expert in self._kept or self.method.experts() if expert.task == task), None
+            )
+            if (
+                expert_of_task is None and self._kept and len(self._kept) == 1
+            ):  # a single expert for the classes of all tasks
                 return self._kept[0].forward(x)[:, self.method.columns(task)]
-            return own.forward(x) if own else self.method(x, task)
+            return expert_of_task.forward(x) if expert_of_task else self.method(x, task)
         if self._at_once is not None and len(x) <= self._at_once[1]:
             return self._at_once[0](x)
         return torch.cat([expert.forward(x) for expert in self._kept or self.method.experts()], dim=1)
@@ -113,18 +117,18 @@ def count(
     Class-IL: the arg-max over all classes. Task-IL: the arg-max over the classes of the image's own task. Domain-IL,
     for methods with `domains`: the position of the class-IL arg-max within its task.
     """
-    first, place = (np.zeros(1 + max(own[-1] for own in shown), dtype=np.int64) for _ in range(2))
-    for t, own in reversed([*enumerate(shown)]):
-        first[own], place[own] = t, np.arange(len(own))  # of a class: the task that had it first
+    first, position_in_task = (np.zeros(1 + max(of_task[-1] for of_task in shown), dtype=np.int64) for _ in range(2))
+    for t, of_task in reversed([*enumerate(shown)]):
+        first[of_task], position_in_task[of_task] = t, np.arange(len(of_task))  # of a class: the task that had it first
     counts: list[np.ndarray] = []
     confusion = np.zeros((len(labels),) * 2, dtype=np.int64)
-    for t, (scores, target, own) in enumerate(zip(logits, labels, shown, strict=True)):
-        values, truth = scores.numpy(), np.searchsorted(own, target.cpu().numpy())
+    for t, (scores, target, of_task) in enumerate(zip(logits, labels, shown, strict=True)):
+        values, truth = scores.numpy(), np.searchsorted(of_task, target.cpu().numpy())
         best = values.argmax(1)
-        among = values[:, own].argmax(1)
-        right = (np.full(len(truth), True), best == own[truth], among == truth, place[best] == truth)
-        counts.append(np.stack([np.bincount(truth[rows], minlength=len(own)) for rows in right]))
+        among = values[:, of_task].argmax(1)
+        right = (np.full(len(truth), True), best == of_task[truth], among == truth, position_in_task[best] == truth)
+        counts.append(np.stack([np.bincount(truth[rows], minlength=len(of_task)) for rows in right]))
         # a class of several tasks belongs to the image's own task if that is one of them
-        confusion[t] = np.bincount(np.where(np.isin(best, own), t, first[best]), minlength=len(labels))
+        confusion[t] = np.bincount(np.where(np.isin(best, of_task), t, first[best]), minlength=len(labels))
     total, class_il, task_il, domain_il = np.concatenate(counts, axis=1).astype(np.int64)
     return Stage(total, class_il, task_il, confusion, domain_il if domains else None)

@@ -18,6 +18,8 @@ def group(features: np.ndarray) -> np.ndarray:
     if len(features) < SMALLEST:
         return np.full(len(features), -1)
     tree = linkage(features, "ward")  # its distance d of two groups means that merging them adds d^2 / 2
-    _, own, sizes = np.unique(fcluster(tree, np.sqrt(2 * LIMIT), "distance"), return_inverse=True, return_counts=True)
+    _, group_of, sizes = np.unique(
+        fcluster(tree, np.sqrt(2 * LIMIT), "distance"), return_inverse=True, return_counts=True
+    )
     there = sizes >= SMALLEST
-    return np.where(there, there.cumsum() - 1, -1)[own]
+    return np.where(there, there.cumsum() - 1, -1)[group_of]

@@ -66,8 +66,8 @@ def class_forgetting(points: Sequence[Point]) -> Floats:
 
 def forgetting(points: Sequence[Point]) -> float:
     """Return the mean of `class_forgetting` over the classes that have one; NaN if none has."""
-    found = class_forgetting(points)
-    return float(np.nanmean(found)) if np.isfinite(found).any() else float("nan")
+    per_class = class_forgetting(points)
+    return float(np.nanmean(per_class)) if np.isfinite(per_class).any() else float("nan")
 
 
 def summary(results: Mapping[str, Any]) -> dict[str, float]:

@@ -15,9 +15,9 @@ def reliability(confidence: np.ndarray, right: np.ndarray, bins: int = BINS) -> 
 
     `confidence` (N,) is the probability of the best class, from 0 to 1; `right` (N,) is True for correct predictions.
     """
-    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    bin_of = np.minimum((confidence * bins).astype(int), bins - 1)
     columns = (np.ones_like(confidence), confidence, right)
-    return np.stack([np.bincount(place, column, minlength=bins) for column in columns], axis=1)
+    return np.stack([np.bincount(bin_of, column, minlength=bins) for column in columns], axis=1)
 
 
 def calibration_error(diagram: np.ndarray) -> float:

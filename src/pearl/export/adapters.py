@@ -29,7 +29,7 @@ from pearl.storage.stored_task import folder_name
 HEAD = "pearl_head"
 
 
-def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
+def write_peft(model: Trained, out: Path, raw: Tensor) -> float | None:
     """Write a folder of PEFT adapters; see `export`. OUT/README.md documents how to load them.
 
     OUT/base/ holds the reference network, OUT/TASK/ a LoRA with the task's own norm layers, dense copies and head.
@@ -47,26 +47,26 @@ def write_peft(model: Trained, place: Path, raw: Tensor) -> float | None:
     _check_layers(method, model.images.size)
     folders = [folder_name(t, task["name"]) for t, task in enumerate(model.tasks)]
     _, base = _base(model)
-    (place / "base").mkdir(parents=True)
-    if model.backbone["name"] in BACKBONES.own:
-        (place / "networks.py").write_bytes(Path(networks.__file__).read_bytes())
-    (place / "base" / "backbone.safetensors").write_bytes(save(snapshot(method.backbone.state_dict())))
-    _write_json(place / "base" / "backbone.json", base)
+    (out / "base").mkdir(parents=True)
+    if model.backbone["name"] in BACKBONES.builtin:
+        (out / "networks.py").write_bytes(Path(networks.__file__).read_bytes())
+    (out / "base" / "backbone.safetensors").write_bytes(save(snapshot(method.backbone.state_dict())))
+    _write_json(out / "base" / "backbone.json", base)
     for t, folder in enumerate(folders):
         tensors, settings = adapter(method, t)
-        (place / folder).mkdir()
-        (place / folder / "adapter_model.safetensors").write_bytes(save(tensors))
-        _write_json(place / folder / "adapter_config.json", settings)
+        (out / folder).mkdir()
+        (out / folder / "adapter_model.safetensors").write_bytes(save(tensors))
+        _write_json(out / folder / "adapter_config.json", settings)
     facts = model.facts
     normalisation = {"mean": list(model.images.mean), "std": list(model.images.std)}
     facts["input"] |= {"values": "RGB in [0, 1], then normalised", **normalisation}
     facts["tasks"] = [{**task, "folder": folder} for task, folder in zip(facts["tasks"], folders, strict=True)]
     facts["output"] = "logits (batch, classes of the task)"
-    _write_json(place / FACTS, facts)
-    (place / "README.md").write_text(_readme(base, facts))
+    _write_json(out / FACTS, facts)
+    (out / "README.md").write_text(_readme(base, facts))
     if peft_model is None:
         return None
-    x, load = seen(model, raw), partial(_load_adapter, peft_model, model, place)
+    x, load = seen(model, raw), partial(_load_adapter, peft_model, model, out)
     with refusing("PEFT cannot load this network's adapters"):
         return max(compare(on_cpu(method, t), load(t), x) for t in range(len(folders)))
 
@@ -120,7 +120,7 @@ def _called(network: nn.Module, x: Tensor) -> set[nn.Module]:
 def adapter(method: Pearl, t: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return task t as a PEFT LoRA: the tensors and configuration of an adapter for `backbone` + HEAD."""
     low_rank: dict[str, list[tuple[Tensor, Tensor, Tensor]]] = defaultdict(list)
-    own: dict[str, dict[str, Tensor]] = {HEAD: dict(method.heads[t].state_dict())}
+    saved: dict[str, dict[str, Tensor]] = {HEAD: dict(method.heads[t].state_dict())}
     if t >= method.first_adapted:
         weights = method.weights(t)
         for target in method.targets:
@@ -131,9 +131,9 @@ def adapter(method: Pearl, t: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         for name in [*dense, *method.norms, *method.norm_statistics]:
             module = name.rpartition(".")[0]
             state = method.backbone.get_submodule(module).state_dict()
-            own[f"backbone.{module}"] = {key: weights.get(f"{module}.{key}", value) for key, value in state.items()}
+            saved[f"backbone.{module}"] = {key: weights.get(f"{module}.{key}", value) for key, value in state.items()}
 
-    tensors = {f"{name}.{key}": value for name, state in own.items() for key, value in state.items()}
+    tensors = {f"{name}.{key}": value for name, state in saved.items() for key, value in state.items()}
     ranks: dict[str, int] = {}
     for name, updates in low_rank.items():
         a, b, bias = (list(part) for part in zip(*updates, strict=True))
@@ -157,7 +157,7 @@ def adapter(method: Pearl, t: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "bias": "none",
         # the second is PEFT's name for no layer, as for the task that trained the reference
         "target_modules": [f"backbone.{name}" for name in low_rank] or "dummy-target-modules",
-        "modules_to_save": list(own),
+        "modules_to_save": list(saved),
     }
     return snapshot({f"base_model.model.{name}": value for name, value in tensors.items()}), settings
 
@@ -203,7 +203,7 @@ def _base(model: Trained) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
     facts: dict[str, Any] = {"format": FORMAT, "dim": model.method.heads.dim}
     # the initial weights are overwritten by a state
     options = {key: value for key, value in model.backbone.items() if key not in ("name", "weights")}
-    if name in BACKBONES.own:  # their file is part of the export
+    if name in BACKBONES.builtin:  # their file is part of the export
         network = type(model.method.backbone)
         if "image_size" in inspect.signature(network).parameters:
             options["image_size"] = size
@@ -223,15 +223,15 @@ def _base(model: Trained) -> tuple[Callable[..., nn.Module], dict[str, Any]]:
     return timm.create_model, facts | {"arguments": [name], "options": options}
 
 
-def _load_adapter(peft_model: Any, model: Trained, place: Path, t: int) -> nn.Module:
+def _load_adapter(peft_model: Any, model: Trained, out: Path, t: int) -> nn.Module:
     """Load task t's sub-network as the README does."""
     make, base = _base(model)
     backbone = make(*base["arguments"], **base["options"])
-    backbone.load_state_dict(load_file(place / "base" / "backbone.safetensors"))
+    backbone.load_state_dict(load_file(out / "base" / "backbone.safetensors"))
     whole = nn.Sequential()
     whole.add_module("backbone", backbone)
     whole.add_module(HEAD, nn.Linear(base["dim"], len(model.tasks[t]["classes"])))
-    folder = place / folder_name(t, model.tasks[t]["name"])
+    folder = out / folder_name(t, model.tasks[t]["name"])
     return peft_model.from_pretrained(whole, folder, torch_device="cpu").eval()
 
 

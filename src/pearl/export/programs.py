@@ -81,8 +81,8 @@ class BySpaces(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See the class."""
-        found: tuple[Tensor, Tensor] = self.scorer([space(x) for space in self.spaces])
-        return found
+        scores: tuple[Tensor, Tensor] = self.scorer([space(x) for space in self.spaces])
+        return scores
 
 
 class ByMethod(nn.Module):
@@ -157,33 +157,33 @@ def _trace(net: Network, size: int) -> torch.export.ExportedProgram:
     return program
 
 
-def write_torch(model: Trained, place: Path, raw: Tensor) -> float:
+def write_torch(model: Trained, path: Path, raw: Tensor) -> float:
     """Write one torch.export program; see `export`. `torch.export.load(FILE).module()(images)` returns the outputs."""
     program = _trace(network(model.method, model.images), model.images.size)
     buffer = io.BytesIO()
     torch.export.save(program, buffer, extra_files={FACTS: json.dumps(model.facts)})
     if pickled := pickles(buffer):
         raise ExportError(f"this torch ({torch.__version__}) pickles {pickled[0]} of a program; install a newer one")
-    place.write_bytes(buffer.getvalue())
-    with place.open("rb") as file:
+    path.write_bytes(buffer.getvalue())
+    with path.open("rb") as file:
         loaded = torch.export.load(file).module()
     return _check(model, loaded, raw)
 
 
 def pickles(archive: Path | io.BytesIO) -> list[str]:
     """Return the members of a .pt2 archive that are pickles; empty members are not."""
-    found = []
+    pickled = []
     with zipfile.ZipFile(archive) as members:
         for member in members.infolist():
             if member.filename.endswith((".pt", ".pkl")) and member.file_size:
-                found.append(member.filename)
+                pickled.append(member.filename)
             if member.filename.endswith(("weights_config.json", "constants_config.json")):
                 entries = json.loads(members.read(member))["config"].items()
-                found += [name for name, entry in entries if entry["use_pickle"]]
-    return found
+                pickled += [name for name, entry in entries if entry["use_pickle"]]
+    return pickled
 
 
-def write_onnx(model: Trained, place: Path, raw: Tensor) -> float:
+def write_onnx(model: Trained, path: Path, raw: Tensor) -> float:
     """Write one ONNX file; see `export`. Its input is `images`, its outputs are `Network.outputs`."""
     missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
     if missing:
@@ -211,12 +211,12 @@ def write_onnx(model: Trained, place: Path, raw: Tensor) -> float:
         made.model.metadata_props.update({key: json.dumps(value) for key, value in model.facts.items()})
         for node in made.model.graph:
             node.metadata_props.clear()  # torch's source locations: half of a small file
-        made.save(place, external_data=False)
-        session = onnxruntime.InferenceSession(place, providers=["CPUExecutionProvider"])
+        made.save(path, external_data=False)
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
         def run(x: Tensor) -> Any:
-            found = [torch.from_numpy(each) for each in session.run([*net.outputs], {"images": x.numpy()})]
-            return found if len(found) > 1 else found[0]
+            outputs = [torch.from_numpy(each) for each in session.run([*net.outputs], {"images": x.numpy()})]
+            return outputs if len(outputs) > 1 else outputs[0]
 
         return _check(model, run, raw)
 
@@ -231,7 +231,7 @@ def _check(model: Trained, written: Callable[[Tensor], Any], raw: Tensor) -> flo
     scores = scorer(seen(model, raw).to(model.method.device))[1]
     slack = TOLERANCE * scores.abs().clamp(min=1)
     low, high = (model.method.classifier.shares(each).cpu() for each in (scores - slack, scores + slack))
-    found = written(unnormalised.contiguous())[1]
-    if not ((found >= low - 1e-6) & (found <= high + 1e-6)).all():
+    shares = written(unnormalised.contiguous())[1]
+    if not ((shares >= low - 1e-6) & (shares <= high + 1e-6)).all():
         raise ExportError("the written model's in-distribution scores are not the trained one's; nothing was kept")
     return compare(on_cpu(model.method), lambda x: written(x)[0], seen(model, raw), unnormalised)

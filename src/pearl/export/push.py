@@ -107,11 +107,11 @@ def _of_model(directory: RunDirectory, repository: str, method: str | None) -> d
     name = path.resolve().name
     text = card(model, load_section("model", repo=repository, name=name), export=False)
     files: dict[str, Path | bytes] = {CARD: text.encode(), directory.config_file.name: _settings(directory)}
-    places = [directory.classes_file, directory.environment_file, directory.results_file, directory.code_file]
-    places += directory.certificates
+    candidates = [directory.classes_file, directory.environment_file, directory.results_file, directory.code_file]
+    candidates += directory.certificates
     for folder in (directory.reference, *directory.finished):
-        places += [folder / file for file in (MANIFEST, *FILES)]
-    return files | {file.relative_to(path).as_posix(): file for file in places if _may_go(file, path)}
+        candidates += [folder / file for file in (MANIFEST, *FILES)]
+    return files | {file.relative_to(path).as_posix(): file for file in candidates if _may_go(file, path)}
 
 
 def _settings(directory: RunDirectory) -> bytes:

@@ -118,8 +118,10 @@ def compare(
     expected = model(x)
     worst = 0.0
     for count in (1, len(x)):
-        found = written(given[:count].contiguous())
-        difference = float((found - expected[:count]).abs().max()) if found.shape == expected[:count].shape else np.inf
+        outputs = written(given[:count].contiguous())
+        difference = (
+            float((outputs - expected[:count]).abs().max()) if outputs.shape == expected[:count].shape else np.inf
+        )
         allowed = TOLERANCE * max(1.0, float(expected.abs().max()))
         if not difference <= allowed:  # also if a value is not a number
             raise ExportError(

@@ -87,12 +87,14 @@ def export(
     beside_it = card_file(out)
     if about and to != "peft" and not force and beside_it.exists():
         raise ExportError(f"{beside_it}: exists; choose another path with -o, or replace it with --force")
-    with _aside(out, force=force, folder=to == "peft") as place, torch.no_grad():
-        difference = _WRITERS[to](model, place, raw)
+    with _aside(out, force=force, folder=to == "peft") as written, torch.no_grad():
+        difference = _WRITERS[to](model, written, raw)
         if about and to == "peft":
-            readme = place / "README.md"
+            readme = written / "README.md"
             readme.write_text(about(readme.read_text("utf-8")), "utf-8")
-        size = sum(file.stat().st_size for file in ([place] if place.is_file() else place.rglob("*")) if file.is_file())
+        size = sum(
+            file.stat().st_size for file in ([written] if written.is_file() else written.rglob("*")) if file.is_file()
+        )
     if about and to != "peft":
         write_output(beside_it, about(load_section(to, file=out.name)))
     if difference is None:

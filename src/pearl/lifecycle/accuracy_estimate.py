@@ -72,16 +72,16 @@ def held_out(images: Task) -> Callable[[Method], dict[str, Entry]]:
 
 @torch.no_grad()
 def _held_out(images: Task, method: Method) -> dict[str, Entry]:
-    how: dict[str, Any] = {"device": method.device, "batch_size": 256, "autocast": torch.no_grad}
+    settings: dict[str, Any] = {"device": method.device, "batch_size": 256, "autocast": torch.no_grad}
     test = TestSet(images.images, images.labels)
-    (logits,) = Evaluator(images.view, **how).logits(method.eval(), [test])
-    own = torch.zeros(logits.shape, dtype=torch.bool, device=method.device)
-    own[:, method.columns(images.id)] = True
-    return {"estimate": _entry(Predictions.of(logits, images.labels.cpu(), own.cpu()), "held out")}
+    (logits,) = Evaluator(images.view, **settings).logits(method.eval(), [test])
+    of_task = torch.zeros(logits.shape, dtype=torch.bool, device=method.device)
+    of_task[:, method.columns(images.id)] = True
+    return {"estimate": _entry(Predictions.of(logits, images.labels.cpu(), of_task.cpu()), "held out")}
 
 
 def _entry(answers: Predictions, how: str) -> Entry:
-    classes, place = np.unique(answers.true, return_inverse=True)
+    classes, class_index = np.unique(answers.true, return_inverse=True)
     right = answers.best == answers.true
     wrong, counts = np.unique(np.stack([answers.true[~right], answers.best[~right]]), axis=1, return_counts=True)
     rows = {"total": True, "class_il": right, "task_il": answers.best_own == answers.true}
@@ -89,7 +89,7 @@ def _entry(answers: Predictions, how: str) -> Entry:
         "how": how,
         "classes": classes.tolist(),
         **{
-            name: np.bincount(place, np.broadcast_to(row, len(place))).astype(int).tolist()
+            name: np.bincount(class_index, np.broadcast_to(row, len(class_index))).astype(int).tolist()
             for name, row in rows.items()
         },
         "mistakes": [*map(list, zip(*wrong.tolist(), counts.tolist(), strict=True))],

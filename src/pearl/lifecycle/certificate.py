@@ -69,7 +69,7 @@ def certify(change: Change, forgotten: Mapping[str, Any], kept: Iterable[Kept], 
         "exact": not stays,
         "stays": stays,
         "files": files,
-        "removed": {name: sha256(read_regular(place)) for name, place in every.items() if name not in left},
+        "removed": {name: sha256(read_regular(stored)) for name, stored in every.items() if name not in left},
     }
     change.write(file, json_bytes(certificate))
     return file.relative_to(path).as_posix()
@@ -85,7 +85,7 @@ def _entry(change: Change, kept: Kept) -> dict[str, Any]:
     after = change.content(kept.after)
     after = before if after is None else after
     names = {"file": kept.after, "from": kept.before}
-    entry: dict[str, Any] = {key: place.relative_to(path).as_posix() for key, place in names.items()}
+    entry: dict[str, Any] = {key: file.relative_to(path).as_posix() for key, file in names.items()}
     entry |= {"before": sha256(before), "after": sha256(after)}
     if before != after:
         new = {name: fingerprint(value) for name, value in sorted(load(after).items())}
@@ -111,16 +111,16 @@ def certificate_checks(path: Path) -> list[Check]:
         RunError: a manifest is damaged.
     """
     directory = RunDirectory(path)
-    found: list[tuple[Path, dict[str, Any]]] = []
+    certificates: list[tuple[Path, dict[str, Any]]] = []
     checks: list[Check] = []
     for file in directory.certificates:
         try:
-            found.append((file, read_json(file, Certificate)))
+            certificates.append((file, read_json(file, Certificate)))
         except RunError as error:
             checks.append(Check("wrong", str(error)))
     learnt = directory.learnt_at
-    for number, (file, certificate) in enumerate(found):
-        later = [each for _, each in found[number + 1 :]]
+    for number, (file, certificate) in enumerate(certificates):
+        later = [each for _, each in certificates[number + 1 :]]
         states = [_state(directory, entry, certificate, later, learnt) for entry in certificate["files"]]
         wrong = [why for state, why in states if state == "wrong"]
         wrong += _still_there(directory, certificate, learnt)

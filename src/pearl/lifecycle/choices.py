@@ -86,13 +86,13 @@ def config_for(path: Path, source: Path | None, options: LearnOptions) -> ModelC
 
 def _changed(config: ModelConfig, recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> list[str]:
     """Return the settings that would make another model; repeating the model's own is allowed."""
-    own = set(ModelConfig.model_fields) - {"train"}
-    before = config.model_dump(mode="json", include=own)
-    raw = {key: value for key, value in raw_config(recipe).items() if key in own} if recipe else {}
+    fixed = set(ModelConfig.model_fields) - {"train"}
+    before = config.model_dump(mode="json", include=fixed)
+    raw = {key: value for key, value in raw_config(recipe).items() if key in fixed} if recipe else {}
     raw = merge(merge(before, raw), {"backbone": backbone} if backbone else {})
     raw = merge(raw, {key: value for key, value in overrides.items() if key != "train"})
-    after = check_config({"train": config.train, **raw}, ModelConfig).model_dump(mode="json", include=own)
-    other = {key for key in own if after[key] != before[key]}
+    after = check_config({"train": config.train, **raw}, ModelConfig).model_dump(mode="json", include=fixed)
+    other = {key for key in fixed if after[key] != before[key]}
     words = sorted(other & overrides.keys())
     words += ["--backbone"] * bool(backbone and "backbone" in other - overrides.keys())
     return words + ["--recipe"] * bool(recipe and other and not words)
@@ -100,7 +100,7 @@ def _changed(config: ModelConfig, recipe: str | None, backbone: Backbone, overri
 
 def _new_config(recipe: str | None, backbone: Backbone, overrides: dict[str, Any]) -> ModelConfig:
     """Return the settings of a new model."""
-    own = ModelConfig.model_fields
+    fields = ModelConfig.model_fields
     spec = merge({"backbone": backbone}, {"backbone": overrides.get("backbone", {})})["backbone"]
     raw = raw_config(recipe) if recipe else {"backbone": "timm/"}
     timm = str(merge({"backbone": raw.get("backbone")}, {"backbone": spec})["backbone"].get("name")).startswith("timm/")
@@ -108,7 +108,7 @@ def _new_config(recipe: str | None, backbone: Backbone, overrides: dict[str, Any
     if timm and (spec or not recipe):
         spec = {"pretrained": not spec.get("weights"), **spec}
     raw = merge(raw, {"backbone": spec})
-    raw = merge({key: value for key, value in raw.items() if key in own}, overrides)
+    raw = merge({key: value for key, value in raw.items() if key in fields}, overrides)
     return check_config(_with_statistics(raw), ModelConfig)
 
 

@@ -94,14 +94,14 @@ def copy_beside(start: Path, path: Path, config: ModelConfig) -> None:
 def is_copy(path: Path, start: Path, name: str) -> bool:
     """Return True if `path` holds only the tasks of `start`, and at most task `name` more: an interrupted copy."""
 
-    def there(place: RunDirectory) -> list[bytes]:
-        return [(folder / MANIFEST).read_bytes() for folder in (place.reference, *place.finished)]
+    def there(directory: RunDirectory) -> list[bytes]:
+        return [(folder / MANIFEST).read_bytes() for folder in (directory.reference, *directory.finished)]
 
     made, source = RunDirectory(path), RunDirectory(start)
-    if not all(place.reference_manifest.is_file() for place in (made, source)):
+    if not all(each.reference_manifest.is_file() for each in (made, source)):
         return False
-    copied, own = there(source), [task.name for task in made.tasks][len(source.finished) :]
-    return made.config_file.is_file() and there(made)[: len(copied)] == copied and own in ([], [name])
+    copied, added_names = there(source), [task.name for task in made.tasks][len(source.finished) :]
+    return made.config_file.is_file() and there(made)[: len(copied)] == copied and added_names in ([], [name])
 
 
 def check_place(path: Path, source: Path | None, instead: str = "choose another name") -> None:
@@ -113,13 +113,13 @@ def check_place(path: Path, source: Path | None, instead: str = "choose another 
             raise RunError(f"{path}: exists; {instead}")
     elif path.exists() and not path.is_dir():
         raise RunError(f"{path}: is a file; choose another name for the model")
-    elif path.is_dir() and (source or not all(_is_early(directory, place) for place in path.iterdir())):
+    elif path.is_dir() and (source or not all(_is_early(directory, file) for file in path.iterdir())):
         raise RunError(f"{path}: a folder with other contents, not a model; choose a new name")
 
 
-def _is_early(directory: RunDirectory, place: Path) -> bool:
+def _is_early(directory: RunDirectory, file: Path) -> bool:
     """Return True if a file can exist in a directory before its configuration does."""
     # a user may have a folder of that name, and everything in it is removed
-    if place == directory.resume_folder and place.is_dir():
-        return directory.pending_file.is_file() or all(is_temporary(each.name) for each in place.iterdir())
-    return place == directory.events_file or place.name in LOCK or is_temporary(place.name)
+    if file == directory.resume_folder and file.is_dir():
+        return directory.pending_file.is_file() or all(is_temporary(each.name) for each in file.iterdir())
+    return file == directory.events_file or file.name in LOCK or is_temporary(file.name)

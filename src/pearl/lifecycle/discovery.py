@@ -131,11 +131,11 @@ class Discovery:
 
     def rows(self) -> list[list[str]]:
         """Return the groups as texts; the first row is the header."""
-        found = [["", "images", "nearest known class"]]
+        lines = [["", "images", "nearest known class"]]
         for name, part in [*((one.name, one.images) for one in self.groups), ("in no group", self.alone)]:
             names, times = np.unique([self.nearest[i] for i in part], return_counts=True)
-            found.append([name, f"{len(part)}", printable(str(names[times.argmax()])) if len(part) else "-"])
-        return [*found, ["known", f"{len(self.known)}", ""]]
+            lines.append([name, f"{len(part)}", printable(str(names[times.argmax()])) if len(part) else "-"])
+        return [*lines, ["known", f"{len(self.known)}", ""]]
 
     def __repr__(self) -> str:
         return aligned(self.rows(), numbers=True)
@@ -157,8 +157,8 @@ def discover(
     names: list[Path | np.ndarray] = []
     hashes: list[bytes] = []
     parts: list[tuple[Tensor, ...]] = []
-    for own, pixels in _batches([*images], model.config, unreadable):
-        names += own
+    for batch_names, pixels in _batches([*images], model.config, unreadable):
+        names += batch_names
         hashes += copies.hashes(pixels)
         logits, *more = model.describe(pixels)
         parts.append((logits.argmax(1), *more, thumbnails(pixels)))
@@ -187,16 +187,16 @@ def discover(
     )
 
 
-def check_list(place: Path) -> None:
+def check_list(path: Path) -> None:
     """Check that a list can be written there.
 
     Raises:
         DataError: it exists, and may have the names that the user gave; or `learn` would not read it.
     """
-    if place.suffix.lower() != ".csv":
-        raise DataError(f"{place}: the list is CSV; give a name that ends in .csv")
-    if place.exists():
-        raise DataError(f"{place}: exists already, perhaps with names of groups; remove it, or give another name")
+    if path.suffix.lower() != ".csv":
+        raise DataError(f"{path}: the list is CSV; give a name that ends in .csv")
+    if path.exists():
+        raise DataError(f"{path}: exists already, perhaps with names of groups; remove it, or give another name")
 
 
 def _batches(
@@ -222,9 +222,9 @@ def _groups(rows: np.ndarray, features: np.ndarray, labels: np.ndarray) -> Itera
     """
     sizes = np.bincount(labels[labels >= 0])
     for number, label in enumerate(np.argsort(-sizes, kind="stable").tolist(), 1):
-        own = rows[labels == label]
-        away = np.linalg.norm(features[own] - features[own].mean(0), axis=1)
-        yield Group(f"group {number}", tuple(own[away.argsort(kind="stable")].tolist()))
+        members = rows[labels == label]
+        away = np.linalg.norm(features[members] - features[members].mean(0), axis=1)
+        yield Group(f"group {number}", tuple(members[away.argsort(kind="stable")].tolist()))
 
 
 def thumbnails(pixels: np.ndarray) -> Tensor:
@@ -238,8 +238,8 @@ def near_duplicates(thumbs: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int,
     """Yield pairs of `rows` (n,) whose thumbnails (N, d) correlate at least as `ALIKE`, each image with the earlier
     one that it resembles most.
     """
-    found = thumbs[rows]
+    thumbnails = thumbs[rows]
     for i in range(1, len(rows)):
-        alike = found[:i] @ found[i]
+        alike = thumbnails[:i] @ thumbnails[i]
         if alike.max() >= ALIKE:
             yield int(rows[alike.argmax()]), int(rows[i])

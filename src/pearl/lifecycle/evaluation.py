@@ -127,7 +127,7 @@ class Evaluation:
         wrong = self.confusion.copy()
         np.fill_diagonal(wrong, 0)
         order = wrong.ravel().argsort(kind="stable")[::-1][:most].tolist()
-        pairs = [divmod(place, len(wrong)) for place in order]
+        pairs = [divmod(position, len(wrong)) for position in order]
         return [(self.classes[a], self.classes[b], int(wrong[a, b])) for a, b in pairs if wrong[a, b]]
 
     # --------------------------------------------------------------------------------------------------- calibration
@@ -171,7 +171,7 @@ class Evaluation:
 
     def rows(self) -> list[list[str]]:
         """Return the accuracy of each task and its classes, and of all, as texts; the first row is the header."""
-        total, found = self.total, [["", "images", "class-IL", "task-IL"]]
+        total, lines = self.total, [["", "images", "class-IL", "task-IL"]]
 
         def row(name: str, part: slice) -> list[str]:
             count = total[part].sum()
@@ -182,11 +182,11 @@ class Evaluation:
             if not task.classes:  # its images count for the task that had their classes first
                 continue
             part = slice(task.first_class, task.first_class + len(task.classes))
-            found.append(row(f"task {task.name}", part))
-            found += [
+            lines.append(row(f"task {task.name}", part))
+            lines += [
                 row(f"  {name}", slice(c, c + 1)) for c, name in enumerate(task.classes, task.first_class) if total[c]
             ]
-        return [*found, row("all", slice(None))]
+        return [*lines, row("all", slice(None))]
 
     def __repr__(self) -> str:
         return aligned(self.rows(), numbers=True)
@@ -213,14 +213,14 @@ def evaluate(
     size = model.config.images.stored
     several = isinstance(data, list | tuple) and bool(data) and all(isinstance(one, str | Path) for one in data)
     decoding = Decoding.of(model.config.images)
-    how: dict[str, Any] = {"part": "test", "nested": nested, "decoding": decoding}
-    parts = [given(one, size, **how) for one in (data if several else [data])]
+    reading: dict[str, Any] = {"part": "test", "nested": nested, "decoding": decoding}
+    parts = [given(one, size, **reading) for one in (data if several else [data])]
     aliases = aliases or {}
     if not some_aliases:
         check_aliases(aliases, parts)
     parts = [part.renamed(aliases) for part in parts]
     strange, notes = _strange(model, parts)
-    place = {name: index for index, name in enumerate([*model.classes, *strange])}
+    index_of = {name: index for index, name in enumerate([*model.classes, *strange])}
     threshold = model.threshold(unknown_rate) if model.has_ood_scores else math.nan
     task_of = torch.repeat_interleave(torch.tensor([len(task.classes) for task in model.tasks]))
     learnt = learnt_images(model.tasks)
@@ -235,7 +235,7 @@ def evaluate(
         problems += wrong
         if problems:
             continue  # all problems are listed, and nothing more is computed
-        true = np.array([place.get(part.classes[label], -1) for label in part.labels[start : start + len(pixels)]])
+        true = np.array([index_of.get(part.classes[label], -1) for label in part.labels[start : start + len(pixels)]])
         asked = np.flatnonzero(true >= 0)  # the others are skipped
         if not len(asked):
             continue
@@ -243,15 +243,15 @@ def evaluate(
         logits, in_distribution_scores = (
             model.logits_and_scores(pixels) if model.has_ood_scores else (model.logits(pixels), None)
         )
-        own = task_of == task_of[here.clamp(max=len(task_of) - 1)][:, None]
-        answers.append(Predictions.of(logits, here, own))
+        same_task = task_of == task_of[here.clamp(max=len(task_of) - 1)][:, None]
+        answers.append(Predictions.of(logits, here, same_task))
         in_distribution += [] if in_distribution_scores is None else [in_distribution_scores.numpy()]
         files += [part.images[start + row] for row in asked] if isinstance(part.images, tuple) else [*pixels]
         hashes += copies.hashes(pixels)
     if problems:
         raise unreadable(problems, sum(map(len, parts)))
     joined = Predictions.joined(answers)
-    stay, found = _counted(hashes, joined.true, learnt, tuple(place), len(model.classes), files)
+    stay, copy_notes = _counted(hashes, joined.true, learnt, tuple(index_of), len(model.classes), files)
     return Evaluation(
         tuple(model.tasks),
         tuple(strange),
@@ -260,7 +260,7 @@ def evaluate(
         np.concatenate(in_distribution)[stay] if in_distribution else None,
         unknown_rate,
         threshold,
-        (*(note for part in parts for note in part.notes), *notes, *found, *decoding.notes()),
+        (*(note for part in parts for note in part.notes), *notes, *copy_notes, *decoding.notes()),
     )
 
 
@@ -306,7 +306,7 @@ def _strange(model: Predictor, parts: Sequence[Inputs]) -> tuple[list[str], list
         return [], []
     if len(strange) == len(named):
         raise DataError(
-            f"{', '.join(part.place or part.name for part in parts)}: only unknown classes: "
+            f"{', '.join(part.source or part.name for part in parts)}: only unknown classes: "
             f"{_some(strange, model.classes)}; give images of known classes, which `pearl inspect` lists"
         )
     what = (

@@ -17,7 +17,7 @@ import torch
 
 from pearl.data import copies, scratch
 from pearl.data.augment import View
-from pearl.data.batches import Task, fold
+from pearl.data.batches import Task, derive_seed
 from pearl.data.decoding import Decoding
 from pearl.data.images import unreadable
 from pearl.data.inputs import Inputs, check_aliases, given, name_of
@@ -131,12 +131,12 @@ def _learn(
     known, settings = {} if options.discard else RunDirectory(path).interrupted_task, config.model_dump(mode="json")
     try:
         read: dict[str, Any] = {"decoding": Decoding.of(config.images), "on_progress": _progress(show)}
-        found = given(data, size, part="train", nested=options.nested, **read)
-        check_aliases(aliases, [found])
-        found = found.renamed(aliases)
-        name, names = found.name if options.task is None else options.task, found.classes
-        _check_holdout(found, found.labels, holdout)
-        if plan is None and source is None and _is_learnt(path, name, found, config, holdout, show):
+        inputs = given(data, size, part="train", nested=options.nested, **read)
+        check_aliases(aliases, [inputs])
+        inputs = inputs.renamed(aliases)
+        name, names = inputs.name if options.task is None else options.task, inputs.classes
+        _check_holdout(inputs, inputs.labels, holdout)
+        if plan is None and source is None and _is_learnt(path, name, inputs, config, holdout, show):
             with session(path, config, again="", device=device, show=show):
                 return
         new, again_shown = _new_and_known(before.tasks, name, names, config)
@@ -152,7 +152,7 @@ def _learn(
         if method.oracle:
             raise ConfigError(f"method={config.method['name']} needs the data of all tasks; choose another method")
         if plan is not None:
-            for line in needs(method, config, before, found, name, new, fast=options.fast):
+            for line in needs(method, config, before, inputs, name, new, fast=options.fast):
                 plan(line)
             return
         engine = Engine(config, device=device)
@@ -160,13 +160,13 @@ def _learn(
         facts |= {"fast": options.fast, "aliases": aliases, "holdout": holdout}
         if not resumed and not facts.items() <= known.items():  # before decoding images
             _check_nothing_interrupted(path, known, config)
-        pixels = decode(found, size, show)
-        images = facts_of(pixels, found.labels)
+        pixels = decode(inputs, size, show)
+        images = facts_of(pixels, inputs.labels)
         facts |= images
         same = all(known.get(key) == value for key, value in facts.items())
         if resumed and not same:
             raise RunError(
-                f"{found.place}: the images of the interrupted task {name!r} have changed; restore them, "
+                f"{inputs.source}: the images of the interrupted task {name!r} have changed; restore them, "
                 f"or start it again with `pearl learn --discard`"
             )
         if not same:
@@ -174,13 +174,13 @@ def _learn(
         infos = before.tasks
         every = [label for info in infos for label in info.classes]
         index_of = {label: index for index, label in enumerate([*every, *new])}
-        labels = np.array([index_of[label] for label in names])[found.labels]
+        labels = np.array([index_of[label] for label in names])[inputs.labels]
         stay, notes = copies.without_copies(
-            copies.hashes(pixels), found.labels, names, learnt_images(infos), found.where
+            copies.hashes(pixels), inputs.labels, names, learnt_images(infos), inputs.where
         )
         if not stay.all():
             pixels, labels = scratch.taken(pixels, np.flatnonzero(stay)), labels[stay]
-            _check_holdout(found, labels, holdout)
+            _check_holdout(inputs, labels, holdout)
         if not new:
             notes.append("no new class: these are more images of known ones")
         if (known_ones := labels < len(every)).any():
@@ -193,36 +193,40 @@ def _learn(
         if source:
             copy_model(source, path)
 
-        again = resume_command(path, config) if found.place else "the same pearl.learn, with the same images"
+        again = resume_command(path, config) if inputs.source else "the same pearl.learn, with the same images"
         with session(path, config, again=again, device=device, precision=precision, show=show, minutes=minutes) as work:
             if [info.names for info in directory.tasks] != [info.names for info in infos]:
                 raise RunError(f"{path}: another process has changed it meanwhile; run the same command again")
             if not same:
                 remove_tree(directory.resume_folder, path)
-                origin = {"data": found.place or "", "nested": options.nested, "precision": work.engine.precision}
+                origin = {"data": inputs.source or "", "nested": options.nested, "precision": work.engine.precision}
                 origin["first_answer"] = options.first_answer
                 directory.write(directory.pending_file, {**facts, **origin})
             if begun:
-                method = load_method(path, config, done, place=work.engine.place, without_timm=True)
+                method = load_method(path, config, done, to_device=work.engine.to_device, without_timm=True)
             else:
                 method = work.begin(build_method(config) if written else method)
             view = View(config.images, channels_last=config.engine.channels_last)
-            place = view, work.engine.device
+            view_and_device = view, work.engine.device
             # by name: then the task is the same, bit by bit, without an earlier one, see `forget`
-            task = Task(done, name, new, len(every), pixels, labels, *place, train=not options.fast, seed_part=name)
+            task = Task(
+                done, name, new, len(every), pixels, labels, *view_and_device, train=not options.fast, seed_part=name
+            )
             if holdout:
-                torch.manual_seed(fold(config.seed, name, "holdout"))
+                torch.manual_seed(derive_seed(config.seed, name, "holdout"))
                 (task, held), images["holdout"] = task.hold_out(holdout), holdout
             learnt = task.images.cpu().numpy(), task.labels.cpu().numpy()
             images["image_hashes"] = copies.written(copies.hashes(learnt[0]), learnt[1], [*every, *new])
             measure = accuracy_estimate.held_out(held) if holdout else accuracy_estimate.cross_validated
-            every_note = (*found.notes, *notes, *found.decoding.notes())
+            every_note = (*inputs.notes, *notes, *inputs.decoding.notes())
             for line in (*every_note, *_much_alike(new, every), *_heads_alone(path, done, config)):
                 work.log.event("note", task=done, text=line)
             show.event("run", run=str(path), tasks=done + 1, done=done, classes=len(every) + len(new))
             try:
-                how: dict[str, Any] = {"measure": measure, "first_answer": options.first_answer}
-                work.learn(method, task, also=again_shown, **how, train=settings["train"], seed=config.seed, **images)
+                measuring: dict[str, Any] = {"measure": measure, "first_answer": options.first_answer}
+                work.learn(
+                    method, task, also=again_shown, **measuring, train=settings["train"], seed=config.seed, **images
+                )
             except TrainingError as error:
                 if not directory.checkpoints:
                     raise
@@ -231,30 +235,30 @@ def _learn(
         show.close()
 
 
-def _check_holdout(found: Inputs, labels: np.ndarray, holdout: float) -> None:
+def _check_holdout(inputs: Inputs, labels: np.ndarray, holdout: float) -> None:
     if holdout and np.bincount(labels).max() < 2:
         raise ConfigError(
-            f"{found.place or found.name}: holdout={holdout:g} needs a class of two images or more; leave it out"
+            f"{inputs.source or inputs.name}: holdout={holdout:g} needs a class of two images or more; leave it out"
         )
 
 
 def _is_learnt(
     path: Path,
     name: str,
-    found: Inputs,
+    inputs: Inputs,
     config: ModelConfig,
     holdout: float,
     show: Observer,
 ) -> bool:
     """Return True if the last task is this one, with these images and settings: a process was killed after it."""
     last = RunDirectory(path).tasks[-1:]
-    if not last or last[0].name != name or sorted(last[0].names) != sorted(found.classes):
+    if not last or last[0].name != name or sorted(last[0].names) != sorted(inputs.classes):
         return False
     wanted = {"train": config.model_dump(mode="json")["train"], "seed": config.seed}
     manifest = last[0].manifest
     if any(manifest.get(key) != value for key, value in wanted.items()) or manifest.get("holdout", 0.0) != holdout:
         return False
-    wanted = facts_of(decode(found, config.images.stored, show), found.labels)
+    wanted = facts_of(decode(inputs, config.images.stored, show), inputs.labels)
     return all(manifest.get(key) == value for key, value in wanted.items())
 
 
@@ -295,9 +299,9 @@ def _much_alike(new: Sequence[str], known: Sequence[str]) -> Iterator[str]:
     def plain(name: str) -> str:
         return "".join(c for c in without_marks(name).casefold() if c.isalnum())
 
-    place = {plain(name): name for name in known}
+    original = {plain(name): name for name in known}
     for name in new:
-        if plain(name) and (other := place.get(plain(name))):
+        if plain(name) and (other := original.get(plain(name))):
             yield (
                 f"{printable(name)!r} is a new class with a name like the known {printable(other)!r}; if they "
                 f"are the same, use --alias {shlex.quote(f'{name}={other}')}"
@@ -328,24 +332,24 @@ def _new_and_known(
     return tuple(known for known in names if known not in where), tuple(known for known in where if known in names)
 
 
-def decode(found: Inputs, size: int, show: Observer) -> np.ndarray:
+def decode(inputs: Inputs, size: int, show: Observer) -> np.ndarray:
     """Decode all images to pixels (N, size, size, 3) uint8.
 
     Raises:
         DataError: lists every unreadable image.
     """
-    if isinstance(found.images, np.ndarray):
-        return found.pixels(0, len(found), size)[0]
+    if isinstance(inputs.images, np.ndarray):
+        return inputs.pixels(0, len(inputs), size)[0]
     tell = _progress(show)
-    pixels = scratch.room((len(found), size, size, 3))
+    pixels = scratch.room((len(inputs), size, size, 3))
     problems: list[str] = []
-    for begin in range(0, len(found), 256):
-        part, wrong = found.pixels(begin, begin + 256, size)
+    for begin in range(0, len(inputs), 256):
+        part, wrong = inputs.pixels(begin, begin + 256, size)
         pixels[begin : begin + len(part)] = part  # incomplete results are not used
         problems += wrong
-        tell(min(begin + 256, len(found)), len(found))
+        tell(min(begin + 256, len(inputs)), len(inputs))
     if problems:
-        raise unreadable(problems, len(found))
+        raise unreadable(problems, len(inputs))
     return pixels
 
 

@@ -97,11 +97,11 @@ class Model:
         if chosen.partition(":")[0] not in ("cpu", "cuda"):
             raise ConfigError(f"device {device!r} cannot be used here; use auto, cpu or cuda")
         try:
-            place = torch.empty(0, device=chosen).device
+            placed_on = torch.empty(0, device=chosen).device
         except (RuntimeError, AssertionError) as error:
             reason = str(error).partition("\n")[0]
             raise ConfigError(f"device {device!r} cannot be used here ({reason}); use auto or cpu") from None
-        return cls(path, config, directory.first_tasks(there if tasks is None else tasks), place)
+        return cls(path, config, directory.first_tasks(there if tasks is None else tasks), placed_on)
 
     def __repr__(self) -> str:
         made = f"{readable(self.config.method['name'])} on {self.config.backbone['name']}"
@@ -120,8 +120,8 @@ class Model:
     @property
     def method(self) -> Method:
         """Return the method with its weights, on the device, in evaluation mode."""
-        place = partial(placed, device=self.device, channels_last=self.config.engine.channels_last)
-        load = partial(load_method, self.path, self.config, len(self.tasks), place=place, to_ask=True)
+        to_device = partial(placed, device=self.device, channels_last=self.config.engine.channels_last)
+        load = partial(load_method, self.path, self.config, len(self.tasks), to_device=to_device, to_ask=True)
         return self._once("method", load)
 
     @property
@@ -133,8 +133,8 @@ class Model:
         with _LOADING:
             if name not in self._loaded:
                 self._loaded[name] = load()
-        found: T = self._loaded[name]
-        return found
+        attribute: T = self._loaded[name]
+        return attribute
 
     @property
     def outcome(self) -> Outcome | None:
@@ -192,10 +192,10 @@ class Model:
         pictures: Any = [images] if is_one(images) else images
         if not isinstance(pictures, Iterable):
             raise DataError(f"a {type(images).__name__} is not an image; give files, Pillow images, arrays or tensors")
-        found = []
+        predictions = []
         for pixels in in_batches(pictures, self.config.images.stored, BATCH, Decoding.of(self.config.images)):
-            found += self.predict_pixels(pixels, task=task, top=top, unknown_rate=unknown_rate)
-        return found
+            predictions += self.predict_pixels(pixels, task=task, top=top, unknown_rate=unknown_rate)
+        return predictions
 
     def predict_pixels(
         self,
@@ -225,7 +225,7 @@ class Model:
             if index is not None:
                 logits = logits[:, [c for c, (name, _) in enumerate(names) if name in self.tasks[index].names]]
         if index is not None:
-            names = [place for place in names if place[0] in self.tasks[index].names]
+            names = [pair for pair in names if pair[0] in self.tasks[index].names]
         probabilities, order = logits.double().softmax(1).topk(min(top, len(names)), dim=1)
         return [
             Prediction(
@@ -300,8 +300,8 @@ class Model:
             return torch.cat([logits, scores[:, None], features.to(logits)], 1)
 
         classes = len(self.classes)
-        found = self._asked(pixels, described)
-        return found[:, :classes], found[:, classes], found[:, classes + 1 :]
+        columns = self._asked(pixels, described)
+        return columns[:, :classes], columns[:, classes], columns[:, classes + 1 :]
 
     def _check_has_ood_scores(self) -> None:
         if not self.has_ood_scores:
@@ -377,10 +377,10 @@ class Model:
         from pearl.lifecycle.remodel import refit_model
 
         folders = [data] if isinstance(data, str | Path) else data
-        how: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "aliases": aliases,
             "device": self.device.type,
             "method": str(self.config.method["name"]),
         }
-        refit_model(self.path, [Path(folder) for folder in folders], Path(to), classifier, **how)
+        refit_model(self.path, [Path(folder) for folder in folders], Path(to), classifier, **arguments)
         return type(self).open(Path(to), device=self.device.type)

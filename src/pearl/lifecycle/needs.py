@@ -18,19 +18,19 @@ def needs(
     method: Method,
     config: ModelConfig,
     before: RunDirectory,
-    found: Inputs,
+    inputs: Inputs,
     name: str,
     new: Sequence[str],
     *,
     fast: bool,
 ) -> Iterator[str]:
-    """Yield lines on a task of the images `found`, of which classes `new` are new, after those of `before`."""
-    classes, side = counted(len(found.classes), "class"), config.images.stored
-    known = f", {len(found.classes) - len(new)} of them known" if len(new) < len(found.classes) else ""
-    yield f"task {printable(name)}: {classes}{known}, {counted(len(found), 'image')}"
-    yield f"decoded images: {scratch.described((len(found), side, side, 3))}"
+    """Yield lines on a task of the images `inputs`, of which classes `new` are new, after those of `before`."""
+    classes, side = counted(len(inputs.classes), "class"), config.images.stored
+    known = f", {len(inputs.classes) - len(new)} of them known" if len(new) < len(inputs.classes) else ""
+    yield f"task {printable(name)}: {classes}{known}, {counted(len(inputs), 'image')}"
+    yield f"decoded images: {scratch.described((len(inputs), side, side, 3))}"
     counts = [list(task.manifest.get("images_per_class", ())) for task in before.tasks]
-    counts.append(np.bincount(found.labels).tolist())
+    counts.append(np.bincount(inputs.labels).tolist())
     phases: dict[str, list[int]] = {}
     for task, of_task in upcoming(method, counts, method.options, pretrained=method.backbone.pretrained):
         phases = of_task if task.id == len(counts) - 1 and not fast else {}

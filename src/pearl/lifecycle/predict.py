@@ -34,12 +34,12 @@ def named(
         if name == "-":
             files += [Path(line) for line in stdin.read().split("\n") if line.strip()]
         elif os.path.isdir(name):  # noqa: PTH112 - a name that is too long is not a folder, and not an error here
-            found = image_files(Path(name))
+            in_folder = image_files(Path(name))
             for line in no_images(Path(name), files_below(Path(name))):
                 say(line)
-            if not found:
+            if not in_folder:
                 raise DataError(f"{name}: no image in this folder; give a folder with images, or a file")
-            files += found
+            files += in_folder
         else:
             files.append(Path(name))
     if not files:
@@ -69,8 +69,8 @@ def predict_files(
         good, pixels, wrong = read_all(files[start : start + BATCH], model.config.images.stored, decoding)
         unreadable += wrong
         if good:
-            found = model.predict_pixels(pixels, task=task, top=top, unknown_rate=unknown_rate)
-            for file, prediction in zip(good, found, strict=True):
+            predictions = model.predict_pixels(pixels, task=task, top=top, unknown_rate=unknown_rate)
+            for file, prediction in zip(good, predictions, strict=True):
                 write(file, prediction)
     for line in decoding.notes():
         say(line)

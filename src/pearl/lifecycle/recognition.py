@@ -37,14 +37,14 @@ def recognised(
 
     If `among` are the classes of `task`, the experts of other tasks are not evaluated.
     """
-    how: dict[str, Any] = {"device": method.device, "batch_size": BATCH, "autocast": torch.no_grad}
-    own = [expert for expert in method.eval().experts() if task is not None and expert.task == task]
-    (logits,) = Evaluator(view, **how).logits(method, [TestSet(images, labels)], own or None)
+    settings: dict[str, Any] = {"device": method.device, "batch_size": BATCH, "autocast": torch.no_grad}
+    task_experts = [expert for expert in method.eval().experts() if task is not None and expert.task == task]
+    (logits,) = Evaluator(view, **settings).logits(method, [TestSet(images, labels)], task_experts or None)
     if among is None:
-        found = logits.argmax(1).numpy()
+        predicted = logits.argmax(1).numpy()
     else:
-        found = among[(logits if own else logits[:, among]).argmax(1).numpy()]
-    return found == labels.cpu().numpy()
+        predicted = among[(logits if task_experts else logits[:, among]).argmax(1).numpy()]
+    return predicted == labels.cpu().numpy()
 
 
 def check_known(
@@ -74,7 +74,7 @@ def check_known(
     Raises:
         DataError: such classes exist, and `allow_new_style` is False.
     """
-    method = load_method(path, config, tasks, place=engine.place, to_ask=True)
+    method = load_method(path, config, tasks, to_device=engine.to_device, to_ask=True)
     rows = np.concatenate([_spread(np.flatnonzero(labels == label)) for label in np.unique(labels)])
     chosen = torch.from_numpy(labels[rows])
     view = View(config.images, channels_last=config.engine.channels_last)

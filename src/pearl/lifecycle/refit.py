@@ -94,18 +94,18 @@ def refitted(config: RunConfig, classifier: Mapping[str, Any] | str) -> RunConfi
         same = {key: before[key] for key in ("spaces", "train")} if _trained(before) != "all" else {"train": "all"}
         spec = {"head": _head(before), **same, **spec}
     raw = config.model_dump(mode="json")
-    found = check_config({**raw, "method": {**raw["method"], "classifier": spec}}, RunConfig)
-    if (head := _head(found.method["classifier"])) != _head(before):
+    changed = check_config({**raw, "method": {**raw["method"], "classifier": spec}}, RunConfig)
+    if (head := _head(changed.method["classifier"])) != _head(before):
         raise ConfigError(
             f"classifier: needs sub-networks trained with a {head} head, this run has a {_head(before)} one; run "
             f"its recipe with this classifier instead"
         )
-    if (other := _trained(found.method["classifier"])) != _trained(before):
+    if (other := _trained(changed.method["classifier"])) != _trained(before):
         raise ConfigError(
             f"classifier: with it the sub-networks of {_tasks(other)} would have been trained, this run has those of "
             f"{_tasks(_trained(before))}; run its recipe with this classifier instead"
         )
-    return found
+    return changed
 
 
 def _trained(classifier: Mapping[str, Any]) -> int | Literal["all"]:
@@ -141,7 +141,7 @@ class Taken(Engine):
             weights = read_files(folder, read_manifest(folder, Part), {WEIGHTS})
             state |= {name: value for name, value in weights.items() if not name.startswith("class_statistics.")}
         method.load_state_dict(state, strict=True)
-        self.place(method).requires_grad_(False)
+        self.to_device(method).requires_grad_(False)
         method.classifier.fit(task)
         task.close()
         method.eval()

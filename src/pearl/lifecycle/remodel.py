@@ -60,7 +60,7 @@ def refit_model(
     files = _files(data, config.images.stored, dict(aliases or {}), infos)
     try:
         engine = Engine(config, device=device, observer=show)
-        made = load_method(path, config, place=engine.place).requires_grad_(False)
+        made = load_method(path, config, to_device=engine.to_device).requires_grad_(False)
         if not isinstance(made, SubNetworks):
             raise ConfigError(f"method={config.method['name']} has no sub-networks for class statistics")
         with made_aside(to) as aside:
@@ -72,9 +72,9 @@ def refit_model(
                 part = Inputs(None, info.name, info.classes, images, labels, decoding=Decoding.of(config.images))
                 pixels = decode(part, config.images.stored, show)
                 view = View(config.images, channels_last=config.engine.channels_last)
-                place = engine.device
+                engine_device = engine.device
                 task = Task(
-                    t, info.name, info.classes, info.first_class, pixels, labels + info.first_class, view, place
+                    t, info.name, info.classes, info.first_class, pixels, labels + info.first_class, view, engine_device
                 )
                 known = snapshot(made.state_dict())
                 made.classifier.fit(task)

@@ -280,9 +280,9 @@ def execute(
             if made := ready(config, path=path, devices=world.size, show=show, world=world):
                 again = resume_command(path, config) + f" --devices {devices}" * (devices > 1)
                 usual = partial(Engine, phase_cache=made.phase_cache)
-                how: dict[str, Any] = {"precision": made.precision or precision, "minutes": minutes, "show": show}
-                how |= {"again": again, "device": device, "world": world, "engine": engine or usual}
-                with session(path, config, **how) as work:
+                arguments: dict[str, Any] = {"precision": made.precision or precision, "minutes": minutes, "show": show}
+                arguments |= {"again": again, "device": device, "world": world, "engine": engine or usual}
+                with session(path, config, **arguments) as work:
                     _Work(made, work).go(stop_after)
     finally:
         show.close()
@@ -329,7 +329,7 @@ class _Work:
 
     def _restore(self, tasks: int) -> Method:
         """Return the method after its first `tasks` tasks."""
-        return load_method(self.run.path, self.run.config, tasks, place=self.session.engine.place)
+        return load_method(self.run.path, self.run.config, tasks, to_device=self.session.engine.to_device)
 
     def _data_facts(self) -> dict[str, Any]:
         prepared = self.prepared

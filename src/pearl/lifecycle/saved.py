@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pearl.data import copies
-from pearl.data.batches import fold
+from pearl.data.batches import derive_seed
 from pearl.errors import ConfigError, RunError, counted, short_of_memory
 from pearl.lifecycle.certificate import Check, certificate_checks
 from pearl.methods.base import Method
@@ -100,13 +100,13 @@ def learnt_images(tasks: Sequence[StoredTask]) -> dict[bytes, str]:
     Raises:
         RunError: a manifest is damaged.
     """
-    found: dict[bytes, str] = {}
+    class_of_hash: dict[bytes, str] = {}
     for task in tasks:
         try:
-            found |= copies.read(task.manifest.get("image_hashes", {}))
+            class_of_hash |= copies.read(task.manifest.get("image_hashes", {}))
         except ValueError:
             raise RunError(f"{task.file}: its image_hashes are damaged; restore it from a copy") from None
-    return found
+    return class_of_hash
 
 
 def verify(path: Path) -> list[str]:
@@ -158,8 +158,8 @@ def file_checks(path: Path) -> list[Check]:
             classes = counted(sum(len(task.classes) for task in tasks), "class")
             checks.append(Check("ok", f"classes.json: {classes} in {counted(len(tasks), 'task')}, as in the manifests"))
     except RunError as error:
-        if (found := Check("wrong", str(error))) not in checks:
-            checks.append(found)
+        if (failed := Check("wrong", str(error))) not in checks:
+            checks.append(failed)
     return checks
 
 
@@ -174,7 +174,7 @@ def build_backbone(config: ModelConfig, *, structure_only: bool = False, without
     if structure_only or config.smoke:
         spec |= {key: False if key == "pretrained" else None for key in ("pretrained", "weights") if key in spec}
     if not structure_only:
-        torch.manual_seed(fold(config.seed, "backbone"))
+        torch.manual_seed(derive_seed(config.seed, "backbone"))
     library, _, model = str(spec["name"]).partition("/")
     backbone = plain_vit(model, config.images.size) if structure_only and without_timm and library == "timm" else None
     if backbone is None:
@@ -205,13 +205,13 @@ def load_method(
     config: ModelConfig,
     tasks: int | None = None,
     *,
-    place: Callable[[Method], Method] = lambda method: method,
+    to_device: Callable[[Method], Method] = lambda method: method,
     to_ask: bool = False,
     without_timm: bool = False,
 ) -> Method:
     """Return a method after its first `tasks` tasks (default: all finished ones).
 
-    `place` moves it to a device and memory format. With `to_ask`, only for predictions, unneeded tensors may be
+    `to_device` moves it to a device and memory format. With `to_ask`, only for predictions, unneeded tensors may be
     missing. For `without_timm` see `build_backbone`.
 
     Raises:
@@ -219,7 +219,7 @@ def load_method(
     """
     with _OwnDraws():
         method = build_method(config, structure_only=True, without_timm=to_ask or without_timm)
-    method = place(method)
+    method = to_device(method)
     needed = method.classifier.needed if to_ask else None
     try:
         state = load_state(path, tasks, file_of=method.file_of, needed=needed)
@@ -237,7 +237,7 @@ def load_method(
         if short_of_memory(error):
             raise
         raise RunError(f"{path}: state does not fit its configuration ({' '.join(str(error).split())})") from None
-    return place(method).eval()  # again, for tensors created by the state
+    return to_device(method).eval()  # again, for tensors created by the state
 
 
 class _OwnDraws(TorchDispatchMode):

@@ -96,11 +96,11 @@ def check_inside(path: Path) -> None:
     here, directory = os.path.realpath(path), RunDirectory(path)
     below = [directory.tasks_folder, directory.resume_folder, directory.change_folder]
     for folder in (path, *below, *(each for one in below for each in one.glob("*"))):
-        for place in folder.iterdir() if folder.is_dir() else ():
-            if is_temporary(place.name):  # removed, and never written to
+        for entry in folder.iterdir() if folder.is_dir() else ():
+            if is_temporary(entry.name):  # removed, and never written to
                 continue
-            if place.is_symlink() and not os.path.realpath(place).startswith(f"{here}{os.sep}"):
-                raise RunError(f"{place}: leads outside of the directory; replace the link by its target")
+            if entry.is_symlink() and not os.path.realpath(entry).startswith(f"{here}{os.sep}"):
+                raise RunError(f"{entry}: leads outside of the directory; replace the link by its target")
 
 
 class Session:
@@ -116,7 +116,7 @@ class Session:
 
     def begin(self, method: Method) -> Method:
         """Write the initial files of a directory: configuration, environment, and the state before the first task."""
-        method = self.engine.place(method)
+        method = self.engine.to_device(method)
         if not self.world.first:
             return method
         if source := METHODS.source(self.config.method["name"]):
@@ -152,8 +152,8 @@ class Session:
         images, some = len(task), sample(task)
 
         def described(learnt: Method, seconds: Mapping[str, float]) -> dict[str, Any]:
-            own = self._facts(learnt, task, also, images, seconds)
-            return own | facts | learnt.facts(task.id) | {**measure(learnt)}
+            task_facts = self._facts(learnt, task, also, images, seconds)
+            return task_facts | facts | learnt.facts(task.id) | {**measure(learnt)}
 
         if first_answer and method.answers_first(task) and self.directory.first_answer is None:
             self._answer_first(method, task, described)
@@ -174,8 +174,8 @@ class Session:
         about = described(method, seconds)
         if self.lock:
             self.lock.check()
-        how: dict[str, Any] = {"features": method.features_of_images(), "within": self.path}
-        write_part(self.directory.folder_of(task.id, task.name), added, about, method.file_of, **how)
+        storage: dict[str, Any] = {"features": method.features_of_images(), "within": self.path}
+        write_part(self.directory.folder_of(task.id, task.name), added, about, method.file_of, **storage)
         try:
             self.directory.list_classes()
             self._thin_out()

@@ -108,7 +108,7 @@ def without_task(directory: RunDirectory, config: ModelConfig, tasks: Sequence[S
     first, count = tasks[at].first_class, len(tasks[at].classes)
     left = [task for index, task in enumerate(tasks) if index != at]
     earlier = tasks[at - 1].manifest if at else {**directory.start, "isolation_parameters": 0}
-    found: list[NewTask | None] = []
+    changed_tasks: list[NewTask | None] = []
     for index, task in enumerate(left):
         known, old = snapshot(statistics.state_dict()), index + (index >= at)
         features = read_features(task.folder, task.manifest)
@@ -126,7 +126,7 @@ def without_task(directory: RunDirectory, config: ModelConfig, tasks: Sequence[S
         keeps_running = config.engine.earlier_states or index >= len(left) - 2
         renamed = partial(_renamed, index=index, at=at, spaces=spaces)
         if index < at:
-            found += [_with_running(task, tensors, renamed)] if keeps_running else []
+            changed_tasks += [_with_running(task, tensors, renamed)] if keeps_running else []
             continue
         weights = read_files(task.folder, task.manifest, {WEIGHTS})
         tensors |= {renamed(name): value for name, value in weights.items() if not name.startswith(OWN)}
@@ -135,8 +135,8 @@ def without_task(directory: RunDirectory, config: ModelConfig, tasks: Sequence[S
         files, manifest = part_files(tensors, facts, file_of, kept)
         if not keeps_running:
             files.pop(RUNNING)
-        found.append(NewTask(task, directory.folder_of(index, task.name), files, manifest, renamed))
-    return [task for task in found if task is not None]
+        changed_tasks.append(NewTask(task, directory.folder_of(index, task.name), files, manifest, renamed))
+    return [task for task in changed_tasks if task is not None]
 
 
 def _with_running(task: StoredTask, tensors: Mapping[str, Tensor], renamed: Callable[[str], str]) -> NewTask | None:

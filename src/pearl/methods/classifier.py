@@ -24,12 +24,12 @@ class Predictions:
     sure: np.ndarray
 
     @classmethod
-    def of(cls, logits: Tensor, true: Tensor, own: Tensor) -> "Predictions":
+    def of(cls, logits: Tensor, true: Tensor, in_task: Tensor) -> "Predictions":
         """Build from logits (N, classes), logit indices (N,), and a mask (N, classes) of the classes of each image's
         task.
         """
         sure, best = logits.double().softmax(1).max(1)
-        best_own = logits.masked_fill(~own, -torch.inf).argmax(1)
+        best_own = logits.masked_fill(~in_task, -torch.inf).argmax(1)
         return cls(*(part.cpu().numpy() for part in (true, best, best_own, sure)))
 
     @classmethod

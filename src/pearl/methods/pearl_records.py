@@ -14,8 +14,10 @@ def adapted_share(method: LowRankNetworks) -> str:
     layers = [m for m in method.backbone.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
     adapted = sum(math.prod(target.shape) for target in method.targets)
     share = 100 * adapted / sum(layer.weight.numel() for layer in layers)
-    own = f", and has its own {len(method.norms)} parameters of norm layers" if method.norms else ""
-    return f"a task adapts {len(method.targets)} of {len(layers)} layers, which hold {share:.0f} % of the weights{own}"
+    norms = f", and has its own {len(method.norms)} parameters of norm layers" if method.norms else ""
+    return (
+        f"a task adapts {len(method.targets)} of {len(layers)} layers, which hold {share:.0f} % of the weights{norms}"
+    )
 
 
 def layer_facts(method: LowRankNetworks, task: int) -> dict[str, Any]:

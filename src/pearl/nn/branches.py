@@ -42,13 +42,13 @@ class SideBranches(TaskTensors):
         This is exact: convolutions are linear in the weight, and a 1x1 kernel is a wider one with zeros around its
         centre.
         """
-        found = {}
+        weights = {}
         for key, branch in self.named_parameters():
             name = key.replace("/", ".")
             weight = net.get_parameter(name)
             rows, columns = (size // 2 for size in weight.shape[2:])
-            found[name] = weight + F.pad(branch, (columns, columns, rows, rows))
-        return found
+            weights[name] = weight + F.pad(branch, (columns, columns, rows, rows))
+        return weights
 
     @torch.no_grad()
     def merge(self, net: nn.Module) -> None:

@@ -41,8 +41,8 @@ def shallow_copy(network: M, tensors: Mapping[str, Tensor] | None = None) -> M:
         replaced = {id(_tensor(network, name)): tensor for name, tensor in tensors.items()}
         for module in copies.values():
             of_kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-            for own in of_kinds:
-                own.update({name: replaced[id(old)] for name, old in own.items() if id(old) in replaced})
+            for attributes in of_kinds:
+                attributes.update({name: replaced[id(old)] for name, old in attributes.items() if id(old) in replaced})
     return copy
 
 

@@ -38,8 +38,8 @@ def inner_layers(backbone: nn.Module, layers: Layers = "auto") -> tuple[str, ...
     last_of = {reduction: name for name, reduction in listed}
     if len(last_of) == 1 and len(listed) > 1:
         depth = len(listed)
-        places = sorted({max(1, round(depth * share)) - 1 for share in (0.5, 0.75, 1.0)})
-        return tuple(listed[place][0] for place in places)
+        positions = sorted({max(1, round(depth * share)) - 1 for share in (0.5, 0.75, 1.0)})
+        return tuple(listed[position][0] for position in positions)
     return tuple([*last_of.values()][:-1][-3:])
 
 

@@ -84,10 +84,10 @@ def select_targets(backbone: nn.Module, spec: str | Sequence[str] = "auto") -> t
         parts: tuple[str, ...] = (word,)
         if word in _BY_NETWORK:
             parts = _BY_NETWORK[word] if has_attention(backbone) else ("conv", "depthwise", "linear")
-        found = [target for part in parts for target in _matching(backbone, part)]
-        if not found:
+        selected = [target for part in parts for target in _matching(backbone, part)]
+        if not selected:
             raise ConfigError(f"method.targets={word!r} matches no layer; {_hint(backbone, word)}")
-        chosen.update({target.label: target for target in found})
+        chosen.update({target.label: target for target in selected})
     twice = [target.label for target in chosen.values() if target.part and target.parameter in chosen]
     if twice:
         raise ConfigError(f"method.targets: {twice[0]} is named as a whole and in part; keep one of the two words")

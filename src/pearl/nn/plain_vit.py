@@ -20,12 +20,12 @@ _NAMES = re.compile(r"(?:vit|deit)_(tiny|small|base|large)_patch(8|14|16|32)_(?:
 
 def plain_vit(model: str, image_size: int) -> "PlainViT | None":
     """Return the network of a name of timm's, for images of this size, with uninitialised weights; None for others."""
-    found = _NAMES.fullmatch(model)
-    if found is None or image_size % int(found[2]):
+    matched = _NAMES.fullmatch(model)
+    if matched is None or image_size % int(matched[2]):
         return None
-    dim, depth = WIDTHS[found[1]]
+    dim, depth = WIDTHS[matched[1]]
     with torch.device("meta"):  # drawing initial weights takes longer than reading the real ones
-        network = PlainViT(image_size, int(found[2]), dim, depth, dim // HEAD)
+        network = PlainViT(image_size, int(matched[2]), dim, depth, dim // HEAD)
     return network._apply(lambda tensor: torch.empty(tensor.shape))  # to_empty imports sympy
 
 

@@ -61,14 +61,14 @@ class TaskTensors(nn.Module):
     ) -> None:
         # without the base class, which would copy every new tensor again, and outside of a mode that would inspect each
         # copy: a model may have tens of thousands of tensors
-        own = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+        loaded = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
         with _disable_current_modes():
-            for name, value in own.items():
+            for name, value in loaded.items():
                 if name in self._tensors() and self[name].shape == value.shape:
                     self[name].copy_(value)
                 else:
                     self.add(name, value)
-        missing += [f"{prefix}{name}" for name in self._tensors() if name not in own]
+        missing += [f"{prefix}{name}" for name in self._tensors() if name not in loaded]
 
 
 class Grown(nn.ModuleList):

@@ -73,26 +73,26 @@ def features(
     attention_adapters: Mapping[int, Adapter] | None = None,
 ) -> Tensor:
     """Return features (B, dim), pooled from the network's own tokens; prompts take part in attention only."""
-    own, _ = tokens(
+    tokens_out, _ = tokens(
         net, x, prompts=prompts, prefixes=prefixes, adapters=adapters, attention_adapters=attention_adapters
     )
-    return pool(net, own)
+    return pool(net, tokens_out)
 
 
 def features_of_each(net: Any, x: Tensor, adapters: Sequence[Mapping[int, Adapter]]) -> list[Tensor]:
     """Return features (B, dim) for each of several sets of adapters; layers before the first adapter run once."""
-    first = min(min(own) for own in adapters)
+    first = min(min(by_block) for by_block in adapters)
     x = _embedded(net, x)
     for block in net.blocks[:first]:
         x = block(x)
     before, after = _block_halves(net.blocks[first], x)
-    found = []
-    for own in adapters:
-        tokens = after + own[first](before) if first in own else after
+    features = []
+    for by_block in adapters:
+        tokens = after + by_block[first](before) if first in by_block else after
         for i, block in enumerate(net.blocks[first + 1 :], first + 1):
-            tokens = _block(block, tokens, None, own.get(i))
-        found.append(pool(net, net.norm(tokens)))
-    return found
+            tokens = _block(block, tokens, None, by_block.get(i))
+        features.append(pool(net, net.norm(tokens)))
+    return features
 
 
 def unnormalised(net: Any, x: Tensor, *, prompts: Prompts | None = None) -> Tensor:
@@ -138,9 +138,9 @@ def _embedded(net: Any, x: Tensor) -> Tensor:
     return net.norm_pre(net.patch_drop(net._pos_embed(net.patch_embed(x))))
 
 
-def pool(net: Any, own: Tensor) -> Tensor:
+def pool(net: Any, tokens_out: Tensor) -> Tensor:
     """Pool the network's own last tokens (B, n, dim) to features (B, dim)."""
-    return net.forward_head(own, pre_logits=True)
+    return net.forward_head(tokens_out, pre_logits=True)
 
 
 def _block(

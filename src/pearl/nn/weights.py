@@ -60,9 +60,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _rounded(value: Tensor, own: Tensor) -> bool:
+def _rounded(value: Tensor, wanted: Tensor) -> bool:
     """Return True if two tensors differ in precision only: files in half precision are common."""
-    return value.is_floating_point() and own.is_floating_point()
+    return value.is_floating_point() and wanted.is_floating_point()
 
 
 def _is_plain(value: Tensor) -> bool:
@@ -79,10 +79,10 @@ def load_weights(net: Any, path: str) -> None:
         WeightsError: missing tensors, unexpected ones or wrong shapes, with the first names.
     """
     file = find(path, what="weights", error=WeightsError)
-    own = net.state_dict()
-    given = _without_prefix(read_weights(file), own)
-    state = {key: value for key, value in given.items() if key in own or not key.startswith(_HEADS)}
-    if "pos_embed" in state and "pos_embed" in own and state["pos_embed"].shape != own["pos_embed"].shape:
+    wanted = net.state_dict()
+    given = _without_prefix(read_weights(file), wanted)
+    state = {key: value for key, value in given.items() if key in wanted or not key.startswith(_HEADS)}
+    if "pos_embed" in state and "pos_embed" in wanted and state["pos_embed"].shape != wanted["pos_embed"].shape:
         prefix = 0 if getattr(net, "no_embed_class", False) else net.num_prefix_tokens
         from timm.layers import resample_abs_pos_embed  # slow to import, needed only here
 
@@ -91,20 +91,20 @@ def load_weights(net: Any, path: str) -> None:
             state["pos_embed"] = resample_abs_pos_embed(
                 state["pos_embed"], net.patch_embed.grid_size, num_prefix_tokens=prefix
             )
-    for key in own:
+    for key in wanted:
         if key.endswith("num_batches_tracked"):  # old files lack these counters, which are unused
-            state.setdefault(key, own[key])
-    problems = _first(f"{key} is missing" for key in own if key not in state)
-    problems += _first(f"{key} is not in the network" for key in state if key not in own)
+            state.setdefault(key, wanted[key])
+    problems = _first(f"{key} is missing" for key in wanted if key not in state)
+    problems += _first(f"{key} is not in the network" for key in state if key not in wanted)
     problems += _first(
-        f"{key} is {tuple(state[key].shape)}, the network needs {tuple(own[key].shape)}"
-        for key in own
-        if key in state and state[key].shape != own[key].shape
+        f"{key} is {tuple(state[key].shape)}, the network needs {tuple(wanted[key].shape)}"
+        for key in wanted
+        if key in state and state[key].shape != wanted[key].shape
     )
     problems += _first(
-        f"{key} is {state[key].dtype}, the network needs {own[key].dtype}"
-        for key in own
-        if key in state and state[key].dtype != own[key].dtype and not _rounded(state[key], own[key])
+        f"{key} is {state[key].dtype}, the network needs {wanted[key].dtype}"
+        for key in wanted
+        if key in state and state[key].dtype != wanted[key].dtype and not _rounded(state[key], wanted[key])
     )
     if problems:
         raise WeightsError(
@@ -114,10 +114,10 @@ def load_weights(net: Any, path: str) -> None:
     net.pretrained = True
 
 
-def _without_prefix(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def _without_prefix(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Remove the prefix that all names share, if the network has the remaining names."""
     bare = state
-    while not own.keys() & bare.keys():
+    while not wanted.keys() & bare.keys():
         prefixes = {key.partition(".")[0] for key in bare}
         if len(prefixes) != 1 or not all("." in key for key in bare):
             return state

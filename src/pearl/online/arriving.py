@@ -25,10 +25,10 @@ def listed(data: Path, unlabelled: str = UNLABELLED) -> list[Arrived]:
     if data.is_file() and data.suffix.lower() in SUFFIXES:
         pairs = read_pairs(data)[0]
         return [Arrived(str(file.absolute()), name, stamp_of(file.stat())) for file, name in pairs]
-    found = scan(data, unlabelled)
-    if not found:
+    files = scan(data, unlabelled)
+    if not files:
         tree(data)  # raises, and names the files that are there instead
-    return found
+    return files
 
 
 def scan(root: Path, unlabelled: str = UNLABELLED) -> list[Arrived]:
@@ -43,11 +43,11 @@ def scan(root: Path, unlabelled: str = UNLABELLED) -> list[Arrived]:
         raise DataError(f"{root} is not a folder: give one that holds a folder of images per class")
     if RunDirectory(root).config_file.is_file():
         raise DataError(f"{root} is a model or run: give a folder that holds a folder of images per class")
-    found = [*_images(root, "")]
+    files = [*_images(root, "")]
     for entry in _entries(root):
         if is_users(entry.name) and entry.is_dir():
-            found += _images(Path(entry.path), "" if entry.name == unlabelled else class_name(entry.name))
-    return sorted(found, key=lambda one: one.order)
+            files += _images(Path(entry.path), "" if entry.name == unlabelled else class_name(entry.name))
+    return sorted(files, key=lambda one: one.order)
 
 
 def _images(folder: Path, name: str) -> Iterator[Arrived]:

@@ -39,10 +39,10 @@ class Resizable(nn.Module):
     """A module whose buffers have the sizes of the file that it is loaded from."""
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        for name, own in list(self._buffers.items()):
+        for name, buffer in list(self._buffers.items()):
             value = state_dict.get(prefix + name)
-            if value is not None and own is not None and own.shape != value.shape:
-                setattr(self, name, own.new_empty(value.shape))
+            if value is not None and buffer is not None and buffer.shape != value.shape:
+                setattr(self, name, buffer.new_empty(value.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

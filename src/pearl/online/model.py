@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pearl.data.batches import fold
+from pearl.data.batches import derive_seed
 from pearl.data.decoding import Decoding
 from pearl.data.images import Picture, in_batches, is_one, read_all
 from pearl.data.inputs import given
@@ -94,9 +94,9 @@ class StreamModel:
             DataError: an unusable image or label; nothing is learnt.
         """
         pictures, names = ([images], [labels]) if is_one(images) else (images, labels)
-        found = given((list(pictures), list(names)), self.config.images.stored, part="train")  # type: ignore[arg-type]
+        inputs = given((list(pictures), list(names)), self.config.images.stored, part="train")  # type: ignore[arg-type]
         with self._session(show) as work:
-            self._learn(work, np.asarray(found.images), [found.classes[label] for label in found.labels])
+            self._learn(work, np.asarray(inputs.images), [inputs.classes[label] for label in inputs.labels])
 
     def observe_files(self, data: str | Path, *, unlabelled: str = UNLABELLED, show: Observer | None = None) -> Taken:
         """Learn from the new images of a .csv in its order, or of a folder per class in the order of their time stamps.
@@ -191,7 +191,7 @@ class StreamModel:
             some = names[start : start + BATCH]
             self.classes += [name for name in dict.fromkeys(some) if name not in self.classes]
             labels = torch.tensor([self.classes.index(name) for name in some])
-            torch.manual_seed(fold(self.config.seed, "observe", self.seen))
+            torch.manual_seed(derive_seed(self.config.seed, "observe", self.seen))
             self.learner.observe(torch.from_numpy(pixels[start : start + BATCH].copy()), labels)
             self.seen += len(some)
         facts = {"classes": self.classes, "taken": self._taken, "unreadable": self._unreadable}
@@ -226,8 +226,8 @@ class StreamModel:
         Raises:
             DataError: there are none.
         """
-        found = [Path(file) for file in arrivals.unlabelled(RunDirectory(self.path))[1]]
-        if there := [file for file in found if file.is_file()]:
+        stored = [Path(file) for file in arrivals.unlabelled(RunDirectory(self.path))[1]]
+        if there := [file for file in stored if file.is_file()]:
             return there
         raise DataError(f"{self.path}: no unlabelled image looked unknown; name photos or folders to search")
 
@@ -290,13 +290,15 @@ class StreamModel:
             raise ConfigError(f"{self.path}: learns from a stream, without tasks and unknown classes; leave these out")
         if not self.classes:
             raise RunError(f"{self.path}: has seen no image yet; give it some with observe(images, labels)")
-        found = []
+        predictions = []
         for part in torch.from_numpy(pixels).split(BATCH):
             scores = self.learner.predict(part).double().cpu()
             best, order = scores.softmax(1).topk(min(top, len(self.classes)), dim=1)
             for row, shares in zip(order.tolist(), best.tolist(), strict=True):
-                found.append(Prediction(tuple(self.classes[c] for c in row), ("stream",) * len(row), tuple(shares)))
-        return found
+                predictions.append(
+                    Prediction(tuple(self.classes[c] for c in row), ("stream",) * len(row), tuple(shares))
+                )
+        return predictions
 
 
 def open_stream(
@@ -318,12 +320,12 @@ def open_stream(
         config: ModelConfig = read_config(path)
         if not isinstance(config, OnlineModelConfig):
             raise RunError(f"{path}: a model of tasks, not of a stream; add a task with: pearl learn {path} --data ...")
-        own = {
+        stream_settings = {
             key: value
             for key, value in (raw_config(recipe) if recipe else {}).items()
             if key in ModelConfig.model_fields
         }
-        raw = merge(merge(config.model_dump(mode="json"), own), {"backbone": backbone} if backbone else {})
+        raw = merge(merge(config.model_dump(mode="json"), stream_settings), {"backbone": backbone} if backbone else {})
         raw = merge(raw, {**settings, **({"online": {"learner": learner}} if learner else {})})
         if check_config(raw, OnlineModelConfig) != config:
             raise ConfigError(f"{path}: its settings are fixed since it was created; leave them out")

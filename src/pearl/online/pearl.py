@@ -73,7 +73,7 @@ class OnlinePearl(Learner):
                 f"sub-networks and classifier=heads; choose pearl or isolation"
             )
         self.method = method
-        setup.engine.place(method)
+        setup.engine.to_device(method)
         self.sub_networks, self.confused, self.enough = sub_networks, confused, enough
         self.layers, self.projection, self.temperature = inner_layers(setup.backbone, layers), projection, temperature
         self.bare = frozen_network(setup, layers)
@@ -126,9 +126,9 @@ class OnlinePearl(Learner):
         random = t == 0 and not self.setup.backbone.pretrained  # all classes need the features that replace these
         classes = window.labels.unique() if random else classes
         rows = torch.isin(window.labels, classes)
-        own = torch.searchsorted(classes, window.labels[rows])
-        place = t, f"growth {t + 1}", tuple(map(str, classes.tolist())), 0
-        task = Task(*place, window.images[rows].numpy(), own.cpu().numpy(), self.setup.view, self.setup.device)
+        class_index = torch.searchsorted(classes, window.labels[rows])
+        header = t, f"growth {t + 1}", tuple(map(str, classes.tolist())), 0
+        task = Task(*header, window.images[rows].numpy(), class_index.cpu().numpy(), self.setup.view, self.setup.device)
         self.setup.engine.learn(self.method, task, self.setup.resume)
         self.setup.resume.end()
         self.grown_at = torch.cat([self.grown_at, self.seen[None]])

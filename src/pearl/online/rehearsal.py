@@ -33,7 +33,7 @@ class Replay(Learner):
     def __init__(self, setup: Setup, method: Er | DerPlusPlus, iterations: int, lr: float) -> None:
         super().__init__(setup)
         self.method, self.iterations, self.lr, self.steps = method, iterations, lr, 0
-        setup.engine.place(method)
+        setup.engine.to_device(method)
         self.optimizer = torch.optim.Adam(self.method.parameters(), lr=lr)
         self._stored: Tensor | None = None  # the optimizer's state, until all parameters are loaded
 

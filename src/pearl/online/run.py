@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pearl.data.batches import fold
+from pearl.data.batches import derive_seed
 from pearl.data.protocols import arrival_order
 from pearl.errors import RunError
 from pearl.evaluation.online_metrics import Point, summary
@@ -55,8 +55,8 @@ class Arrivals:
         in_file = np.argsort(task.train, kind="stable")  # protocols are defined on the data set's order
         order = in_file[arrival_order(task.train_labels[in_file], len(task.classes), config.online, config.seed)]
         labels = task.train_labels[order]
-        found, first = np.unique(labels, return_index=True)
-        shown = found[np.argsort(first)]
+        present, first = np.unique(labels, return_index=True)
+        shown = present[np.argsort(first)]
         number = np.full(len(task.classes), -1)
         number[shown] = np.arange(len(shown))
         of_test = number[task.test_labels]
@@ -87,9 +87,9 @@ class OnlineRun:
     @property
     def results(self) -> dict[str, Any]:
         """Return the curve, facts and class names so far, of the newest stored state that is intact."""
-        for place in reversed(self.directory.online_states):
+        for folder in reversed(self.directory.online_states):
             with suppress(RunError):
-                return dict(read_part(place)[1]["online"])
+                return dict(read_part(folder)[1]["online"])
         return {"curve": [], "facts": {}, "names": []}
 
     @property
@@ -165,7 +165,7 @@ class _Stream:
         self.work.log.event("stream", images=count, done=self.seen, classes=len(self.arrivals.names))
         while self.seen < min(count, stop_at or count):
             rows = slice(self.seen, min(self.seen + online.batch_size, count))
-            torch.manual_seed(fold(self.run.config.seed, "observe", self.seen))
+            torch.manual_seed(derive_seed(self.run.config.seed, "observe", self.seen))
             started = time.perf_counter()
             self.learner.observe(torch.from_numpy(self.arrivals.images[rows]), labels[rows])
             took = time.perf_counter() - started
@@ -196,7 +196,7 @@ class _Stream:
                 done = sum(map(len, self.tests[key]))
                 new = torch.from_numpy(arrivals.test_images[done:count])
                 self.tests[key] += [network(part) for part in new.split(size) if len(part)]
-            parts = zip(*(torch.cat(found).split(size) for found in self.tests.values()), strict=True)
+            parts = zip(*(torch.cat(of_class).split(size) for of_class in self.tests.values()), strict=True)
             best = torch.cat([learner.scores(part).argmax(1).cpu() for part in parts]).numpy()
         truth = arrivals.test_labels[:count]
         total, right = (np.bincount(some, minlength=classes) for some in (truth, truth[best == truth]))
@@ -228,8 +228,8 @@ class _Stream:
         """Continue from the newest stored state, or begin."""
         if not self.run.directory.reference_manifest.is_file():
             begin(self.work, self.learner)
-        elif found := restore(self.run.path, self.learner, self.start):
-            self.seen, spent = found["seen"], found["spent"]
-            self.curve = [Point.from_json(point) for point in found["online"]["curve"]]
+        elif stored := restore(self.run.path, self.learner, self.start):
+            self.seen, spent = stored["seen"], stored["spent"]
+            self.curve = [Point.from_json(point) for point in stored["online"]["curve"]]
             self.seconds, self.longest = spent["seconds"], spent["longest"]
             self.evaluation_seconds = spent["evaluation"]

@@ -26,18 +26,18 @@ class StreamingSpace(Resizable):
     std: Tensor
     checksum: Tensor  # (32,) of the projection, empty without one
 
-    def __init__(self, place: int, task: int = BARE, raw: Tensor | None = None, dim: int | None = None) -> None:
+    def __init__(self, number: int, task: int = BARE, raw: Tensor | None = None, dim: int | None = None) -> None:
         """Open a space in its place among the others from raw features (N, p_raw); without any, for loading a file."""
         super().__init__()
         raw = torch.zeros(1, 0) if raw is None else raw
         width = raw.shape[1]
-        self.place, self._map = place, list[FeatureSpace]()
+        self.number, self._map = number, list[FeatureSpace]()
         self.register_buffer("task", torch.tensor(task))
         mean = raw.double().mean(0)
         self.register_buffer("mean", mean.to(raw))
         self.register_buffer("std", alive((raw - mean).square().mean(0).sqrt()).to(raw))
         projected = dim is not None and dim < width
-        made = digest_of(projection(place, width, dim)) if projected else torch.zeros(0, dtype=torch.uint8)  # type: ignore[arg-type]
+        made = digest_of(projection(number, width, dim)) if projected else torch.zeros(0, dtype=torch.uint8)  # type: ignore[arg-type]
         self.register_buffer("checksum", made)
         self.statistics = StreamingStatistics(dim if projected else width)  # type: ignore[arg-type]
 
@@ -46,11 +46,11 @@ class StreamingSpace(Resizable):
         if not self._map:
             none, made = self.mean.new_zeros(1), None
             if len(self.checksum):
-                made = projection(self.place, len(self.mean), self.statistics.means.shape[1])
+                made = projection(self.number, len(self.mean), self.statistics.means.shape[1])
                 if not torch.equal(digest_of(made), self.checksum.cpu()):
                     raise RunError(
                         f"torch {torch.__version__} cannot reproduce the random projection of feature space "
-                        f"{self.place + 1}: it draws other numbers; use the version in environment.json"
+                        f"{self.number + 1}: it draws other numbers; use the version in environment.json"
                     )
                 made = made.to(self.mean.device)
             tensors = {"mean": self.mean, "std": self.std, "projected_mean": none, "projected_std": none}
@@ -61,8 +61,8 @@ class StreamingSpace(Resizable):
 class Spaces(nn.ModuleList):
     """The feature spaces in order of their creation; a new object takes as many as the file has."""
 
-    def __getitem__(self, place: int) -> StreamingSpace:  # type: ignore[override]
-        return super().__getitem__(place)  # type: ignore[return-value]
+    def __getitem__(self, number: int) -> StreamingSpace:  # type: ignore[override]
+        return super().__getitem__(number)  # type: ignore[return-value]
 
     def __iter__(self) -> Iterator[StreamingSpace]:
         return super().__iter__()  # type: ignore[return-value]
@@ -99,16 +99,16 @@ def left_out_scores(statistics: StreamingStatistics, features: Tensor, labels: T
     freedom are unchanged. An image that is the only one of its class has -inf for it.
     """
     precision, means, x = statistics.precision(), statistics.means, features.double()
-    own, n = means[labels], statistics.counts[labels].double()
+    class_mean, n = means[labels], statistics.counts[labels].double()
     rest = (n / (n - 1).clamp(min=1))[:, None]
-    u = x - own
+    u = x - class_mean
     half = u @ precision
     weight = (1 - statistics.shrinkage) * rest / statistics.freedom
     to_own, to_x = (half * u).sum(1, keepdim=True), (half * x).sum(1, keepdim=True)
     factor = weight / (1 - weight * to_own).clamp(min=1e-6)  # P' = P + factor P u u' P
     along = half @ means.T
-    found = discriminants(x, means, precision) + factor * (to_x * along - 0.5 * along.square())
+    others = discriminants(x, means, precision) + factor * (to_x * along - 0.5 * along.square())
     of_x = ((x @ precision) * x).sum(1, keepdim=True) + factor * to_x.square()
     of_own = rest.square() * (to_own + factor * to_own.square())
     alone = 0.5 * (of_x - of_own).masked_fill((n < 2)[:, None], -torch.inf)
-    return found.scatter(1, labels[:, None], alone)
+    return others.scatter(1, labels[:, None], alone)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pearl.data.batches import fold
+from pearl.data.batches import derive_seed
 from pearl.errors import RunError
 from pearl.lifecycle.saved import build_backbone, config_bytes
 from pearl.lifecycle.session import Session, environment
@@ -35,7 +35,7 @@ def build_learner(config: OnlineRunConfig | OnlineModelConfig, engine: Engine, r
         ConfigError: options that this backbone or method does not support.
     """
     backbone = placed(build_backbone(config), engine.fabric.device, channels_last=config.engine.channels_last)
-    torch.manual_seed(fold(config.seed, "learner"))
+    torch.manual_seed(derive_seed(config.seed, "learner"))
     return LEARNERS.build(config.online.learner, Setup(config, backbone, engine, resume or Resume()))
 
 
@@ -52,18 +52,18 @@ def begin(work: Session, learner: Learner) -> None:
 def store(path: Path, learner: Learner, start: Mapping[str, Tensor], seen: int, facts: Mapping[str, Any]) -> None:
     """Store the state after `seen` images, then remove older ones."""
     directory = RunDirectory(path)
-    older, place = directory.online_states, directory.online_folder / f"{seen:09d}"
-    write_part(place, changed(start, learner.state_dict()), {"seen": seen, **facts}, within=path)
+    older, folder = directory.online_states, directory.online_folder / f"{seen:09d}"
+    write_part(folder, changed(start, learner.state_dict()), {"seen": seen, **facts}, within=path)
     for other in older:
-        if other != place:
+        if other != folder:
             remove_tree(other, path)
 
 
 def restore(path: Path, learner: Learner, start: Mapping[str, Tensor]) -> dict[str, Any]:
     """Load the newest intact state into a learner, and return its manifest; {} without one."""
-    for place in reversed(RunDirectory(path).online_states):
+    for folder in reversed(RunDirectory(path).online_states):
         with suppress(RunError):  # incomplete or damaged: an older one leads to the same bits
-            tensors, manifest = read_part(place)
+            tensors, manifest = read_part(folder)
             learner.load_state_dict({**start, **tensors}, strict=True)
             return manifest
     return {}

@@ -30,14 +30,14 @@ class StreamingStatistics(Resizable):
         if new > 0:
             self.counts = torch.cat([self.counts, self.counts.new_zeros(new)])
             self.means = torch.cat([self.means, self.means.new_zeros(new, self.means.shape[1])])
-        there, own = labels.unique(return_inverse=True)
-        added, before = own.bincount().double(), self.counts[there].double()
-        batch = features.new_zeros(len(there), features.shape[1]).index_add_(0, own, features) / added[:, None]
-        centred, moved = features - batch[own], batch - self.means[there]
+        there, class_index = labels.unique(return_inverse=True)
+        added, before = class_index.bincount().double(), self.counts[there].double()
+        batch = features.new_zeros(len(there), features.shape[1]).index_add_(0, class_index, features) / added[:, None]
+        centred, moved = features - batch[class_index], batch - self.means[there]
         share = (added / (before + added))[:, None]  # of the batch in the new mean
         self.scatter += centred.T @ centred + moved.T @ (before[:, None] * share * moved)
         self.means[there] += share * moved
-        self.counts[there] += own.bincount()
+        self.counts[there] += class_index.bincount()
 
     @property
     def known(self) -> Tensor:

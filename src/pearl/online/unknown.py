@@ -59,13 +59,15 @@ def left_out_fits(
     if not spaces or not len(labels):
         return torch.zeros(0, dtype=torch.float64)
     again = torch.stack([each.counts[labels] > 1 for each in spaces]).all(0)
-    fits, own = [], labels[again]
+    fits, class_index = [], labels[again]
     for each, x in zip(spaces, features, strict=True):
-        inside, away = LeftOut(_known(each)).distances(x[again, None], own, each.means, each.counts, counted=True)
-        n = each.counts[own].double()
+        inside, away = LeftOut(_known(each)).distances(
+            x[again, None], class_index, each.means, each.counts, counted=True
+        )
+        n = each.counts[class_index].double()
         nearer = (1 - 1 / n.square())[:, None]  # a new image is compared with a mean of one image more
-        mine = inside.gather(1, own[:, None]) * nearer
-        fits.append(0.5 * (away[:, None] - inside.scatter(1, own[:, None], mine)))
+        mine = inside.gather(1, class_index[:, None]) * nearer
+        fits.append(0.5 * (away[:, None] - inside.scatter(1, class_index[:, None], mine)))
     return _best(fits, known)
 
 

@@ -44,10 +44,10 @@ def confused_classes(scores: Tensor, labels: Tensor, share: float) -> Tensor:
     of all images is wrong, there are none. Otherwise, these are the classes that lose more than this share of their
     images, and those that get as many wrong ones.
     """
-    there, own = labels.unique(return_inverse=True)
-    found = scores[:, there].argmax(1)
-    wrong = found != own
+    there, class_index = labels.unique(return_inverse=True)
+    predicted = scores[:, there].argmax(1)
+    wrong = predicted != class_index
     if wrong.sum() <= share * len(labels):
         return there[:0]
-    lost, gained = (each[wrong].bincount(minlength=len(there)) for each in (own, found))
-    return there[torch.maximum(lost, gained) > share * own.bincount()]
+    lost, gained = (each[wrong].bincount(minlength=len(there)) for each in (class_index, predicted))
+    return there[torch.maximum(lost, gained) > share * class_index.bincount()]

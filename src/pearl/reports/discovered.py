@@ -52,8 +52,8 @@ def page(discovery: "Discovery", title: str, *, model: str, groups: str, stream:
         *_copies(discovery),
         *([Part("Unreadable files", text="\n".join(discovery.unreadable))] if discovery.unreadable else []),
     ]
-    found = f"{counted(len(discovery.groups), 'group')} of unknown images"
-    return render(f"{title}: {found}", [Chapter(title, parts)])
+    summary = f"{counted(len(discovery.groups), 'group')} of unknown images"
+    return render(f"{title}: {summary}", [Chapter(title, parts)])
 
 
 NAME_NOTE = (

@@ -50,15 +50,15 @@ def report() -> tuple[str, bool]:
 def _found(root: Path) -> tuple[list[str], list[str]]:
     """Return data sets and weight files in the data folder."""
     data, weights = [], []
-    for place in sorted(root.iterdir()) if root.is_dir() else ():
-        if place.name in _DATA:
-            data.append(f"{place.name} ({_DATA[place.name]})")
-        elif place.name.startswith(".") or place.name in ("cache", "phases"):
+    for entry in sorted(root.iterdir()) if root.is_dir() else ():
+        if entry.name in _DATA:
+            data.append(f"{entry.name} ({_DATA[entry.name]})")
+        elif entry.name.startswith(".") or entry.name in ("cache", "phases"):
             continue
-        elif place.suffix.lower() in _WEIGHTS:
-            weights.append(place.name)
-        elif place.is_dir() or place.suffix.lower() in _LISTS:
-            data.append(f"{place.name} ({'a folder' if place.is_dir() else place.suffix[1:].lower()})")
+        elif entry.suffix.lower() in _WEIGHTS:
+            weights.append(entry.name)
+        elif entry.is_dir() or entry.suffix.lower() in _LISTS:
+            data.append(f"{entry.name} ({'a folder' if entry.is_dir() else entry.suffix[1:].lower()})")
     return data, weights
 
 

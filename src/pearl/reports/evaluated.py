@@ -148,12 +148,12 @@ def _unknown(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]:
         known, strange = (evaluation.in_distribution[part] for part in (evaluation.is_known, ~evaluation.is_known))
         at = np.quantile(known, np.linspace(0, 1, 21))
         refused, seen = ([100 * float((part < limit).mean()) for limit in at] for part in (known, strange))
-        found = {
+        curves = {
             f"in-distribution score, AUROC {evaluation.auroc:.1f}": (refused, seen),
             "by chance": ([0.0, 100.0], [0.0, 100.0]),
         }
         axes = {"x": "known images called unknown (%)", "y": "unknown classes found (%)"}
-        figures.append(line_figure("Unknown classes found (%)", found, "unknown-classes", **axes))
+        figures.append(line_figure("Unknown classes found (%)", curves, "unknown-classes", **axes))
         tables.append(_unknown_classes(evaluation))
         note += " Unknown classes are those that the model has not learnt."
     return figures, tables, note
@@ -162,8 +162,8 @@ def _unknown(evaluation: "Evaluation") -> tuple[list[Figure], list[Table], str]:
 def _unknown_classes(evaluation: "Evaluation") -> Table:
     """Return the predictions for the folders of unknown classes."""
     rows = []
-    for place, name in enumerate(evaluation.unknown_classes, len(evaluation.classes)):
-        part = evaluation.answers.true == place
+    for index, name in enumerate(evaluation.unknown_classes, len(evaluation.classes)):
+        part = evaluation.answers.true == index
         said, times = np.unique(evaluation.answers.best[part], return_counts=True)
         nearest = evaluation.classes[said[times.argmax()]]
         rows.append([name, int(part.sum()), 100 * evaluation.refused[part].mean(), nearest])

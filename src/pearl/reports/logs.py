@@ -93,7 +93,7 @@ class Logs(Observer):
         if event["event"] == "epoch":
             phase = event["phase"]
             values = {f"loss/{phase}": event["loss"], f"lr/{phase}": event["lr"]}
-            number = sum(epoch["phase"] == phase for epoch in self.epochs.found.values())
+            number = sum(epoch["phase"] == phase for epoch in self.epochs.by_position.values())
         elif event["event"] == "stage":
             values = {f"pooled_accuracy_percent/{name}": event[name] for name in ("class_il", "task_il")}
             number = event["task"] + 1

@@ -44,11 +44,11 @@ def cells(values: Mapping[str, float | None]) -> list[str]:
 
 def lines_of(method: str) -> list[str]:
     """Return the measurements of a method, a line per recipe; empty if there are none."""
-    found = {
+    rows_of = {
         f"{recipe}{row.removeprefix(method)}": cells(values)
         for recipe, methods in _read().items()
         for row, values in methods.items()
         if row.partition(",")[0] == method  # its own row, and that of a variant
     }
     titles = COLUMNS.values()
-    return [f"{recipe}: {', '.join(map(' '.join, zip(titles, row, strict=True)))}" for recipe, row in found.items()]
+    return [f"{recipe}: {', '.join(map(' '.join, zip(titles, row, strict=True)))}" for recipe, row in rows_of.items()]

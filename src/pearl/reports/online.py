@@ -55,15 +55,20 @@ def stream_of(directory: RunDirectory) -> dict[str, Any]:
 
     Also empty if its manifest is damaged, which `verify` reports.
     """
-    found: dict[str, Any] = {}
+    manifest: dict[str, Any] = {}
     with suppress(RunError):
-        found = directory.online_manifest
-    if not found:
+        manifest = directory.online_manifest
+    if not manifest:
         return {}
-    own = found.get("online", found)  # of a run, or of a model
+    stream = manifest.get("online", manifest)  # of a run, or of a model
     scored, unknown = unlabelled(directory)
     without = {"unlabelled": scored, "unknown": len(unknown)} if scored else {}
-    return {**own["facts"], "images": found["seen"], "classes": own.get("names") or own["classes"], **without}
+    return {
+        **stream["facts"],
+        "images": manifest["seen"],
+        "classes": stream.get("names") or stream["classes"],
+        **without,
+    }
 
 
 def stream_lines(stream: dict[str, Any]) -> list[str]:
@@ -80,10 +85,9 @@ def stream_lines(stream: dict[str, Any]) -> list[str]:
 
 def online_state(run: RunDirectory) -> str:
     """Return the progress of a run with hidden boundaries in a line."""
-    if not (found := run.online_manifest):
+    if not (manifest := run.online_manifest):
         return "no image seen yet"
-    numbers = summary(found["online"])
+    numbers = summary(manifest["online"])
     state = "done" if run.is_done else "unfinished"
-    return (
-        f"{state}, {counted(found['seen'], 'image')}, A_auc {numbers['a_auc']:.2f} %, A_last {numbers['a_last']:.2f} %"
-    )
+    accuracy = f"A_auc {numbers['a_auc']:.2f} %, A_last {numbers['a_last']:.2f} %"
+    return f"{state}, {counted(manifest['seen'], 'image')}, {accuracy}"

@@ -48,8 +48,8 @@ def page(records: Sequence[Record]) -> str:
 
 def _runs_and_models(records: Sequence[Record]) -> str:
     runs = sum(record.counts is not None for record in records)
-    found = {"run": runs, "model": len(records) - runs}
-    return " and ".join(counted(number, what) for what, number in found.items() if number)
+    counts = {"run": runs, "model": len(records) - runs}
+    return " and ".join(counted(number, what) for what, number in counts.items() if number)
 
 
 def about_run(record: Record, name: str) -> Chapter:

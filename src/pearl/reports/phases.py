@@ -12,9 +12,9 @@ from pearl.storage.stored_task import read_manifest
 
 def kept(root: Path) -> str:
     """Return a line about the folder of the cache, and one per entry, last used first."""
-    found = phases.entries(root)[::-1]
+    entries = phases.entries(root)[::-1]
     took, rows = 0.0, []
-    for entry in found:
+    for entry in entries:
         ago = duration(max(time.time() - entry.used, 0.0))
         try:
             manifest = read_manifest(entry.path, CheckpointManifest)
@@ -23,8 +23,8 @@ def kept(root: Path) -> str:
         except (RunError, KeyError):  # the next run that needs it trains it again
             what = ["damaged", "", ""]
         rows.append([entry.path.name[:12], *what, f"{entry.bytes / 1e6:.1f} MB", f"used {ago} ago"])
-    size = sum(entry.bytes for entry in found) / 1e9
-    head = f"{root}: {counted(len(found), 'finished phase')}, {size:.2f} of at most {phases.limit() / 1e9:g} GB"
+    size = sum(entry.bytes for entry in entries) / 1e9
+    head = f"{root}: {counted(len(entries), 'finished phase')}, {size:.2f} of at most {phases.limit() / 1e9:g} GB"
     return "\n".join(
-        [f"{head}; training them took {duration(took)}" if found else head, *filter(None, [aligned(rows)])]
+        [f"{head}; training them took {duration(took)}" if entries else head, *filter(None, [aligned(rows)])]
     )

@@ -98,13 +98,13 @@ def _trainings(config: RunConfig, prepared: Prepared, method: Method) -> Trainin
     labels = np.asarray(prepared.source.train.labels)
     counts = [np.unique(labels[task.train], return_counts=True)[1].tolist() for task in prepared.stream.tasks]
     specs = declared(method)
-    found: Trainings = {name: [] for name, spec in specs.items()}
+    trainings: Trainings = {name: [] for name, spec in specs.items()}
     for task, phases in upcoming(method, counts, method.options, pretrained=method.backbone.pretrained):
         for name, epochs in phases.items():
             for images in epochs:
                 course = Course.of(config.train.phase(name), images, config.engine.max_steps)
-                found[name].append(Training(task.id, images, course))
-    return {name: times for name, times in found.items() if times or specs[name].at_least}
+                trainings[name].append(Training(task.id, images, course))
+    return {name: times for name, times in trainings.items() if times or specs[name].at_least}
 
 
 def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine, phases: Trainings) -> list[str]:
@@ -158,12 +158,12 @@ def _time(config: RunConfig, method: Method, engine: Engine, phases: Trainings) 
             timed[wanted] = timed_pass(method.backbone, config.images.size, wanted, engine)
         batch, took = timed[wanted]
         seconds += passes * took / batch
-    how = ", ".join(
+    conditions = ", ".join(
         f"a pass of {counted(batch, 'image')} forward and backward took {took:.3f} s" for batch, took in timed.values()
     )
     return (
         f"time: about {duration(seconds)} of training on {engine.device.type}, plus evaluation and data "
-        f"(timed just now: {how or 'nothing to train'}; what a method adds to a pass is not in it)"
+        f"(timed just now: {conditions or 'nothing to train'}; what a method adds to a pass is not in it)"
     )
 
 
@@ -199,10 +199,10 @@ def activation_bytes(backbone: nn.Module, size: int, precision: str) -> int:
     """Return the bytes per image that a forward pass stores for the backward pass."""
 
     def kept(images: int) -> int:
-        found: dict[int, int] = {}
+        bytes_at: dict[int, int] = {}
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
-            found[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
+            bytes_at[tensor.data_ptr()] = tensor.untyped_storage().nbytes()
             return tensor
 
         with (
@@ -210,7 +210,7 @@ def activation_bytes(backbone: nn.Module, size: int, precision: str) -> int:
             torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         ):
             backbone(torch.zeros(images, 3, size, size))
-        return sum(found.values())
+        return sum(bytes_at.values())
 
     was = [p.requires_grad for p in backbone.parameters()]
     backbone.requires_grad_(True).train()

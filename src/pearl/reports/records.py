@@ -139,8 +139,8 @@ def read(run: str | Path) -> Record:
     Raises:
         RunError: neither a run nor a model, no task is finished, or a file is damaged.
     """
-    places = [RunDirectory(Path(run)), RunDirectory(runs_root() / run)]
-    directory = next((place for place in places if place.config_file.is_file()), places[0])
+    candidates = [RunDirectory(Path(run)), RunDirectory(runs_root() / run)]
+    directory = next((candidate for candidate in candidates if candidate.config_file.is_file()), candidates[0])
     config = directory.config
     if "online" in config:
         raise RunError(
@@ -152,7 +152,7 @@ def read(run: str | Path) -> Record:
         path=directory.path,
         config=config,
         start=directory.start["parameters"],
-        epochs=[*Epochs(directory.events).found.values()],
+        epochs=[*Epochs(directory.events).by_position.values()],
         environment=directory.environment,
         **measured,
     )
@@ -204,13 +204,13 @@ def _model(directory: RunDirectory) -> dict[str, Any]:
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Return nested settings by dotted names, as on the command line."""
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, dict) and value:
-            found |= flat(value, f"{above}{key}.")
+            numbers |= flat(value, f"{above}{key}.")
         else:
-            found[f"{above}{key}"] = value
-    return found
+            numbers[f"{above}{key}"] = value
+    return numbers
 
 
 def metric_title(key: str) -> str:

@@ -50,8 +50,8 @@ def markdown() -> str:
         "Written by `python -m pearl.reports.settings`, from the code. A setting is given as `KEY=VALUE` on the",
         "command line, as nested dictionaries in Python, or in a recipe's YAML; `pearl show NAME` prints the same.",
     ]
-    own = {key: field for key, field in RunConfig.model_fields.items() if key not in SECTIONS}
-    lines += ["", "## Whole runs", "", *_table("", own)]
+    of_runs = {key: field for key, field in RunConfig.model_fields.items() if key not in SECTIONS}
+    lines += ["", "## Whole runs", "", *_table("", of_runs)]
     for name, kind in SECTIONS.items():
         about = " ".join((inspect.getdoc(kind) or "").split())
         lines += ["", f"## {name}", "", about, "", *_table(f"{name}.", kind.model_fields)]

@@ -25,13 +25,13 @@ def write(runs: Sequence[str | Path], folder: Path) -> Path:
     except ImportError:
         raise ReportError("TensorBoard is not installed; install it with: pip install 'pearl[tensorboard]'") from None
     records = read_all(runs)
-    places = [folder / record.name for record in records]
-    for place in places:
-        if place.exists():  # TensorBoard would draw both, one over the other
-            raise ReportError(f"{place}: exists; move it away, or choose another folder")
+    folders = [folder / record.name for record in records]
+    for target in folders:
+        if target.exists():  # TensorBoard would draw both, one over the other
+            raise ReportError(f"{target}: exists; move it away, or choose another folder")
     try:
-        for record, place in zip(records, places, strict=True):
-            with SummaryWriter(str(place)) as writer:
+        for record, target in zip(records, folders, strict=True):
+            with SummaryWriter(str(target)) as writer:
                 _scalars(record, writer)
     except OSError as error:
         raise ReportError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from None

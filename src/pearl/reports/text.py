@@ -162,10 +162,10 @@ def _unknown(evaluation: "Evaluation") -> list[str]:
     table = [["  share, highest scores first", *coverage], ["  correct (%)", *coverage.values()]]
     lines = ["", "accuracy on the images with the highest in-distribution scores:", aligned(table, numbers=True)]
     unknown, refused = ~evaluation.is_known, evaluation.refused
-    found = [f"{refused[part].sum()} of {counted(part.sum(), 'image')}" for part in (evaluation.is_known, unknown)]
-    lines += ["", f"unknown, at --unknown-rate {evaluation.unknown_rate:g}: {found[0]} of known classes"]
+    counts = [f"{refused[part].sum()} of {counted(part.sum(), 'image')}" for part in (evaluation.is_known, unknown)]
+    lines += ["", f"unknown, at --unknown-rate {evaluation.unknown_rate:g}: {counts[0]} of known classes"]
     if unknown.any():
-        lines[-1] += f", {found[1]} of unknown classes"
+        lines[-1] += f", {counts[1]} of unknown classes"
         lines.append(f"  known against unknown classes: AUROC {evaluation.auroc:.1f} % (by chance 50)")
     return lines
 
@@ -244,7 +244,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
             {"folder": folder.name, **{key: manifest.get(key) for key in keys}}
             for folder, manifest in zip(directory.finished, manifests, strict=True)
         ],
-        "half_learnt": _interrupted_task(directory, damaged),
+        "interrupted": _interrupted_task(directory, damaged),
         "damaged": damaged,
     }
     lines = [
@@ -280,9 +280,9 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
             f"rank {layer['rank']} of {layer['full_rank']}"
             for layer in layers
         ]
-    if half := facts["half_learnt"]:
-        state = "its first answer is in use, without training" if half["first_answer"] else "interrupted"
-        lines += ["", f"task {printable(half['task'])}: {state}; {half['fix']}"]
+    if unfinished := facts["interrupted"]:
+        state = "its first answer is in use, without training" if unfinished["first_answer"] else "interrupted"
+        lines += ["", f"task {printable(unfinished['task')}: {state}; {unfinished['fix']}"]
     lines += ["", *map(printable, damaged)] if damaged else ["", "all checksums hold"]
     return facts, "\n".join(lines)
 
@@ -302,7 +302,7 @@ def _interrupted_task(directory: RunDirectory, damaged: list[str]) -> dict[str, 
         else "the same pearl.learn, with the same images"
     )
     fix = f"resume with: {again}; or discard it with --discard"
-    checkpoints = [place.name for place in directory.checkpoints]
+    checkpoints = [checkpoint.name for checkpoint in directory.checkpoints]
     first = directory.first_answer is not None
     return {"task": known["name"], "checkpoints": checkpoints, "first_answer": first, "fix": fix}
 

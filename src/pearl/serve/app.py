@@ -156,10 +156,10 @@ def _add_predictions(app: FastAPI, server: Server) -> None:
         asked, top, one = await photos.question(request)
         pixels = await server.decoder.pixels(asked)
         try:
-            found = await asyncio.wrap_future(server.predictor.predict(pixels, top))
+            predictions = await asyncio.wrap_future(server.predictor.predict(pixels, top))
         except Overloaded:
             raise HTTPException(503, "too many photos wait already; try again later", {"Retry-After": "5"}) from None
-        lists = [ranked(prediction, top) for prediction in found]
+        lists = [ranked(prediction, top) for prediction in predictions]
         return JSONResponse(lists[0] if one else lists)
 
     @app.get("/v1/model", summary="What the model is and has learnt")

@@ -21,7 +21,7 @@ def describe(model: Model) -> dict[str, Any]:
         RunError: files are missing or damaged.
     """
     directory = RunDirectory(model.path)
-    found = directory.manifests(len(model.tasks))
+    manifests = directory.manifests(len(model.tasks))
     learnt_at = directory.learnt_at
     tasks = [
         {
@@ -34,7 +34,7 @@ def describe(model: Model) -> dict[str, Any]:
             "accuracy": accuracy_of(manifest.get("estimate")),
             "first_answer": bool(model.first_answer) and index == len(model.tasks) - 1,
         }
-        for index, (info, (_, manifest)) in enumerate(zip(model.tasks, found, strict=True))
+        for index, (info, (_, manifest)) in enumerate(zip(model.tasks, manifests, strict=True))
     ]
     return {
         "name": model.path.resolve().name,

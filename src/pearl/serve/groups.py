@@ -63,7 +63,7 @@ def add_groups(app: FastAPI, server: Server) -> None:
             raise HTTPException(422, str(error).partition("\n")[0]) from None
 
 
-def described(found: Discovery) -> Groups:
+def described(discovery: Discovery) -> Groups:
     """Return groups as JSON values."""
     return Groups(
         groups=[
@@ -71,14 +71,14 @@ def described(found: Discovery) -> Groups:
                 photos=[*one.images],
                 typical=[*one.typical],
                 doubtful=[*one.doubtful],
-                nearest=_most(found.nearest[i] for i in one.images),
+                nearest=_most(discovery.nearest[i] for i in one.images),
             )
-            for one in found.groups
+            for one in discovery.groups
         ],
-        alone=[*found.alone],
-        known=[*found.known],
-        duplicates=[[*rows] for rows in found.duplicates],
-        near_duplicates=[[*pair] for pair in found.near_duplicates],
+        alone=[*discovery.alone],
+        known=[*discovery.known],
+        duplicates=[[*rows] for rows in discovery.duplicates],
+        near_duplicates=[[*pair] for pair in discovery.near_duplicates],
     )
 
 

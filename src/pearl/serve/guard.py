@@ -147,10 +147,10 @@ def cookie_name(host: str) -> str:
 def cookie_of(headers: Headers) -> str:
     """Return the token in the cookie of a request; empty if there is none."""
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(cookie_name(headers.get("host", "")))
+        cookie = SimpleCookie(headers.get("cookie", "")).get(cookie_name(headers.get("host", "")))
     except CookieError:
         return ""
-    return found.value if found else ""
+    return cookie.value if cookie else ""
 
 
 def refused(status: int, why: str) -> Response:

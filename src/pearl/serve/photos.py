@@ -161,11 +161,11 @@ class Decoder:
         ignore_oddities()
         loop = asyncio.get_running_loop()
         work = [loop.run_in_executor(self._pool, self._one, photo) for photo in photos]
-        found = await asyncio.gather(*work, return_exceptions=True)
-        for error in found:
+        decoded = await asyncio.gather(*work, return_exceptions=True)
+        for error in decoded:
             if isinstance(error, BaseException):
                 raise error
-        return np.stack([each for each in found if isinstance(each, np.ndarray)])
+        return np.stack([each for each in decoded if isinstance(each, np.ndarray)])
 
     def _one(self, photo: Photo) -> np.ndarray:
         name, file = photo

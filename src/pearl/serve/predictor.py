@@ -88,12 +88,12 @@ class Predictor:
         began = time.perf_counter()
         pixels = np.concatenate([pixels for pixels, _, _ in batch])
         top = max(top for _, top, _ in batch)
-        found = self.model.predict_pixels(pixels, top=top, unknown_rate=self.unknown_rate)
-        self.images, self.batches = self.images + len(found), self.batches + 1
+        predictions = self.model.predict_pixels(pixels, top=top, unknown_rate=self.unknown_rate)
+        self.images, self.batches = self.images + len(predictions), self.batches + 1
         self.seconds += time.perf_counter() - began
         start = 0
         for pixels, _, future in batch:
-            future.set_result(found[start : start + len(pixels)])
+            future.set_result(predictions[start : start + len(pixels)])
             start += len(pixels)
 
     def _next(self) -> list[Request]:

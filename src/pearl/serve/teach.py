@@ -69,9 +69,9 @@ def _learn(path: Path, device: str, images: np.ndarray, job: dict[str, Any], rep
     An interrupted task is resumed if its images are the same. Otherwise it is discarded if its images were in memory as
     well: they are gone, so it cannot be resumed.
     """
-    found = given((images, job["labels"]), images.shape[1], part="train")
-    same = {"name": job["task"], "classes": [*found.classes], "fast": job["fast"]}
-    same |= facts_of(found.pixels(0, len(found), images.shape[1])[0], found.labels)
+    inputs = given((images, job["labels"]), images.shape[1], part="train")
+    same = {"name": job["task"], "classes": [*inputs.classes], "fast": job["fast"]}
+    same |= facts_of(inputs.pixels(0, len(inputs), images.shape[1])[0], inputs.labels)
     note = RunDirectory(path).interrupted_task
     options = LearnOptions(
         task=job["task"],
@@ -93,17 +93,17 @@ def _line() -> bytes:
 
 def _bytes(count: int) -> bytearray:
     """So many bytes of standard input."""
-    found = bytearray()
-    while len(found) < count:
-        found += _some(min(count - len(found), 2**20))
-    return found
+    received = bytearray()
+    while len(received) < count:
+        received += _some(min(count - len(received), 2**20))
+    return received
 
 
 def _some(most: int) -> bytes:
-    found = os.read(0, most)
-    if not found:  # the server has ended
+    chunk = os.read(0, most)
+    if not chunk:  # the server has ended
         sys.exit(launch.INTERRUPTED)
-    return found
+    return chunk
 
 
 if __name__ == "__main__":

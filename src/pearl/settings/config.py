@@ -73,8 +73,8 @@ class RunConfig(ModelConfig):
         """Return the settings that affect the result, without phases that the method does not have."""
         values = self.model_dump(mode="json", exclude={"about", "expected"})
         values["engine"] = {key: value for key, value in values["engine"].items() if key not in _SAME_RESULT}
-        own, train = used_phases(self.method), values["train"]
-        train["phases"] = {name: phase for name, phase in train["phases"].items() if name in own}
+        used, train = used_phases(self.method), values["train"]
+        train["phases"] = {name: phase for name, phase in train["phases"].items() if name in used}
         return values
 
     @property
@@ -143,21 +143,21 @@ def read_recipe(recipe: str | Path, _below: tuple[str, ...] = ()) -> dict[str, A
     if path.suffix in {".yaml", ".yml"}:
         if not path.is_file():
             raise ConfigError(f"recipe file {path} not found; give the path of a YAML file or the name of a recipe")
-        text, name, place = _read_text(path), path.stem, str(path.resolve())
+        text, name, location = _read_text(path), path.stem, str(path.resolve())
     else:
-        name = place = str(recipe)
+        name = location = str(recipe)
         if name not in (_packaged() if _below else recipe_names()):
             raise ConfigError(f"unknown recipe {name!r}; {nearest(name, recipe_names())} (`pearl list recipes`)")
         text = (resources.files("pearl.settings.recipes") / f"{name}.yaml").read_text(encoding="utf-8")
-    if place in _below:
-        raise ConfigError(f"recipe {name}: extends itself ({' -> '.join([*_below, place])}); remove one `extends`")
+    if location in _below:
+        raise ConfigError(f"recipe {name}: extends itself ({' -> '.join([*_below, location])}); remove one `extends`")
     try:
         raw = parse_yaml(text)
     except ConfigError as error:
         raise ConfigError(f"recipe {name}: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"recipe {name}: must be a mapping of settings, is {type(raw).__name__}")
-    base = _base(str(raw.pop("extends")), path.parent, (*_below, place)) if "extends" in raw else {}
+    base = _base(str(raw.pop("extends")), path.parent, (*_below, location)) if "extends" in raw else {}
     base.pop("expected", None)  # an expected figure belongs to one recipe only
     return {**merge(base, raw), "recipe": name}
 
@@ -248,7 +248,11 @@ def raw_config(recipe: str | Path, overrides: Sequence[str] = (), *, smoke: bool
         raw = merge(raw, {key: value for key, value in SMOKE.items() if key not in odd})
         phases = raw["train"].get("phases") if "train" not in odd else None
         if isinstance(phases, dict):
-            small = {name: SMOKE["train"] for name, own in phases.items() if isinstance(own, dict)}
+            small = {
+                name: SMOKE["train"]
+                for name, settings_of_phase in phases.items()
+                if isinstance(settings_of_phase, dict)
+            }
             raw = merge(raw, {"train": {"phases": small}})
     return raw
 
@@ -342,12 +346,12 @@ def used_phases(method: Spec) -> set[str]:
 
 def _phases(methods: Iterable[str]) -> dict[str, set[str]]:
     """Return the phases of methods with the groups of their parameters; methods that cannot be loaded are skipped."""
-    found: dict[str, set[str]] = {}
+    groups_of: dict[str, set[str]] = {}
     for name in methods:
         with suppress(ConfigError):
             for phase, spec in declared(METHODS.load(name)).items():
-                found.setdefault(phase, set()).update(spec.groups)
-    return found
+                groups_of.setdefault(phase, set()).update(spec.groups)
+    return groups_of
 
 
 def _unknown_phases(train: Any, method: str) -> Iterator[str]:

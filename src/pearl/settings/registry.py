@@ -57,8 +57,8 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 def near(word: str, choices: Iterable[str], enough: float = 0.5) -> str:
     """Return a hint with the nearest choice; empty if none is near `enough` (1: equal)."""
     bare = {without_marks(choice): choice for choice in sorted(choices)}
-    found = difflib.get_close_matches(without_marks(word), bare, n=1, cutoff=enough)
-    return f"did you mean {bare[found[0]]!r}?" if found else ""
+    matches = difflib.get_close_matches(without_marks(word), bare, n=1, cutoff=enough)
+    return f"did you mean {bare[matches[0]]!r}?" if matches else ""
 
 
 def problems_of(
@@ -68,7 +68,7 @@ def problems_of(
 
     `known` returns the valid keys of the section at a path, or None if any key is valid.
     """
-    found: dict[str, list[str]] = {}
+    messages_at: dict[str, list[str]] = {}
     for item in error.errors():
         path = _path(item, known)
         key = ".".join([*filter(None, [where]), *map(str, path)])
@@ -83,8 +83,8 @@ def problems_of(
             text = item["msg"].removeprefix("Value error, ")
             given = "" if isinstance(item["input"], Mapping) else f" (given: {item['input']!r})"
             message = f"{text[0].lower()}{text[1:]}{given}"
-        found.setdefault(key, []).append(message)
-    return [f"{key}: {', or '.join(messages)}" for key, messages in found.items()]
+        messages_at.setdefault(key, []).append(message)
+    return [f"{key}: {', or '.join(messages)}" for key, messages in messages_at.items()]
 
 
 def _path(item: Mapping[str, Any], known: Callable[[tuple[Any, ...]], Iterable[str] | None]) -> tuple[Any, ...]:
@@ -106,27 +106,29 @@ class Registry:
 
     def __init__(self, kind: str, group: str, targets: Mapping[str, str], *, base: str | None = None) -> None:
         self.kind, self.group, self.base = kind, f"pearl.{group}", base
-        self.own = dict(targets)
+        self.builtin = dict(targets)
         self._files: dict[str, Code] = {}
 
     @functools.cached_property
     def installed(self) -> dict[str, metadata.EntryPoint]:
         """Return the parts of installed packages, by name."""
-        return {point.name: point for point in metadata.entry_points(group=self.group) if point.name not in self.own}
+        return {
+            point.name: point for point in metadata.entry_points(group=self.group) if point.name not in self.builtin
+        }
 
     def names(self) -> list[str]:
         """Return all names, families with their star; pearl's own first."""
-        return [*self.own, *self.installed]
+        return [*self.builtin, *self.installed]
 
     def lines(self) -> dict[str, str]:
         """Return the first line of each part's documentation, by name."""
-        found = {}
+        described = {}
         for name in self.names():
             try:
-                found[name] = _family(name) or (inspect.getdoc(self.load(name)) or "-").splitlines()[0]
+                described[name] = _family(name) or (inspect.getdoc(self.load(name)) or "-").splitlines()[0]
             except ConfigError as error:  # from an installed package
-                found[name] = str(error)
-        return found
+                described[name] = str(error)
+        return described
 
     def admit(self, given: str) -> str:
         """Return the name of a part given by the user: `path/to/file.py:Class` becomes Class@HASH.
@@ -137,11 +139,11 @@ class Registry:
         Raises:
             ConfigError: no such file or class, the file fails, or the class cannot be used; includes file and line.
         """
-        found = re.fullmatch(r"(.+\.py)(?::(\w*))?", given)
-        if found is None or self.base is None:
+        matched = re.fullmatch(r"(.+\.py)(?::(\w*))?", given)
+        if matched is None or self.base is None:
             return given
         try:
-            file, attribute = Path(found[1]).expanduser(), found[2]
+            file, attribute = Path(matched[1]).expanduser(), matched[2]
         except RuntimeError:
             raise ConfigError(f"{given}: that user has no home directory; write the full path") from None
         if not attribute:
@@ -187,7 +189,7 @@ class Registry:
         except BaseException as error:
             if name not in self._files or type(error) is KeyboardInterrupt:
                 raise
-            raise ConfigError(f"{self._files[name].place_of(error)}: {in_words(error)}; fix the file") from error
+            raise ConfigError(f"{self._files[name].location_of(error)}: {in_words(error)}; fix the file") from error
 
     def closed(self, name: str) -> bool:
         """Return True if a part is from a file that the user has not named in this process."""
@@ -211,7 +213,7 @@ class Registry:
         if member == "*":
             such = f", such as {family}/{_FAMILIES[family][1]}" if family in _FAMILIES else ""
             raise ConfigError(f"{name} is a family; give a member{such}")
-        target = self.own.get(f"{family}/*" if member else name)
+        target = self.builtin.get(f"{family}/*" if member else name)
         if target is None and name in self.installed:
             return self._from_package(self.installed[name])
         if target is None:
@@ -343,12 +345,12 @@ def _nested_registries(part: Callable[..., Any]) -> dict[str, Registry]:
 
 @functools.cache
 def _nested_of(part: Callable[..., Any]) -> dict[str, Registry]:
-    found = {}
+    nested = {}
     for name, hint in _hints(part).items():
         for note in getattr(hint, "__metadata__", ()):
             if isinstance(note, Registry):
-                found[name] = note
-    return found
+                nested[name] = note
+    return nested
 
 
 def _options_model(part: Callable[..., Any]) -> type[BaseModel]:

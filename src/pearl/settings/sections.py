@@ -171,7 +171,7 @@ class PhaseConfig(OptimizerConfig):
     @model_validator(mode="after")
     def _nesterov_has_momentum(self) -> "PhaseConfig":
         for name in ("", *self.groups):
-            if (own := self.group(name)).nesterov and not own.momentum:
+            if (group := self.group(name)).nesterov and not group.momentum:
                 raise ValueError("nesterov needs a momentum above 0; set momentum, or nesterov=false")
         return self
 

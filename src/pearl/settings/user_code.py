@@ -17,9 +17,9 @@ class Code:
     file: str
     source: bytes
 
-    def place_of(self, error: BaseException) -> str:
+    def location_of(self, error: BaseException) -> str:
         """Return the line of the file in which an error arose."""
-        return _place_in(self.file, error)
+        return _location_in(self.file, error)
 
 
 def run_file(file: Path, source: bytes, name: str) -> types.ModuleType:
@@ -37,11 +37,11 @@ def run_file(file: Path, source: bytes, name: str) -> types.ModuleType:
         del sys.modules[name]
         if type(error) is KeyboardInterrupt:  # Ctrl-C
             raise
-        raise ConfigError(f"{_place_in(str(file), error)}: {in_words(error)}; fix the file") from None
+        raise ConfigError(f"{_location_in(str(file), error)}: {in_words(error)}; fix the file") from None
     return module
 
 
-def _place_in(file: str, error: BaseException) -> str:
+def _location_in(file: str, error: BaseException) -> str:
     """Return the line of a file in which an error arose, if any."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     line = lines[-1] if lines else getattr(error, "lineno", None)  # a SyntaxError has its own

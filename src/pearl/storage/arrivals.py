@@ -42,9 +42,9 @@ class Arrived(NamedTuple):
         return self.stamp[1], self.file
 
 
-def stamp_of(found: os.stat_result) -> Stamp:
+def stamp_of(status: os.stat_result) -> Stamp:
     """Return the stamp of a file."""
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class Journal:
@@ -109,12 +109,12 @@ def _line(batch: int, one: Arrived) -> dict[str, Any]:
 
 def _read(file: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a file; a killed process may have left an incomplete one."""
-    found = []
+    entries = []
     with suppress(FileNotFoundError):
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             with suppress(ValueError):
-                found.append(json.loads(line))
-    return found
+                entries.append(json.loads(line))
+    return entries
 
 
 # ---------------------------------------------------------------------------------------------- without a class
@@ -140,5 +140,5 @@ def unlabelled(directory: RunDirectory) -> tuple[int, list[str]]:
     Images that have been learnt since are left out.
     """
     learnt = {line["file"] for line in _read(directory.arrivals_file)}
-    found = [line for line in scored(directory).values() if "score" in line and line["file"] not in learnt]
-    return len(found), [line["file"] for line in found if line["score"] < line["threshold"]]
+    scored_lines = [line for line in scored(directory).values() if "score" in line and line["file"] not in learnt]
+    return len(scored_lines), [line["file"] for line in scored_lines if line["score"] < line["threshold"]]

@@ -63,33 +63,33 @@ def remove_leftovers(target: Path, rescue: Callable[[Path], None] = lambda folde
 
 def _remove(folder: Path) -> None:
     """Remove a folder, its marker last: if something in it cannot be removed now, it is still known as a leftover."""
-    for place in folder.iterdir():
-        if place.name not in (MARKER, *LOCK):
-            remove_tree(place)
+    for path in folder.iterdir():
+        if path.name not in (MARKER, *LOCK):
+            remove_tree(path)
             with suppress(OSError):  # a file, or a folder that could not be removed
-                place.unlink(missing_ok=True)
-    if all(place.name in (MARKER, *LOCK) for place in folder.iterdir()):
+                path.unlink(missing_ok=True)
+    if all(path.name in (MARKER, *LOCK) for path in folder.iterdir()):
         remove_tree(folder)
 
 
 def _leftovers(target: Path) -> list[Path]:
     """Return the folders in which processes of this user began to create `target`."""
     pattern = re.compile(re.escape(f".{target.name[:100]}.") + r"[0-9a-f]{32}\.new")
-    return [place for place in target.parent.iterdir() if pattern.fullmatch(place.name) and _is_ours(place)]
+    return [path for path in target.parent.iterdir() if pattern.fullmatch(path.name) and _is_ours(path)]
 
 
-def _is_ours(place: Path) -> bool:
+def _is_ours(path: Path) -> bool:
     with suppress(OSError):
-        status = place.lstat()
+        status = path.lstat()
         if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
-            marker = place / MARKER
+            marker = path / MARKER
             marked = not marker.is_symlink() and marker.is_file() and marker.read_bytes() == WORDS
-            return marked or _is_empty(place)
+            return marked or _is_empty(path)
     return False
 
 
-def _is_empty(place: Path) -> bool:
+def _is_empty(folder: Path) -> bool:
     """Return True if a folder has only a lock: its process was killed before writing the marker."""
     with suppress(OSError):
-        return all(each.name in LOCK or is_temporary(each.name) for each in place.iterdir())
+        return all(each.name in LOCK or is_temporary(each.name) for each in folder.iterdir())
     return False

@@ -28,8 +28,8 @@ class Change:
         Raises:
             RunError: it cannot be written.
         """
-        place, path = self.directory.change_folder / f"{len(self.files)}", self.directory.path
-        write_file(place, data, within=path)
+        target, path = self.directory.change_folder / f"{len(self.files)}", self.directory.path
+        write_file(target, data, within=path)
         self.files.append(file.relative_to(path).as_posix())
 
     def content(self, file: Path) -> bytes | None:

@@ -79,7 +79,9 @@ class Epochs:
     """The epochs among events, in order; of epochs that were repeated after an interruption, only the last ones."""
 
     def __init__(self, events: Iterable[Mapping[str, Any]] = ()) -> None:
-        self.found: dict[tuple[int, int, int], dict[str, Any]] = {}  # by task, position of the phase in it, and number
+        self.by_position: dict[
+            tuple[int, int, int], dict[str, Any]
+        ] = {}  # by task, position of the phase in it, and number
         self._position = 0
         for event in events:
             self.add(event)
@@ -92,6 +94,8 @@ class Epochs:
             self._position += 1
             if not event.get("done"):  # from its first step; phases before it may have been resumed
                 task, position = event["task"], self._position
-                self.found = {at: epoch for at, epoch in self.found.items() if at[0] != task or at[1] < position}
+                self.by_position = {
+                    at: epoch for at, epoch in self.by_position.items() if at[0] != task or at[1] < position
+                }
         elif event["event"] == "epoch":
-            self.found[event["task"], self._position, event["epoch"]] = dict(event)
+            self.by_position[event["task"], self._position, event["epoch"]] = dict(event)

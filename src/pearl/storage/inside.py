@@ -189,7 +189,7 @@ def check_no_links(root: Path) -> None:
         RunError: names a link.
     """
     links = [root] if root.is_symlink() else []
-    for place, folders, files in os.walk(root):
-        links += [link for name in (*folders, *files) if (link := Path(place, name)).is_symlink()]
+    for folder, folders, files in os.walk(root):
+        links += [link for name in (*folders, *files) if (link := Path(folder, name)).is_symlink()]
     if links:
         raise RunError(f"{links[0]}: is a link, which is never followed for writing; replace it by its target")

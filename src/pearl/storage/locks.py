@@ -287,17 +287,17 @@ def _self() -> dict[str, Any]:
 
 def _machine() -> dict[str, str]:
     """Identify the machine in addition to its host name: by its boot, and on Linux by the namespace of processes."""
-    found = {}
+    identity = {}
     with suppress(OSError):
-        found["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        found["processes"] = os.readlink("/proc/self/ns/pid")  # noqa: PTH115
-    return found
+        identity["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        identity["processes"] = os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+    return identity
 
 
 def _here(known: dict[str, Any] | None) -> bool:
     """Return True if a holder is a process that this one could see."""
-    own = {"host": socket.gethostname(), **_machine()}
-    return known is not None and all(known.get(key) == value for key, value in own.items())
+    machine = {"host": socket.gethostname(), **_machine()}
+    return known is not None and all(known.get(key) == value for key, value in machine.items())
 
 
 def _runs(known: dict[str, Any]) -> bool:

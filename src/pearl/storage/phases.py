@@ -53,21 +53,21 @@ def limit() -> int:
     """
     text = os.environ.get("PEARL_CACHE_GB") or "10"
     with suppress(ValueError, OverflowError):  # also excludes infinity
-        if (found := int(float(text) * 1e9)) >= 0:
-            return found
+        if (most := int(float(text) * 1e9)) >= 0:
+            return most
     raise ConfigError(f"PEARL_CACHE_GB={text}: not a number of gigabytes; give one, such as 10, or set PEARL_CACHE=off")
 
 
 def entries(root: Path) -> list[Entry]:
     """Return all entries of a folder, least recently used first; empty if it does not exist."""
-    found = []
-    for place in root.iterdir() if root.is_dir() else ():
+    sized = []
+    for folder in root.iterdir() if root.is_dir() else ():
         with suppress(OSError):  # another process is removing it
-            if _ENTRY.fullmatch(place.name):
-                size = sum(file.stat().st_size for file in place.iterdir())
-                manifest = place / MANIFEST  # missing if a process was killed while removing an entry
-                found.append(Entry(place, size, (manifest if manifest.exists() else place).stat().st_mtime))
-    return sorted(found, key=lambda entry: entry.used)
+            if _ENTRY.fullmatch(folder.name):
+                size = sum(file.stat().st_size for file in folder.iterdir())
+                manifest = folder / MANIFEST  # missing if a process was killed while removing an entry
+                sized.append(Entry(folder, size, (manifest if manifest.exists() else folder).stat().st_mtime))
+    return sorted(sized, key=lambda entry: entry.used)
 
 
 def touch(entry: Path) -> None:
@@ -103,18 +103,18 @@ def make_room(root: Path, size: int) -> bool:
 
 def empty(root: Path) -> None:
     """Remove all entries, and no other files. A process that trains one keeps its lock."""
-    for place in [*root.iterdir()] if root.is_dir() else ():
-        if _ENTRY.fullmatch(place.name) or _ASIDE.fullmatch(place.name):
-            shutil.rmtree(place, ignore_errors=True)
+    for folder in [*root.iterdir()] if root.is_dir() else ():
+        if _ENTRY.fullmatch(folder.name) or _ASIDE.fullmatch(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
     _remove_leftovers(root)
 
 
 def _remove_leftovers(root: Path) -> None:
     """Remove old leftovers of killed processes."""
-    for place in [*root.iterdir()] if root.is_dir() else ():
+    for path in [*root.iterdir()] if root.is_dir() else ():
         with suppress(OSError):
-            old = time.time() - place.stat().st_mtime > STALE
-            if old and _ASIDE.fullmatch(place.name):
-                shutil.rmtree(place, ignore_errors=True)
-            elif old and _LOCK.fullmatch(place.name):
-                place.unlink()
+            old = time.time() - path.stat().st_mtime > STALE
+            if old and _ASIDE.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
+            elif old and _LOCK.fullmatch(path.name):
+                path.unlink()

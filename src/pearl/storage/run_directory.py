@@ -174,7 +174,7 @@ class RunDirectory:
         Raises:
             RunError: a manifest is damaged, belongs to another task, or disagrees with classes.json or its tensors.
         """
-        found: list[StoredTask] = []
+        stored_tasks: list[StoredTask] = []
         first = 0
         second_copy = itertools.chain(self.listed, itertools.repeat(None))
         for (folder, manifest), known in zip(self.manifests(count), second_copy, strict=False):
@@ -182,18 +182,18 @@ class RunDirectory:
             task = StoredTask(manifest["name"], classes, first, folder, also, manifest)
             if known and (known[0], composed(known[1])) != (task.name, composed(classes)):
                 raise RunError(f"{task.file}: differs from classes.json in name or classes; restore it from a copy")
-            rows = task_rows(len(found), manifest["tensors"])
+            rows = task_rows(len(stored_tasks), manifest["tensors"])
             if rows - {len(classes)}:
                 raise RunError(
                     f"{task.file}: lists {counted(len(classes), 'class')}, the task's tensors have {max(rows)}; "
                     f"restore it from a copy"
                 )
-            found.append(task)
+            stored_tasks.append(task)
             first += len(classes)
-        every = [name for task in found for name in task.classes]
+        every = [name for task in stored_tasks for name in task.classes]
         if len({*map(class_name, every)}) < len(every):  # of a model that took two forms of a name for two classes
-            return found
-        return [replace(task, classes=composed(task.classes), also=composed(task.also)) for task in found]
+            return stored_tasks
+        return [replace(task, classes=composed(task.classes), also=composed(task.also)) for task in stored_tasks]
 
     @property
     def folders(self) -> dict[int, list[Path]]:
@@ -243,10 +243,10 @@ class RunDirectory:
         """
         for index, folder in enumerate(self.finished if count is None else self.usable[:count]):
             manifest = read_manifest(folder, shape)
-            if (own := manifest.get("task", index)) != index:
+            if (stored_index := manifest.get("task", index)) != index:
                 raise RunError(
-                    f"{folder / MANIFEST}: is not of task {index:03d} but says {own!r}; folders were swapped, renamed "
-                    f"or copied, so give each its own name again, or restore them from a copy"
+                    f"{folder / MANIFEST}: has the number {stored_index!r}, not {index:03d}; folders were swapped, "
+                    f"renamed or copied, so give each its own name again, or restore them from a copy"
                 )
             yield folder, manifest
 
@@ -369,5 +369,5 @@ class RunDirectory:
     @property
     def checkpoints(self) -> list[Path]:
         """Return the checkpoints of the current task; empty if there are none."""
-        found = sorted(manifest.parent for manifest in self.resume_folder.glob(f"*/{MANIFEST}"))
-        return [folder for folder in found if folder != self.first_answer_folder]
+        folders = sorted(manifest.parent for manifest in self.resume_folder.glob(f"*/{MANIFEST}"))
+        return [folder for folder in folders if folder != self.first_answer_folder]

@@ -138,7 +138,7 @@ def run_jobs(
     unique: dict[Path, Job] = {}
     for job in jobs:
         unique.setdefault(job.run, job)
-    place = executor_for(
+    runner = executor_for(
         len(unique), folder, workers=workers, executor=executor, device=device, per_gpu=per_gpu, slurm=slurm
     )
     if manifest is not None:  # after all checks
@@ -148,7 +148,7 @@ def run_jobs(
             write_json(folder / "sweep.json", {"format": FORMAT, **manifest, "jobs": runs})
     options = ["--device", device] if device != "auto" else []
     board = show or LiveStatus()
-    work = _Work(unique, place, folder / "logs", options, board)
+    work = _Work(unique, runner, folder / "logs", options, board)
     try:
         outcomes = work.go()
     finally:
@@ -381,8 +381,8 @@ def reason(code: int | str, said: str) -> str:
     if code == 0:
         return "exited normally, but the run is not done; was its directory moved?"
     lines = [line for line in said.splitlines() if line.strip()]
-    own = [line.removeprefix("pearl: ") for line in lines if line.startswith("pearl: ")]
-    return one_line(own or lines[-1:] or [f"exit code {code} without output"])
+    messages = [line.removeprefix("pearl: ") for line in lines if line.startswith("pearl: ")]
+    return one_line(messages or lines[-1:] or [f"exit code {code} without output"])
 
 
 def one_line(lines: Sequence[str]) -> str:

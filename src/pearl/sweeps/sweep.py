@@ -312,7 +312,7 @@ def _markdown(sweep: Sweep, table: Sequence[Row]) -> str:
 
 
 def _json(sweep: Sweep, table: Sequence[Row]) -> str:
-    found = [
+    rows = [
         {
             "settings": row.point,
             "n": len(row.runs),
@@ -322,5 +322,5 @@ def _json(sweep: Sweep, table: Sequence[Row]) -> str:
         for row in table
     ]
     return (
-        json.dumps({"format": FORMAT, "recipe": sweep.recipe, "sweep": sweep.path.name, "rows": found}, indent=1) + "\n"
+        json.dumps({"format": FORMAT, "recipe": sweep.recipe, "sweep": sweep.path.name, "rows": rows}, indent=1) + "\n"
     )

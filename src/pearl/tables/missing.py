@@ -49,13 +49,13 @@ def _unmeasured(filled: Filled, jobs: Sequence[Job]) -> list[Job]:
     """Return the finished runs whose inference time is needed and not measured."""
     timed = {column.id for column in filled.columns if column.metric == "inference_ms"}
     runs = {one.path for (_, id), cell in filled.cells.items() if id in timed for one in cell.missing}
-    found = []
+    unmeasured = []
     for job in jobs:
         with suppress(RunError):  # damaged ones have failed before
             directory = RunDirectory(job.run)
             if job.run in runs and directory.is_done and not directory.inference_file.exists():
-                found.append(job)
-    return found
+                unmeasured.append(job)
+    return unmeasured
 
 
 def measure(run: Path, *, device: str = "auto") -> float:

@@ -133,7 +133,7 @@ class Column(_Line):
         return self.metric in {*OF_TASKS, *OF_LAYERS}
 
 
-Place = tuple[str, str]  # the row's name and the column's id
+CellKey = tuple[str, str]  # the row's name and the column's id
 
 
 class Claim(_Section):
@@ -146,14 +146,14 @@ class Claim(_Section):
     """
 
     text: str
-    more: Place | None = None
-    less: Place | None = None
-    than: list[Place] = []
+    more: CellKey | None = None
+    less: CellKey | None = None
+    than: list[CellKey] = []
     measure: Literal["mean", "unevenness"] = "mean"
-    spread: list[Place] = []
+    spread: list[CellKey] = []
     below: float = 1.0
-    rises: Place | None = None
-    peaks: Place | None = None
+    rises: CellKey | None = None
+    peaks: CellKey | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Claim":
@@ -165,9 +165,9 @@ class Claim(_Section):
         return self
 
     @property
-    def places(self) -> list[Place]:
+    def cell_keys(self) -> list[CellKey]:
         """Return all cells that it compares."""
-        return [place for place in (self.more, self.less, *self.than, *self.spread, self.rises, self.peaks) if place]
+        return [key for key in (self.more, self.less, *self.than, *self.spread, self.rises, self.peaks) if key]
 
 
 class Table(_Section):
@@ -206,8 +206,8 @@ class Table(_Section):
             for values, of in ((row.paper, "of the paper"), (row.add, "to add")):
                 if values and len(values) != len(columns):
                     raise ValueError(f"row {row.name}: {len(values)} values {of} for {len(columns)} columns")
-        places = [place for claim in self.claims for place in claim.places]
-        lost = [place for place in places if place[0] not in rows or place[1] not in columns]
+        named = [one for claim in self.claims for one in claim.cell_keys]
+        lost = [one for one in named if one[0] not in rows or one[1] not in columns]
         lost += [(name, row.name) for row in self.rows for name in row.mean_of if name not in rows]
         if lost:
             raise ValueError(f"there is no cell {lost[0]}; give a row's name and a column's id")

@@ -17,7 +17,7 @@ from pearl.reports.records import Record, flat
 from pearl.storage.paths import runs_root
 from pearl.tables.measured import StreamRecord, complete_run, measured
 from pearl.tables.objects import classes_per_task, implied_rank, parameters
-from pearl.tables.spec import Claim, Column, Place, Printed, Request, Row, Size, Table
+from pearl.tables.spec import CellKey, Claim, Column, Printed, Request, Row, Size, Table
 
 LEVEL = 0.05  # significance level of claims
 
@@ -98,14 +98,14 @@ class Filled:
     table: Table
     size: Size
     seeds: int
-    cells: Mapping[Place, Cell] = field(repr=False)
+    cells: Mapping[CellKey, Cell] = field(repr=False)
     damaged: tuple[str, ...] = ()  # problems of unreadable runs
 
     @cached_property
     def missing(self) -> list[Missing]:
         """Return the missing runs of cells, each once."""
-        found = {waiting.path: waiting for cell in self.cells.values() for waiting in cell.missing}
-        return [*found.values()]
+        waiting_at = {waiting.path: waiting for cell in self.cells.values() for waiting in cell.missing}
+        return [*waiting_at.values()]
 
     @property
     def rows(self) -> list[Row]:
@@ -125,11 +125,11 @@ class Filled:
     @property
     def runs(self) -> dict[Path, str]:
         """Return the finished runs of all numbers, with the first cell that used each."""
-        found: dict[Path, str] = {}
+        row_of: dict[Path, str] = {}
         for (row, _), cell in self.cells.items():
             for path in cell.runs:
-                found.setdefault(path, row)
-        return found
+                row_of.setdefault(path, row)
+        return row_of
 
     @property
     def ours(self) -> tuple[int, int]:
@@ -160,7 +160,7 @@ def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str
         ConfigError: invalid settings.
     """
     filling = _Filling(table, size, seeds or table.seeds, tuple(extra))
-    cells: dict[Place, Cell] = {}
+    cells: dict[CellKey, Cell] = {}
     for row, (index, column) in itertools.product(table.rows, enumerate(table.columns)):
         cells[row.name, column.id] = filling.cell(row, index)
     for row, column in itertools.product(table.rows, table.columns):
@@ -254,52 +254,52 @@ def _setting(request: Request, key: str) -> float:
 # --------------------------------------------------------------------------------------------------------- claims
 
 
-def verdict(claim: Claim, cells: Mapping[Place, Cell], titles: Mapping[str, str]) -> Verdict:
+def verdict(claim: Claim, cells: Mapping[CellKey, Cell], titles: Mapping[str, str]) -> Verdict:
     """Return the verdict on a claim: `yes`, `no`, or `within noise` if other seeds might give another result.
 
     Means are compared by Welch's t-test. A claim of several comparisons holds if each of them does, and is refuted by
     any, at a level divided by their number; it may therefore be refuted while runs are missing. Rows without runs at
     this size are left out. `titles` are the columns' titles by id.
     """
-    missing = [place for place in claim.places if cells[place].missing]
-    absent = [place for place in claim.places if not cells[place].missing and not cells[place].values]
-    rivals = [place for place in claim.than if place not in (*missing, *absent)]
-    needed = [place for place in claim.places if place not in claim.than]
-    if place := next((place for place in needed if place in missing), None):
-        return Verdict(claim, "open", f"runs of {place[0]}, {titles[place[1]]} are missing")
-    if place := next((place for place in needed if place in absent), None):
-        return Verdict(claim, "not here", f"no run of {place[0]}, {titles[place[1]]} at this size")
+    missing = [key for key in claim.cell_keys if cells[key].missing]
+    absent = [key for key in claim.cell_keys if not cells[key].missing and not cells[key].values]
+    rivals = [key for key in claim.than if key not in (*missing, *absent)]
+    needed = [key for key in claim.cell_keys if key not in claim.than]
+    if key := next((key for key in needed if key in missing), None):
+        return Verdict(claim, "open", f"runs of {key[0]}, {titles[key[1]]} are missing")
+    if key := next((key for key in needed if key in absent), None):
+        return Verdict(claim, "not here", f"no run of {key[0]}, {titles[key[1]]} at this size")
     if claim.than and not rivals:
         row, column = (missing or absent)[0]
         told = f"runs of {row}, {titles[column]} are missing" if missing else f"no run of {row} at this size"
         return Verdict(claim, "open" if missing else "not here", told)
     if claim.spread:
-        return _spread(claim, [cells[place] for place in claim.spread])
+        return _spread(claim, [cells[key] for key in claim.spread])
     sign = -1 if claim.less else 1
     because, holds = _compared(_comparisons(claim, rivals, cells, titles), len(rivals) + len(missing), sign)
-    for places, what in ((missing, "runs are missing"), (absent, "no run at this size")):
-        if places:
-            because.append(f"{what}: {', '.join(dict.fromkeys(row for row, _ in places))}")
+    for keys, what in ((missing, "runs are missing"), (absent, "no run at this size")):
+        if keys:
+            because.append(f"{what}: {', '.join(dict.fromkeys(row for row, _ in keys))}")
     return Verdict(claim, "open" if missing and holds != "no" else holds, "; ".join(because))
 
 
 def _comparisons(
-    claim: Claim, rivals: Sequence[Place], cells: Mapping[Place, Cell], titles: Mapping[str, str]
+    claim: Claim, rivals: Sequence[CellKey], cells: Mapping[CellKey, Cell], titles: Mapping[str, str]
 ) -> list[tuple[str, Sample, Sample]]:
     """Return the comparisons of a claim, each with its name and two samples."""
     if claim.rises or claim.peaks:
-        place, parts = next(filter(None, (claim.rises, claim.peaks))), 2 if claim.rises else 3
-        means = np.array([[part.mean() for part in np.array_split(vector, parts)] for vector in cells[place].values])
+        key, parts = next(filter(None, (claim.rises, claim.peaks))), 2 if claim.rises else 3
+        means = np.array([[part.mean() for part in np.array_split(vector, parts)] for vector in cells[key].values])
         names = ["the earlier half"] if claim.rises else ["the first third", "the last third"]
         others = means[:, [0]] if claim.rises else means[:, [0, 2]]
         apart = means[:, [1]] - others
         return [(name, Cell(values=tuple(apart[:, i])).sample, (0.0, 0.0, 1)) for i, name in enumerate(names)]
-    place = next(filter(None, (claim.more, claim.less)))
+    key = next(filter(None, (claim.more, claim.less)))
 
-    def sample(at: Place) -> Sample:
+    def sample(at: CellKey) -> Sample:
         return _measured(cells[at], claim.measure).sample
 
-    return [(titles[other[1]] if other[0] == place[0] else other[0], sample(place), sample(other)) for other in rivals]
+    return [(titles[other[1]] if other[0] == key[0] else other[0], sample(key), sample(other)) for other in rivals]
 
 
 def _measured(cell: Cell, measure: str) -> Cell:
@@ -350,14 +350,14 @@ def _spread(claim: Claim, cells: Sequence[Cell]) -> Verdict:
     At exactly that deviation, the variance of the means over its expected value has an F distribution; its degrees of
     freedom are the number of means minus one, and those of the seeds' part (Satterthwaite).
     """
-    found, free = float(np.std([cell.mean for cell in cells], ddof=1)), len(cells) - 1
-    because = f"standard deviation {found:.2f} over {len(cells)}, against {claim.below:g}"
-    own = [(std**2 / n, n - 1) for _, std, n in (cell.sample for cell in cells) if std is not None]
-    if len(own) < len(cells):
+    spread, free = float(np.std([cell.mean for cell in cells], ddof=1)), len(cells) - 1
+    because = f"standard deviation {spread:.2f} over {len(cells)}, against {claim.below:g}"
+    samples = [(std**2 / n, n - 1) for _, std, n in (cell.sample for cell in cells) if std is not None]
+    if len(samples) < len(cells):
         return Verdict(claim, "within noise", f"{because}; one seed each does not show how much of it is due to seeds")
-    seeds = math.sqrt(sum(part for part, _ in own) / len(own))
+    seeds = math.sqrt(sum(part for part, _ in samples) / len(samples))
     expected = claim.below**2 + seeds**2
-    known = expected**2 * sum(n for _, n in own) / seeds**4 if seeds else 1e9
-    share = stats.f.cdf(found**2 / expected, free, known)
+    known = expected**2 * sum(n for _, n in samples) / seeds**4 if seeds else 1e9
+    share = stats.f.cdf(spread**2 / expected, free, known)
     holds = "yes" if share < LEVEL / 2 else "no" if share > 1 - LEVEL / 2 else "within noise"
     return Verdict(claim, holds, f"{because}; seeds alone give {seeds:.2f}")

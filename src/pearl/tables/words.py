@@ -19,7 +19,7 @@ Lines = list[list[str]]
 
 def lines(filled: Filled) -> Lines:
     """Return the table without its header: row name, kind of line, a text per column."""
-    found = []
+    out = []
     for row in filled.rows:
         cells = [filled.cells[row.name, column.id] for column in filled.scalars]
         if not cells:
@@ -30,8 +30,8 @@ def lines(filled: Filled) -> Lines:
         name = f"{row.name}{marks(filled, row)}"
         mine: Lines = [["quoted" if row.quoted else "paper", *paper], ["ours", *ours], ["difference", *apart]]
         kept = [line for line in mine if any(line[1:])] or [["ours", *ours]]
-        found += [[name if index == 0 else "", *line] for index, line in enumerate(kept)]
-    return found
+        out += [[name if index == 0 else "", *line] for index, line in enumerate(kept)]
+    return out
 
 
 def head(filled: Filled) -> list[str]:
@@ -138,7 +138,7 @@ def verdicts(filled: Filled) -> Lines:
 
 def vectors(filled: Filled) -> list[tuple[str, Lines]]:
     """Return, for figures over tasks or layers, the title of each column, and a table with a line per label."""
-    found = []
+    tables = []
     for column in filled.columns:
         there = [(row.name, filled.cells[row.name, column.id]) for row in filled.rows] if column.vector else []
         there = [(name, cell) for name, cell in there if cell.values]
@@ -146,8 +146,8 @@ def vectors(filled: Filled) -> list[tuple[str, Lines]]:
             labels = max((cell.labels for _, cell in there), key=len)
             texts = zip(*(_texts(cell, len(labels)) for _, cell in there), strict=True)
             body = [[label, *line] for label, line in zip(labels, texts, strict=True)]
-            found.append((column.title, [["", *(name for name, _ in there)], *body]))
-    return found
+            tables.append((column.title, [["", *(name for name, _ in there)], *body]))
+    return tables
 
 
 def _texts(cell: Cell, count: int) -> list[str]:

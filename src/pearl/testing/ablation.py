@@ -28,8 +28,8 @@ def shows_options_that_matter(make: Make) -> None:
     for name, value in _weights(make()):
         as_given = course(make).methods if value != "auto" else _learning(_with(make, {name: 0.5}), 0)
         halved = _learning(_with(make, {name: 0.25 if value == "auto" else value / 2}), 0)
-        found = (_differ(one, other) for one, other in zip(as_given, halved, strict=True))
-        hold(any(found), f"the option {name} has no effect: halved, the method learns the same in {TASKS} tasks")
+        differences = (_differ(one, other) for one, other in zip(as_given, halved, strict=True))
+        hold(any(differences), f"the option {name} has no effect: halved, the method learns the same in {TASKS} tasks")
 
 
 def shows_phases_that_matter(make: Make) -> None:
@@ -43,9 +43,9 @@ def shows_phases_that_matter(make: Make) -> None:
         without = Without(name)
         method = reload(whole.methods[first - 1], make) if 0 < first < TASKS else make()
         pairs = zip(whole.methods[first:], _learning(method, first, without), strict=True)
-        found = (_differ(one, other, without.names) for one, other in pairs)
+        differences = (_differ(one, other, without.names) for one, other in pairs)
         hold(
-            first == TASKS or any(found),
+            first == TASKS or any(differences),
             f"phase {name} has no effect: without its steps the method learns the same in {TASKS} tasks",
         )
 

@@ -218,13 +218,14 @@ def shows_the_phases_that_it_declares(make: Make) -> None:
     for task, phases in upcoming(method, counts, method.options, pretrained=method.backbone.pretrained):
         for name, spec in declared(method).items():
             sizes = phases.get(name, [])
-            found = [images for t, phase, images in learnt.trained if (t, phase) == (task.id, name)]
-            first = found[: len(sizes)]
+            trained_images = [images for t, phase, images in learnt.trained if (t, phase) == (task.id, name)]
+            first = trained_images[: len(sizes)]
             fits = first == sizes or (spec.at_most and len(first) == len(sizes) and all(map(le, first, sizes)))
-            fits = fits and (spec.at_least or len(found) == len(sizes))
+            fits = fits and (spec.at_least or len(trained_images) == len(sizes))
             hold(
                 fits,
-                f"phase {name} of task {task.id + 1} trains on {found} images an epoch, and is declared with {sizes}; "
+                f"phase {name} of task {task.id + 1} trains on {trained_images} images an epoch, and is declared "
+                f"with {sizes}; "
                 f"declare it as PhaseSpec({name!r}, ...) in {type(method).__name__}.phases",
             )
 
@@ -236,7 +237,7 @@ class Operations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, ...]] = []
+        self.operations: list[tuple[str, ...]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Note one operation, and do it."""
@@ -244,7 +245,7 @@ class Operations(TorchDispatchMode):
         hold(name not in self.READS, f"{name} waits for the device")
         leaves = tree_leaves((args, kwargs or {}))
         facts = (str(tuple(x.shape)) if isinstance(x, torch.Tensor) else repr(x) for x in leaves)
-        self.found.append((str(func), *facts))
+        self.operations.append((str(func), *facts))
         return func(*args, **(kwargs or {}))
 
 
@@ -262,7 +263,7 @@ class Listen(Engine):
                 phase.loss(batch).backward()
                 if phase.after_backward:
                     phase.after_backward()
-            asked.append(operations.found)
+            asked.append(operations.operations)
             for parameter in phase.trained:
                 parameter.grad = None
         hold(asked[0] == asked[1], f"phase {phase.name} is not capturable: two batches asked for different work")

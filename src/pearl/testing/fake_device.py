@@ -56,15 +56,15 @@ def _learnt(make: Make) -> list[Tensor]:
     method.fast = True  # all sub-networks of a ViT run at once
     with torch.no_grad():
         ensemble, x = Ensemble(method), images().to(method.device)
-        found = [ensemble(x), ensemble(x, 0), *(ensemble.scorer(x) if ensemble.scorer else ())]
-    if not all(type(part) is type(x) for part in found):
+        outputs = [ensemble(x), ensemble(x, 0), *(ensemble.scorer(x) if ensemble.scorer else ())]
+    if not all(type(part) is type(x) for part in outputs):
         raise AssertionError("a result is not on the device of the images")
-    return [part.cpu() for part in found]
+    return [part.cpu() for part in outputs]
 
 
 def learn_two(method: Method, engine: Engine, view: View | None = None) -> None:
     """Train a method on two tasks with the engine, with images transformed by `view`."""
-    learn(engine.place(method), range(2), engine, view=view, device=engine.device)
+    learn(engine.to_device(method), range(2), engine, view=view, device=engine.device)
 
 
 class _Fabric:
@@ -94,16 +94,16 @@ def fake_device() -> Iterator[None]:
     """
     tensor, autocast = torch.tensor, torch.autocast
 
-    def made(data: Any, *, device: Any = None, requires_grad: bool = False, **how: Any) -> Tensor:
-        found = tensor(tree_map(lambda x: x.tolist() if isinstance(x, _There) else x, data), **how)
-        return (found if device is None else found.to(device)).requires_grad_(requires_grad)
+    def made(data: Any, *, device: Any = None, requires_grad: bool = False, **options: Any) -> Tensor:
+        made_tensor = tensor(tree_map(lambda x: x.tolist() if isinstance(x, _There) else x, data), **options)
+        return (made_tensor if device is None else made_tensor.to(device)).requires_grad_(requires_grad)
 
     def as_made(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
-        found = data if isinstance(data, Tensor) else made(data)
-        return found.to(device=found.device if device is None else device, dtype=dtype or found.dtype)
+        made_tensor = data if isinstance(data, Tensor) else made(data)
+        return made_tensor.to(device=made_tensor.device if device is None else device, dtype=dtype or made_tensor.dtype)
 
-    def without(device_type: str, *more: Any, **how: Any) -> Any:
-        return autocast("cpu", *more, **how)
+    def without(device_type: str, *more: Any, **options: Any) -> Any:
+        return autocast("cpu", *more, **options)
 
     instead = {"tensor": made, "as_tensor": as_made, "asarray": as_made, "autocast": without}
     CROSSED.clear()
@@ -163,8 +163,8 @@ class _There(Tensor):
     def __setitem__(self, index: Any, value: Any) -> None:
         super().__setitem__(_indices(index), value)
 
-    def new_tensor(self, data: Any, **how: Any) -> Tensor:  # type: ignore[override]
-        return torch.tensor(data, **dict[str, Any](dtype=self.dtype, device=FAKE_DEVICE) | how)
+    def new_tensor(self, data: Any, **options: Any) -> Tensor:  # type: ignore[override]
+        return torch.tensor(data, **dict[str, Any](dtype=self.dtype, device=FAKE_DEVICE) | options)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

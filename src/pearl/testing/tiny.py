@@ -70,13 +70,13 @@ def make_task(
     images, labels = [], []
     for t in range(index + 1) if all_so_far else [index]:
         rng = np.random.default_rng(t)
-        own = np.repeat(np.arange(t * classes, (t + 1) * classes), per_class)
-        labels.append(np.append(own, own[-1:].repeat(extra)))
+        task_labels = np.repeat(np.arange(t * classes, (t + 1) * classes), per_class)
+        labels.append(np.append(task_labels, task_labels[-1:].repeat(extra)))
         images.append(rng.integers(0, 256, (len(labels[-1]), SIZE, SIZE, 3), dtype=np.uint8))
     names = tuple(f"class {index * classes + c}" for c in range(classes))
-    pixels, own = np.concatenate(images), np.concatenate(labels)
+    pixels, task_labels = np.concatenate(images), np.concatenate(labels)
     view, device = view or View(config().images, channels_last=False), device or torch.device("cpu")
-    return Task(index, f"task{index + 1}", names, index * classes, pixels, own, view, device)
+    return Task(index, f"task{index + 1}", names, index * classes, pixels, task_labels, view, device)
 
 
 def learn(method: Method, tasks: range, engine: Engine | None = None, **shape: Any) -> list[Task]:

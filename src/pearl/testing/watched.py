@@ -47,10 +47,12 @@ def _values(average: Average) -> list[torch.Tensor]:
 def _averaged(average: Average, method: Method, phase: Phase) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Parameters of several numbers that a phase trains, each with its average."""
     trained = {id(parameter) for parameter in phase.trained}
-    own = {f".{name}": value for name, value in method.named_parameters() if id(value) in trained and value.numel() > 1}
+    trained_values = {
+        f".{name}": value for name, value in method.named_parameters() if id(value) in trained and value.numel() > 1
+    }
     for key, mean in average.tensors.named_buffers():
         end = "." + key.replace("/", ".")
-        yield from ((value, mean) for name, value in own.items() if name.endswith(end))
+        yield from ((value, mean) for name, value in trained_values.items() if name.endswith(end))
 
 
 class Watch(Engine):
@@ -79,9 +81,9 @@ class Watch(Engine):
         elif not phase.groups.keys() - {""} <= {*spec.groups}:
             self.wrong.append(f"a group of {phase.name} is not among the groups of {type(method).__name__}")
         self.trained.append((task.id, phase.name, len(phase.data or task)))
-        own = {id(p) for p in phase.trained}
-        before = {n: p.detach().clone() for n, p in method.named_parameters() if id(p) not in own}
-        self._trains, starts = own, [p.detach().clone() for p in phase.trained]
+        trained_ids = {id(p) for p in phase.trained}
+        before = {n: p.detach().clone() for n, p in method.named_parameters() if id(p) not in trained_ids}
+        self._trains, starts = trained_ids, [p.detach().clone() for p in phase.trained]
         for name, parameter in method.named_parameters():
             self.starts.setdefault(name, parameter.detach().clone())
         averages = {name: part for name, part in method.named_modules() if isinstance(part, Average)}
@@ -135,8 +137,8 @@ class Watch(Engine):
         if not digest(phase, task, {}):
             self.wrong.append(f"the dependencies of phase {phase.name} are unknown, though it has `depends_on`")
         whole = together(phase.depends_on)
-        own = {id(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
-        rest = [tensor for tensor in (*method.parameters(), *method.buffers()) if id(tensor) not in own]
+        declared = {id(tensor) for tensor in (*whole.parameters(), *whole.buffers())}
+        rest = [tensor for tensor in (*method.parameters(), *method.buffers()) if id(tensor) not in declared]
         rest = [tensor for tensor in rest if tensor.is_floating_point()]
         before = [tensor.detach().clone() for tensor in rest]
         with torch.no_grad():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pearl.data.batches import Batch, Task, fold
+from pearl.data.batches import Batch, Task, derive_seed
 from pearl.errors import ConfigError, TrainingError, short_of_memory
 from pearl.methods.base import Method, Phase
 from pearl.nn.fast.convolutions import FastConvolutions, has_slow
@@ -89,7 +89,7 @@ class Engine:
         """Return the device of this process."""
         return torch.device("cpu") if self.world.size == 1 and self._kind == "cpu" else self.fabric.device
 
-    def place(self, method: Method) -> Method:
+    def to_device(self, method: Method) -> Method:
         """Move a method to the device, in the memory format of the recipe."""
         return placed(method, self.device, channels_last=self.config.engine.channels_last)
 
@@ -101,7 +101,7 @@ class Engine:
         return FastConvolutions if any(has_slow(module, bf16=bf16) for module in modules) else nullcontext
 
     def learn(self, method: Method, task: Task, resume: Resume | None = None) -> dict[str, float]:
-        """Train a method on one task. With `replay`, resume an earlier attempt.
+        """Train a method on one task. With `resume`, continue an earlier attempt.
 
         Returns the seconds of each phase; repeated names become "NAME 2", "NAME 3", ... For a phase in `reused` they
         are those of the run that trained it.
@@ -112,7 +112,7 @@ class Engine:
         """
         resume = resume or Resume()
         resume.begin(method, task.id)
-        torch.manual_seed(fold(self.config.seed, task.seed_part))
+        torch.manual_seed(derive_seed(self.config.seed, task.seed_part))
         seconds: dict[str, float] = {}
         times: Counter[str] = Counter()
         self._handed, self.reused = [], []
@@ -127,7 +127,7 @@ class Engine:
             seconds[phase.name + again] = phase.seconds
             self.reused += [phase.name + again] * phase.reused
             # random numbers between two phases do not depend on how many the first phase drew
-            torch.manual_seed(fold(self.config.seed, task.seed_part, position, "after"))
+            torch.manual_seed(derive_seed(self.config.seed, task.seed_part, position, "after"))
         if not method.oracle:
             task.close()
         method.eval()
@@ -172,9 +172,9 @@ class Engine:
         task, phase, course, settings = training.task, training.phase, training.course, training.settings
         started = time.perf_counter()
         epoch, skip = divmod(progress.done, course.per_epoch)
-        seed = fold(self.config.seed, task.seed_part, training.position, epoch)
+        seed = derive_seed(self.config.seed, task.seed_part, training.position, epoch)
         if not skip:
-            torch.manual_seed(self.world.own(seed))  # for dropout and other random numbers of a loss
+            torch.manual_seed(self.world.rank_seed(seed))  # for dropout and other random numbers of a loss
         for batch in training.data.batches(settings.batch_size, seed, skip=skip):
             set_rate(training.optimizers, learning_rate(settings, course, progress.done))
             progress.losses.append(step(batch))
@@ -253,12 +253,12 @@ class Engine:
             self.observer.step(progress.done, course.steps)
 
     def _key(self, training: Training) -> str:
-        """Return the digest of a phase, see `content.digest`; empty if it is not to be cached."""
+        """Return the digest of a phase, see `fingerprint.digest`; empty if it is not to be cached."""
         method, phase = training.method, training.phase
         if not (self.phase_cache and phase.depends_on and type(self) is Engine):
             return ""
         facts = {
-            "place": [self.config.seed, training.task.seed_part, training.position],
+            "position": [self.config.seed, training.task.seed_part, training.position],
             "settings": training.settings.model_dump(mode="json"),
             "course": asdict(training.course),
             "precision": self.precision,

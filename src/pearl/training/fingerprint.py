@@ -103,7 +103,7 @@ class _Said:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.whole = together(modules)
-        self.places = {id(module): name for name, module in self.whole.named_modules(remove_duplicate=False)}
+        self.names = {id(module): name for name, module in self.whole.named_modules(remove_duplicate=False)}
         self._open: set[int] = set()
 
     def of(self, value: Any) -> Any:
@@ -165,16 +165,16 @@ class _Said:
 
     def _of_module(self, module: nn.Module) -> Any:
         """Convert a declared module: class and values, absence of hooks, tensors and modules by name."""
-        if id(module) not in self.places:
+        if id(module) not in self.names:
             raise Unknown
-        own = vars(module)
-        if any(value for name, value in own.items() if name in _OF_MODULES and "hook" in name):
+        attributes = vars(module)
+        if any(value for name, value in attributes.items() if name in _OF_MODULES and "hook" in name):
             raise Unknown
         return [
             [_name(kind) for kind in type(module).__mro__],
-            self.of({name: value for name, value in own.items() if name not in _OF_MODULES}),
-            self.of({name: value for part in ("_parameters", "_buffers") for name, value in own[part].items()}),
-            self.of(own["_modules"]),
+            self.of({name: value for name, value in attributes.items() if name not in _OF_MODULES}),
+            self.of({name: value for part in ("_parameters", "_buffers") for name, value in attributes[part].items()}),
+            self.of(attributes["_modules"]),
         ]
 
 

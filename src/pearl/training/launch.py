@@ -33,7 +33,7 @@ _WATCHED = "PEARL_WATCHED"
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessRank:
     """The rank of this process."""
 
     rank: int
@@ -47,7 +47,7 @@ class Place:
         return self.world // self.local_world
 
 
-def place(devices: int) -> Place | None:
+def process_rank(devices: int) -> ProcessRank | None:
     """Return the rank of this process among those that train together; None for a single process.
 
     With one device there is a single process, unless torchrun started one on each of several machines.
@@ -59,11 +59,13 @@ def place(devices: int) -> Place | None:
         raise ConfigError(f"--devices {devices}: give 1 or more")
     env = os.environ
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"} <= env.keys():
-        here = Place(_number("RANK"), _number("WORLD_SIZE"), _number("LOCAL_WORLD_SIZE"))
+        here = ProcessRank(_number("RANK"), _number("WORLD_SIZE"), _number("LOCAL_WORLD_SIZE"))
         if devices == here.world == 1 or (devices == 1 and here.local_world > 1):
             return None
     elif devices > 1 and (world := _number("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        here = Place(_number("SLURM_PROCID"), world, world // max(1, _number("SLURM_STEP_NUM_NODES", 1)), slurm=True)
+        here = ProcessRank(
+            _number("SLURM_PROCID"), world, world // max(1, _number("SLURM_STEP_NUM_NODES", 1)), slurm=True
+        )
     else:
         return None
     if not (here.rank < here.world and 0 < here.local_world <= here.world):
@@ -108,8 +110,12 @@ def start(devices: int, arguments: Sequence[str]) -> int:
         with handled(forward):
             try:
                 for rank in range(devices):
-                    own = {key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-                    processes.append(child(arguments, own, said[rank] if rank else None))  # only the first prints
+                    environment = {
+                        key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()
+                    }
+                    processes.append(
+                        child(arguments, environment, said[rank] if rank else None)
+                    )  # only the first prints
                 codes = _wait(processes)
             finally:
                 for process in processes:

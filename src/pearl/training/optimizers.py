@@ -69,10 +69,10 @@ def make_optimizers(
     """
     of_kind: dict[str, list[dict[str, Any]]] = {}
     for name, params in groups.items():
-        own = settings.group(name)
-        lr = torch.tensor(own.lr, device=device) if graphed else own.lr
-        changes = {"params": list(params), "lr": lr, "share": own.lr / settings.lr}
-        of_kind.setdefault(own.optimizer, []).append(changes | _arguments(own))
+        group_settings = settings.group(name)
+        lr = torch.tensor(group_settings.lr, device=device) if graphed else group_settings.lr
+        changes = {"params": list(params), "lr": lr, "share": group_settings.lr / settings.lr}
+        of_kind.setdefault(group_settings.optimizer, []).append(changes | _arguments(group_settings))
     fused = device.type in {"cuda", "cpu"}
     made: Optimizers = []
     for kind, members in of_kind.items():
@@ -84,22 +84,22 @@ def make_optimizers(
     return made
 
 
-def _arguments(own: OptimizerConfig) -> dict[str, Any]:
-    common: dict[str, Any] = {"weight_decay": own.weight_decay}
-    if own.optimizer == "sgd":
-        return common | {"momentum": own.momentum, "nesterov": own.nesterov}
-    return common | {"betas": own.betas}
+def _arguments(settings: OptimizerConfig) -> dict[str, Any]:
+    common: dict[str, Any] = {"weight_decay": settings.weight_decay}
+    if settings.optimizer == "sgd":
+        return common | {"momentum": settings.momentum, "nesterov": settings.nesterov}
+    return common | {"betas": settings.betas}
 
 
 def set_rate(optimizers: Optimizers, rate: float) -> None:
     """Set the phase's learning rate; a group has its own factor. Rates that are tensors are changed in place."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            own = rate * group["share"]
+            group_rate = rate * group["share"]
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(own)
+                group["lr"].fill_(group_rate)
             else:
-                group["lr"] = own
+                group["lr"] = group_rate
 
 
 def states(optimizers: Optimizers) -> dict[Tensor, dict[str, Any]]:
@@ -118,9 +118,9 @@ def take_over(optimizers: Optimizers, before: Optimizers) -> None:
     for parameter, state in states(optimizers).items():
         state.update(known.get(parameter, {}))
     for optimizer in optimizers:
-        own = states([optimizer])
+        current = states([optimizer])
         if any(
-            "momentum_buffer" in state for state in own.values()
+            "momentum_buffer" in state for state in current.values()
         ):  # a fused step of SGD needs the state of all parameters or none
-            for parameter, state in own.items():
+            for parameter, state in current.items():
                 state.setdefault("momentum_buffer", torch.zeros_like(parameter))

@@ -52,9 +52,9 @@ class PhaseCache:
         self, key: str, modules: Sequence[nn.Module], steps: int, world: World, tell: Tell
     ) -> Iterator[Progress | None]:
         """Return what `find` finds; if nothing, lock the phase so that no other process trains it meanwhile."""
-        found = self.find(key, modules, steps, world, tell)
-        with self._alone(key, tell) if found is None and world.first else nullcontext():
-            yield found or self.find(key, modules, steps, world, tell)
+        cached = self.find(key, modules, steps, world, tell)
+        with self._alone(key, tell) if cached is None and world.first else nullcontext():
+            yield cached or self.find(key, modules, steps, world, tell)
 
     @contextmanager
     def _alone(self, key: str, tell: Tell) -> Iterator[None]:
@@ -75,12 +75,12 @@ class PhaseCache:
     def find(self, key: str, modules: Sequence[nn.Module], steps: int, world: World, tell: Tell) -> Progress | None:
         """Load a phase's result into its modules, on all ranks; return None, without changes, if it is not cached."""
         there = self._there(key, modules, steps, tell) if world.first else None
-        place = world.same(self.folder / key if there else None)
-        if place is None:
+        folder = world.same(self.folder / key if there else None)
+        if folder is None:
             return None
         if not world.first:
             with suppress(RunError):
-                there = _read(place, key, modules, steps)
+                there = _read(folder, key, modules, steps)
         (missing,) = world.any(there is None)
         if missing or there is None:
             return None
@@ -89,35 +89,35 @@ class PhaseCache:
         return replace(Progress.of(manifest, []), reused=True)
 
     def _there(self, key: str, modules: Sequence[nn.Module], steps: int, tell: Tell) -> Any:
-        place = self.folder / key
+        folder = self.folder / key
         try:
-            if not place.exists():
+            if not folder.exists():
                 return None
         except OSError:  # another user's folder, or a failing disk; `keep` reports it
             return None
         try:
-            found = _read(place, key, modules, steps)
+            cached = _read(folder, key, modules, steps)
         except RunError as error:
-            if not place.exists():  # another process has just made space
+            if not folder.exists():  # another process has just made space
                 return None
             tell(f"a cached phase is damaged and is trained again ({str(error).partition(';')[0]})")
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
             return None
-        phases.touch(place)
-        return found
+        phases.touch(folder)
+        return cached
 
     def keep(self, phase: str, modules: Sequence[nn.Module], progress: Progress, tell: Tell) -> None:
         """Store a phase's result, if there is space; problems are reported once."""
-        place, tensors = self.folder / progress.key, snapshot(together(modules).state_dict())
-        aside = phases.aside(place)
+        folder, tensors = self.folder / progress.key, snapshot(together(modules).state_dict())
+        aside = phases.aside(folder)
         try:
-            if place.exists():
+            if folder.exists():
                 return
             size = sum(tensor.nbytes for tensor in tensors.values())
             if not phases.make_room(self.folder, size):
                 raise RunError(f"{size / 1e6:.0f} MB exceed the limit, see PEARL_CACHE_GB")
             write_part(aside, tensors, {"phase": phase, **progress.facts}, within=self.folder)
-            aside.rename(place)
+            aside.rename(folder)
         except (OSError, RunError) as error:
             if not self._told:
                 self._told = True
@@ -132,16 +132,16 @@ def _remove(file: Path) -> None:
         file.unlink()
 
 
-def _read(place: Path, key: str, modules: Sequence[nn.Module], steps: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(folder: Path, key: str, modules: Sequence[nn.Module], steps: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors and manifest of a phase.
 
     Raises:
         RunError: it is damaged, or belongs to another phase.
     """
-    tensors, manifest = read_part(place, CheckpointManifest)
+    tensors, manifest = read_part(folder, CheckpointManifest)
     wanted = together(modules).state_dict()
     shapes = {name: (value.dtype, value.shape) for name, value in tensors.items()}
     fits = shapes == {name: (value.dtype, value.shape) for name, value in wanted.items()}
     if not fits or manifest.get("key") != key or manifest["steps"] != steps:
-        raise RunError(f"{place}: belongs to another phase than its name")
+        raise RunError(f"{folder}: belongs to another phase than its name")
     return tensors, manifest

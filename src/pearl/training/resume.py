@@ -93,9 +93,9 @@ class Resume:
 
     def keep_only(self, task: int) -> None:
         """Remove checkpoints of other tasks: a process may have died between completing one and removing them."""
-        for place in self._checkpoints("") if self.world.first else []:
-            if not place.name.startswith(f"{task:03d}-"):
-                remove_tree(place, self.run)
+        for folder in self._checkpoints("") if self.world.first else []:
+            if not folder.name.startswith(f"{task:03d}-"):
+                remove_tree(folder, self.run)
         if self.folder and self.world.first:
             with suppress(OSError):  # it does not exist, or contains other files
                 self.folder.rmdir()
@@ -131,11 +131,11 @@ class Resume:
         if self.folder and self.world.first:
             prefix = "{:03d}-{:02d}-".format(*at)
             older = self._checkpoints(prefix)
-            place = self.folder / f"{prefix}{progress.done:08d}"
+            folder = self.folder / f"{prefix}{progress.done:08d}"
             tensors = scene.state(self.changes(scene.method), progress, random)
-            write_part(place, tensors, {"phase": scene.phase.name, **progress.facts}, within=self.run)
+            write_part(folder, tensors, {"phase": scene.phase.name, **progress.facts}, within=self.run)
             for other in older:
-                if other != place:
+                if other != folder:
                     remove_tree(other, self.run)
         self.world.wait()  # no rank ends before it is on disk
         self._stored_at = time.monotonic()
@@ -147,27 +147,29 @@ class Resume:
 
         If steps were made under another `key`, the phase is not cached for other runs.
         """
-        found = self._newest("{:03d}-{:02d}-".format(*at), scene) if self.world.first else None
-        place = self.world.same(found[0] if found else None)
-        if place is None:
+        newest = self._newest("{:03d}-{:02d}-".format(*at), scene) if self.world.first else None
+        folder = self.world.same(newest[0] if newest else None)
+        if folder is None:
             return Progress(key=key)
-        _, tensors, manifest = found or (place, *read_part(place))
+        _, tensors, manifest = newest or (folder, *read_part(folder))
         progress = Progress.of(manifest, scene.put_back(self.start, tensors, self.world.rank))
         progress.key = key if progress.key == key else ""
         return progress
 
     def _newest(self, prefix: str, scene: "Scene") -> tuple[Path, dict[str, Tensor], dict[str, Any]] | None:
-        for place in reversed(self._checkpoints(prefix)):
+        for folder in reversed(self._checkpoints(prefix)):
             # incomplete, damaged or foreign: resuming from an older checkpoint gives the same bits
             with suppress(RunError):
-                tensors, manifest = read_part(place, CheckpointManifest)
+                tensors, manifest = read_part(folder, CheckpointManifest)
                 if scene.fits(tensors, manifest):
-                    return place, tensors, manifest
+                    return folder, tensors, manifest
         return None
 
     def _checkpoints(self, prefix: str) -> list[Path]:
         there = self.folder.iterdir() if self.folder and self.folder.is_dir() else ()
-        return sorted(place for place in there if _CHECKPOINT.fullmatch(place.name) and place.name.startswith(prefix))
+        return sorted(
+            folder for folder in there if _CHECKPOINT.fullmatch(folder.name) and folder.name.startswith(prefix)
+        )
 
 
 @dataclass
@@ -237,9 +239,9 @@ class Scene:
         for name, value in tensors.items():
             group, _, rest = name.partition("/")
             groups.setdefault(group, {})[rest] = value
-        own = self.method.state_dict()
-        own = {name: start.get(name, value) for name, value in own.items()}
-        self.method.load_state_dict({**own, **groups.get("method", {})}, strict=True)
+        state = self.method.state_dict()
+        state = {name: start.get(name, value) for name, value in state.items()}
+        self.method.load_state_dict({**state, **groups.get("method", {})}, strict=True)
         if self.phase.extra:
             self.phase.extra.load_state_dict(groups["extra"], strict=True)
         with torch.no_grad():

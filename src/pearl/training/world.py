@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pearl.data.batches import Batch, fold
+from pearl.data.batches import Batch, derive_seed
 from pearl.errors import ConfigError, counted
 from pearl.nn.precision import full
 from pearl.training.heartbeat import beating, joined_in_time
-from pearl.training.launch import Place, place
+from pearl.training.launch import ProcessRank, process_rank
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -37,7 +37,7 @@ FOREVER = timedelta(weeks=4)  # ranks wait while one decodes or evaluates; heart
 class World:
     """A group of processes. Methods that communicate must be called by all ranks in the same order."""
 
-    def __init__(self, here: Place | None = None, address: str = "127.0.0.1") -> None:
+    def __init__(self, here: ProcessRank | None = None, address: str = "127.0.0.1") -> None:
         self.here = here
         self.address = address  # the first rank's machine
         self.rank, self.size = (here.rank, here.world) if here else (0, 1)
@@ -49,7 +49,7 @@ class World:
         Raises:
             ConfigError: there are no other processes, or not enough devices.
         """
-        here = place(devices)
+        here = process_rank(devices)
         if here is None:
             if devices > 1:
                 raise ConfigError(f"devices={devices} needs as many processes; use pearl run --devices, or torchrun")
@@ -124,9 +124,9 @@ class World:
         if not turn:
             self.wait()
 
-    def own(self, seed: int) -> int:
+    def rank_seed(self, seed: int) -> int:
         """Return a seed for random numbers that should differ between ranks, such as dropout."""
-        return fold(seed, self.rank) if self.rank else seed
+        return derive_seed(seed, self.rank) if self.rank else seed
 
     def share(self, batch: Batch) -> tuple[Batch, float]:
         """Return this rank's part of a batch, and its weight: the weighted means' mean over ranks is the batch's mean.
@@ -165,7 +165,7 @@ def kind_of(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
-def make_fabric(device: str, here: Place | None = None, **options: Any) -> "Fabric":
+def make_fabric(device: str, here: ProcessRank | None = None, **options: Any) -> "Fabric":
     """Return Lightning Fabric for one device, or one of several per process.
 
     Raises:
@@ -202,7 +202,7 @@ def enough(accelerator: str, devices: int) -> int:
     return devices
 
 
-def _strategy(accelerator: str, here: Place) -> "DDPStrategy":
+def _strategy(accelerator: str, here: ProcessRank) -> "DDPStrategy":
     from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
     from lightning_fabric.strategies import DDPStrategy
 

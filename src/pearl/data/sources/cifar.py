@@ -23,23 +23,23 @@ def cifar100(*, path: str | None = None, download: bool = True) -> Source:
         DataError: the data is missing and cannot be downloaded, or a checksum is wrong.
     """
     if path is None:
-        place = data_root() / "cifar100.npz"
-        place = place if place.exists() else data_root()
+        source = data_root() / "cifar100.npz"
+        source = source if source.exists() else data_root()
     else:
-        place = find(path, what="CIFAR-100", error=DataError)
-    if place.is_file():
-        return replace(npz(path=str(place)), name="cifar100")
+        source = find(path, what="CIFAR-100", error=DataError)
+    if source.is_file():
+        return replace(npz(path=str(source)), name="cifar100")
 
     from torchvision.datasets import CIFAR100
 
     try:
         # The official files are pickles: torchvision opens them only after checking their checksums.
         with short_waits(), warnings.catch_warnings(action="ignore", category=np.exceptions.VisibleDeprecationWarning):
-            train = CIFAR100(place, train=True, download=download and path is None)
-            test = CIFAR100(place, train=False)
+            train = CIFAR100(source, train=True, download=download and path is None)
+            test = CIFAR100(source, train=False)
     except (OSError, RuntimeError, HTTPException) as error:
         raise DataError(
-            f"CIFAR-100 cannot be obtained from {place} ({reason(error)}): put the official {CIFAR100.filename} or a "
+            f"CIFAR-100 cannot be obtained from {source} ({reason(error)}): put the official {CIFAR100.filename} or a "
             f"cifar100.npz into {data_root()}, or pass data.path=FILE.npz"
         ) from None
     return checked(

@@ -39,10 +39,10 @@ def is_users(name: str) -> bool:
     return not name.startswith(".") and name.casefold() not in _SYSTEM
 
 
-def files_below(place: Path) -> Iterator[Path]:
+def files_below(root: Path) -> Iterator[Path]:
     """Return every file of the user in a folder and its subfolders, following links; each folder once."""
     seen: set[str] = set()
-    for folder, folders, names in os.walk(place, followlinks=True):
+    for folder, folders, names in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:
             folders.clear()
@@ -57,9 +57,9 @@ def is_image(name: str) -> bool:
     return Path(name).suffix.lower() in suffixes()
 
 
-def image_files(place: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
     """Return every image file in a folder and its subfolders, following links, sorted."""
-    return sorted(file for file in files_below(place) if is_image(file.name) and file.is_file())
+    return sorted(file for file in files_below(folder) if is_image(file.name) and file.is_file())
 
 
 def tree(root: Path, *, nested: bool = False) -> Files:
@@ -85,72 +85,74 @@ def class_places(root: Path, *, nested: bool = False) -> dict[str, Path]:
         raise DataError(f"{root} is a model or run: give a folder that holds a folder of images per class")
     classes: dict[str, Path] = {}
     waiting: list[tuple[Path, tuple[Path, ...]]] = [
-        (place, (root.resolve(), place.resolve())) for place in _folders(root)
+        (current, (root.resolve(), current.resolve())) for current in _folders(root)
     ]
     if not waiting:
         raise DataError(f"{root} has no class folders: put the images of each class into a folder of its own")
     while waiting:
-        place, above = waiting.pop()
-        inner = [folder for folder in _folders(place) if folder.resolve() not in above] if nested else []
-        if inner and images_in(place):
+        current, above = waiting.pop()
+        inner = [folder for folder in _folders(current) if folder.resolve() not in above] if nested else []
+        if inner and images_in(current):
             inner = [folder for folder in inner if image_files(folder)]
             if inner:
-                raise DataError(f"{place} has images beside folders of classes: move them into a folder of their own")
+                raise DataError(f"{current} has images beside folders of classes: move them into a folder of their own")
         if not inner:
-            name = "/".join(map(class_name, place.relative_to(root).parts))
+            name = "/".join(map(class_name, current.relative_to(root).parts))
             if name in classes:  # two Unicode forms of one name, as in an archive packed on another system
-                raise DataError(f"{classes[name]!s} and {place!s}: both are class {name!r}; put them into one folder")
-            classes[name] = place
+                raise DataError(f"{classes[name]!s} and {current!s}: both are class {name!r}; put them into one folder")
+            classes[name] = current
         waiting += [(folder, (*above, folder.resolve())) for folder in inner]
     return dict(sorted(classes.items()))
 
 
-def _folders(place: Path) -> list[Path]:
-    return [folder for folder in place.iterdir() if folder.is_dir() and is_users(folder.name)]
+def _folders(parent: Path) -> list[Path]:
+    return [folder for folder in parent.iterdir() if folder.is_dir() and is_users(folder.name)]
 
 
-def class_images(places: dict[str, Path]) -> Files:
+def class_images(folders: dict[str, Path]) -> Files:
     """Return the images directly in the folder of each class.
 
     Raises:
         DataError: a class without images, or without a folder.
     """
-    files = {name: images_in(place) for name, place in places.items()}
-    if empty := [places[name] for name, images in files.items() if not images]:
-        found = [_contents(place) for place in empty]
-        named = [f"{place} ({words})" if words else str(place) for place, (words, _) in zip(empty, found, strict=True)]
-        fixes = dict.fromkeys(fix for _, fixes in found for fix in fixes)
+    files = {name: images_in(folder) for name, folder in folders.items()}
+    if empty := [folders[name] for name, images in files.items() if not images]:
+        contents = [_contents(folder) for folder in empty]
+        named = [
+            f"{folder} ({words})" if words else str(folder) for folder, (words, _) in zip(empty, contents, strict=True)
+        ]
+        fixes = dict.fromkeys(fix for _, fixes in contents for fix in fixes)
         raise DataError(f"no image in {some(named)}: {'; '.join(fixes)}")
     return files
 
 
-def _contents(place: Path) -> tuple[str, list[str]]:
+def _contents(folder: Path) -> tuple[str, list[str]]:
     """Describe the contents of a folder without readable images, and how to fix that."""
-    kinds = _kinds(place.iterdir())
-    below = len(image_files(place))
+    kinds = _kinds(folder.iterdir())
+    below = len(image_files(folder))
     words = [*_counts(kinds), *([f"{counted(below, 'image')} in folders"] if below else [])]
     fixes = [*_fixes(kinds), *(["convert images of other kinds to JPEG or PNG"] if kinds.keys() - _NAMED else [])]
     fixes += ["--nested makes classes of the innermost folders"] if below else []
     return ", ".join(words), fixes or ["add images, or remove the class"]
 
 
-def images_in(place: Path) -> list[Path]:
+def images_in(folder: Path) -> list[Path]:
     """Return the image files directly in a folder, sorted by name."""
-    if not place.is_dir():
-        raise DataError(f"the folder {place} is missing: unpack the data set again, or give the right path")
-    images = (file for file in place.iterdir() if is_image(file.name) and is_users(file.name))
+    if not folder.is_dir():
+        raise DataError(f"the folder {folder} is missing: unpack the data set again, or give the right path")
+    images = (file for file in folder.iterdir() if is_image(file.name) and is_users(file.name))
     return sorted(images, key=lambda file: file.name)
 
 
 def left_out(root: Path, *, nested: bool = False) -> list[str]:
     """Describe the files in class folders that are not read, with counts."""
-    places = class_places(root, nested=nested).values()
-    inside = [file for place in places for file in place.iterdir() if is_users(file.name)]
+    folders = class_places(root, nested=nested).values()
+    inside = [file for folder in folders for file in folder.iterdir() if is_users(file.name)]
     lines = no_images(root, inside)
-    deeper = {place: sum(len(image_files(inner)) for inner in _folders(place)) for place in places}
+    deeper = {folder: sum(len(image_files(inner)) for inner in _folders(folder)) for folder in folders}
     if (below := sum(deeper.values())) and not nested:
-        beside = any(count and images_in(place) for place, count in deeper.items())
-        fix = "move them up into these" if beside else "--nested makes classes of their folders"
+        mixed = any(count and images_in(folder) for folder, count in deeper.items())
+        fix = "move them up into these" if mixed else "--nested makes classes of their folders"
         lines.append(f"{root}: {counted(below, 'image')} deeper than class folders left out; {fix}")
     return lines
 
@@ -270,13 +272,13 @@ def split_hash(root: Path, test: Files) -> str:
     return hashlib.sha256(os.fsencode("\n".join(paths))).hexdigest()
 
 
-def read_text(place: Path) -> str:
+def read_text(path: Path) -> str:
     """Read a text file of a data set.
 
     Raises:
         DataError: it cannot be read.
     """
     try:
-        return read_regular(place).decode("utf-8")
+        return read_regular(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{place} cannot be read ({reason(error)}): unpack the data set again") from None
+        raise DataError(f"{path} cannot be read ({reason(error)}): unpack the data set again") from None

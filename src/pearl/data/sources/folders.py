@@ -68,8 +68,8 @@ def folder(
     )
 
 
-def _known(files: Files, train: Files, place: Path) -> Files:
+def _known(files: Files, train: Files, folder: Path) -> Files:
     strange = [name for name in files if name not in train]
     if strange:
-        raise DataError(f"{place} has classes that train/ lacks: {some(strange)}; remove them, or add training images")
+        raise DataError(f"{folder} has classes that train/ lacks: {some(strange)}; remove them, or add training images")
     return files

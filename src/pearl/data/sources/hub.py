@@ -70,9 +70,12 @@ def columns(
     kinds = {name: type(feature).__name__ for name, feature in (data.features or {}).items()}
     chosen = []
     for key, given, kind in (("image", image, "Image"), ("label", label, "ClassLabel")):
-        fitting = [name for name, own in kinds.items() if own == kind and given in (None, name)]
+        fitting = [name for name, kind_of_column in kinds.items() if kind_of_column == kind and given in (None, name)]
         if len(fitting) != 1:
-            there = ", ".join(f"{name} ({own})" for name, own in kinds.items()) or "none that it names"
+            there = (
+                ", ".join(f"{name} ({kind_of_column})" for name, kind_of_column in kinds.items())
+                or "none that it names"
+            )
             fix = f"name one by data.{key}" if len(fitting) > 1 else f"make one a {kind} with `cast_column`"
             raise DataError(
                 f"{what}: needs one column of type {kind}, {len(fitting)} fit (columns: {there}); {fix}, or keep "
@@ -96,21 +99,21 @@ def _load(dataset: str, what: str, subset: str | None, download: bool) -> dict[s
     except ImportError:
         raise DataError(f"{what}: needs the package datasets; install it with: pip install 'pearl[hf]'") from None
     given = as_path(dataset, what=what, error=DataError)
-    local = next((place for place in (given, data_root() / given) if place.exists()), None)
+    local = next((candidate for candidate in (given, data_root() / given) if candidate.exists()), None)
     try:
         with _calm(datasets, offline=local is not None or not download):
             if local is None:
-                found = datasets.load_dataset(dataset, subset)
+                loaded = datasets.load_dataset(dataset, subset)
             elif local.is_file():
                 if local.suffix.lower() not in _FILES:
                     raise DataError(
                         f"{local}: not a type of file that `datasets` reads; give {some(_FILES)}, or a folder"
                     )
-                found = datasets.load_dataset(_FILES[local.suffix.lower()], data_files=str(local))
+                loaded = datasets.load_dataset(_FILES[local.suffix.lower()], data_files=str(local))
             elif any((local / name).exists() for name in ("dataset_dict.json", "state.json")):
-                found = datasets.load_from_disk(str(local))
+                loaded = datasets.load_from_disk(str(local))
             else:
-                found = datasets.load_dataset(str(local), subset)
+                loaded = datasets.load_dataset(str(local), subset)
     except DataError:
         raise
     except Exception as error:  # the library raises many types of errors for missing or damaged data
@@ -119,7 +122,7 @@ def _load(dataset: str, what: str, subset: str | None, download: bool) -> dict[s
             f"images "
             f"per class) into {data_root() / given}"
         ) from None
-    return dict(found) if isinstance(found, dict) else {"train": found}
+    return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
 
 @contextmanager

@@ -61,17 +61,17 @@ def tinyimagenet(
     train = class_images({wnid: root / "train" / wnid / "images" for wnid in wnids})
 
     test: Files = {wnid: [] for wnid in wnids}
-    place, annotations = root / "val" / "images", root / "val" / "val_annotations.txt"
-    unlabelled = {image.name: image for image in images_in(place)}
+    folder, annotations = root / "val" / "images", root / "val" / "val_annotations.txt"
+    unlabelled = {image.name: image for image in images_in(folder)}
     for line in read_text(annotations).splitlines():
         name, wnid, *_ = [*line.split("\t"), ""]
         if wnid not in test:
             raise DataError(f"{annotations}: the line {line!r} has no class of wnids.txt; unpack the archive again")
         if name not in unlabelled:
-            raise DataError(f"{annotations}: {name} is missing from {place}, or named twice; unpack the archive again")
+            raise DataError(f"{annotations}: {name} is missing from {folder}, or named twice; unpack the archive again")
         test[wnid].append(unlabelled.pop(name))
     if unlabelled:
-        raise DataError(f"{annotations} has no line for {some(unlabelled)} of {place}; unpack the archive again")
+        raise DataError(f"{annotations} has no line for {some(unlabelled)} of {folder}; unpack the archive again")
 
     words = root / "words.txt"
     named = (line.partition("\t") for line in read_text(words).splitlines()) if words.exists() else ()
@@ -146,33 +146,33 @@ def _listed(root: Path, files: Files, train_list: str, test_list: str) -> tuple[
     seen: set[str] = set()
     splits = []
     for given in (train_list, test_list):
-        place = find(given, what="list of images", error=DataError)
-        entries = Counter("/".join(PurePosixPath(entry).parts[-2:]) for entry in _entries(place))
+        path = find(given, what="list of images", error=DataError)
+        entries = Counter("/".join(PurePosixPath(entry).parts[-2:]) for entry in _entries(path))
         missing = sorted(set(entries) - existing)
         if missing:
             raise DataError(
-                f"{place} names {counted(len(missing), 'file')} that {root} lacks: {some(missing)}; fix the list"
+                f"{path} names {counted(len(missing), 'file')} that {root} lacks: {some(missing)}; fix the list"
             )
         repeated = sorted(entry for entry, count in entries.items() if count > 1 or entry in seen)
         if repeated:
-            raise DataError(f"{place} lists files twice: {some(repeated)}; keep each in one list, once")
+            raise DataError(f"{path} lists files twice: {some(repeated)}; keep each in one list, once")
         seen |= set(entries)
         splits.append({name: [image for image in files[name] if f"{name}/{image.name}" in entries] for name in files})
     train, test = splits
     return train, test
 
 
-def _entries(place: Path) -> list[str]:
+def _entries(path: Path) -> list[str]:
     """Return the paths in a list of images."""
-    text = read_text(place)
-    if place.suffix.lower() not in (".yaml", ".yml"):
+    text = read_text(path)
+    if path.suffix.lower() not in (".yaml", ".yml"):
         return [re.split(r"[\s,]", line.strip())[0] for line in text.splitlines() if line.strip()]
 
     try:
         content = parse_yaml(text)
     except ConfigError as error:
-        raise DataError(f"{place} is {error}; write `data: [WNID/FILE, ...]`") from None
+        raise DataError(f"{path} is {error}; write `data: [WNID/FILE, ...]`") from None
     paths = content.get("data") if isinstance(content, dict) else None
     if not isinstance(paths, list) or not all(isinstance(entry, str) for entry in paths):
-        raise DataError(f"{place} has no list of paths under the key data: write `data: [WNID/FILE, ...]`")
+        raise DataError(f"{path} has no list of paths under the key data: write `data: [WNID/FILE, ...]`")
     return paths

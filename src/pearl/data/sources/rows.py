@@ -21,8 +21,8 @@ def class_names(data: Any) -> tuple[str, ...]:
     if hasattr(data, "dataset"):
         return class_names(data.dataset)
     if isinstance(parts := getattr(data, "datasets", None), list | tuple):
-        found = {class_names(part) for part in parts}
-        return found.pop() if len(found) == 1 else ()
+        distinct = {class_names(part) for part in parts}
+        return distinct.pop() if len(distinct) == 1 else ()
     return ()
 
 

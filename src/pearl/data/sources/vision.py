@@ -91,10 +91,10 @@ def vision(
     else:
         parts = [load()]
     labels = [_labels(part) for part in parts]
-    names = class_names(parts[0]) or tuple(map(str, range(max(int(own.max()) for own in labels) + 1)))
+    names = class_names(parts[0]) or tuple(map(str, range(max(int(row_labels.max()) for row_labels in labels) + 1)))
     splits = [
-        Split(Rows(lambda row, part=part: part[row][0], np.arange(len(part))), own)  # type: ignore[misc]
-        for part, own in zip(parts, labels, strict=True)
+        Split(Rows(lambda row, part=part: part[row][0], np.arange(len(part))), row_labels)  # type: ignore[misc]
+        for part, row_labels in zip(parts, labels, strict=True)
     ]
     if len(splits) == 1:
         splits = [*divided(splits[0], test_share, seed)]

@@ -71,46 +71,46 @@ class Ada(FrozenVit):
         new = (self.pool.make() if full else self.pool.grow()).to(self.device)
         params = [*new.parameters(), *self.only(head.parameters())]
         new.requires_grad_(True)
-        own = own_loss(lambda x: self.read(x, new), head, task)
-        yield Phase("ada", params, own, extra=new if full else None, capturable=True)
+        loss = own_loss(lambda x: self.read(x, new), head, task)
+        yield Phase("ada", params, loss, extra=new if full else None, capturable=True)
         self.requires_grad_(False)
-        place = max(range(len(self.pool)), key=lambda j: self.score(task, j)) if full else len(self.pool) - 1
-        earlier = self.tasks_of(place)
-        self.places.add(f"{task.id}", torch.zeros(place, dtype=torch.uint8, device=self.device))
+        slot = max(range(len(self.pool)), key=lambda j: self.score(task, j)) if full else len(self.pool) - 1
+        earlier = self.tasks_of(slot)
+        self.places.add(f"{task.id}", torch.zeros(slot, dtype=torch.uint8, device=self.device))
         if full:
             heads = [*self.heads] if self.train_heads else []
             params = [p for t in (*earlier, task.id) if heads for p in heads[t].parameters()]
-            params = self.only([*self.pool[place].parameters(), *params])
-            yield Phase("ada_consolidate", params, self.distilled(place, earlier, new, task.id), capturable=True)
+            params = self.only([*self.pool[slot].parameters(), *params])
+            yield Phase("ada_consolidate", params, self.distilled(slot, earlier, new, task.id), capturable=True)
             self.requires_grad_(False)
 
-    def score(self, task: Task, place: int) -> float:
+    def score(self, task: Task, slot: int) -> float:
         """Return the transferability of a pooled adapter to a task, on its images with the test transform."""
-        features = self.of_images(task, lambda x: self.read(x, self.pool[place]))
+        features = self.of_images(task, lambda x: self.read(x, self.pool[slot]))
         if self.kind == "transrate":
             return float(transrate(features, task.labels))
         with torch.no_grad():
-            answers = torch.cat([self.heads[t](features) for t in self.tasks_of(place)], dim=1).softmax(1)
+            answers = torch.cat([self.heads[t](features) for t in self.tasks_of(slot)], dim=1).softmax(1)
         return float(leep(answers, task.labels))
 
-    def distilled(self, place: int, earlier: list[int], new: nn.Module, task: int) -> Callable[[Batch], Tensor]:
+    def distilled(self, slot: int, earlier: list[int], new: nn.Module, task: int) -> Callable[[Batch], Tensor]:
         """Return the consolidation loss: the heads' outputs with the merged adapter should be those with both."""
-        old, new, heads = frozen(self.pool[place]), frozen(new), frozen(self.heads)
+        old, new, heads = frozen(self.pool[slot]), frozen(new), frozen(self.heads)
 
         def loss(batch: Batch) -> Tensor:
             with torch.no_grad():
                 before, now = self.read(batch.x, old), self.read(batch.x, new)
                 said = [torch.cat([heads[t](before) for t in earlier], dim=1), heads[task](now)]
-            features = self.read(batch.x, self.pool[place])
+            features = self.read(batch.x, self.pool[slot])
             return consolidation(torch.cat([self.heads[t](features) for t in (*earlier, task)], dim=1), said)
 
         return loss
 
-    def tasks_of(self, place: int) -> list[int]:
+    def tasks_of(self, slot: int) -> list[int]:
         """Return the tasks that use this adapter."""
-        return [t for t in range(len(self.places)) if self.place(t) == place]
+        return [t for t in range(len(self.places)) if self.slot_of(t) == slot]
 
-    def place(self, task: int) -> int:
+    def slot_of(self, task: int) -> int:
         """Return the index of a task's adapter in the pool."""
         return len(self.places[f"{task}"])
 
@@ -121,9 +121,9 @@ class Ada(FrozenVit):
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """Return the logits of each task's head on its adapter's features; each adapter is used once."""
         tasks = range(len(self.heads)) if task is None else [task]
-        places = [self.place(t) for t in tasks]
-        features = {place: self.read(x, self.pool[place]) for place in dict.fromkeys(places)}
-        return torch.cat([self.heads[t](features[place]) for t, place in zip(tasks, places, strict=True)], dim=1)
+        slots = [self.slot_of(t) for t in tasks]
+        features = {slot: self.read(x, self.pool[slot]) for slot in dict.fromkeys(slots)}
+        return torch.cat([self.heads[t](features[slot]) for t, slot in zip(tasks, slots, strict=True)], dim=1)
 
     def forward_passes(self) -> int:
         """See `Method.forward_passes`."""
@@ -131,7 +131,7 @@ class Ada(FrozenVit):
 
     def facts(self, task: int) -> dict[str, Any]:
         """Return the index of the task's adapter in the pool."""
-        return {"adapter": self.place(task)}
+        return {"adapter": self.slot_of(task)}
 
 
 def consolidation(logits: Tensor, teachers: list[Tensor]) -> Tensor:
@@ -150,10 +150,10 @@ def leep(answers: Tensor, labels: Tensor) -> Tensor:
     class.
     """
     answers = answers.double()
-    own = F.one_hot(labels.unique(return_inverse=True)[1]).to(answers)  # (N, new classes)
-    joint = own.T @ answers / len(labels)
+    one_hot = F.one_hot(labels.unique(return_inverse=True)[1]).to(answers)  # (N, new classes)
+    joint = one_hot.T @ answers / len(labels)
     given = joint / joint.sum(0).clamp(min=torch.finfo(joint.dtype).tiny)
-    return (answers @ given.T * own).sum(1).log().mean()
+    return (answers @ given.T * one_hot).sum(1).log().mean()
 
 
 def transrate(features: Tensor, labels: Tensor) -> Tensor:

@@ -66,17 +66,17 @@ class CLora(SeqLora):
 
     def loss(self, head: nn.Module, task: Task) -> Callable[[Batch], Tensor]:
         """Return cross-entropy among the task's own classes, plus the penalty."""
-        own = super().loss(head, task)
+        task_loss = super().loss(head, task)
         earlier = self.tasks[:-1]
         before = {target: self.summed(target, earlier).detach() for target in self.low_rank if earlier}
         if not before:
-            return own
+            return task_loss
 
         def loss(batch: Batch) -> Tensor:
             with torch.autocast(self.device.type, enabled=False):  # the product of two small numbers needs float32
                 overlap = [(sum_ * self.summed(target, [task.id])).square().sum() for target, sum_ in before.items()]
                 penalty = self.penalty * torch.stack(overlap).sum()
-            return own(batch) + penalty
+            return task_loss(batch) + penalty
 
         return loss
 

@@ -55,13 +55,13 @@ class Integration(nn.Module):
     def weights(self, tokens: Tensor, tasks: int) -> Tensor:
         """Return the weights (B, n, tasks) of the first tasks' adapters for tokens (B, n, dim)."""
         with outside_autocast(tokens):
-            signatures = torch.stack([own.signature for own in self.first(tasks)])
+            signatures = torch.stack([unit.signature for unit in self.first(tasks)])
             cosines = F.normalize(full(tokens), dim=2) @ F.normalize(signatures, dim=1).T
         return cosines if tasks == 1 and self.single == "cosine" else cosines.softmax(2)
 
     def forward(self, tokens: Tensor, tasks: int) -> Tensor:
         """Map tokens (B, n, dim) to the sum that the first tasks' adapters add (B, n, dim)."""
-        return mixed([own.adapter for own in self.first(tasks)], tokens, self.weights(tokens, tasks))
+        return mixed([unit.adapter for unit in self.first(tasks)], tokens, self.weights(tokens, tasks))
 
 
 class Dia(FrozenVit):
@@ -114,13 +114,13 @@ class Dia(FrozenVit):
         """Train adapters, signatures and the head of the new task; then all heads on images and prototypes."""
         t, known = task.id, task.first_class
         head = self.heads.grow(len(task.classes)).to(self.device)
-        new = [own.tasks.grow().to(self.device) for own in self.adapters.values()]  # type: ignore[operator,union-attr]
+        new = [adapter.tasks.grow().to(self.device) for adapter in self.adapters.values()]  # type: ignore[operator,union-attr]
         params = self.only(parameter for part in (*new, head) for parameter in part.parameters())
 
         def loss(batch: Batch) -> Tensor:
             features, patches = self.seen(batch.x, t + 1)
-            own = F.cross_entropy(head(features), batch.y - known)
-            return own + self.pdl * self.moved(batch.x, features, patches, t) if t and self.pdl else own
+            adapter = F.cross_entropy(head(features), batch.y - known)
+            return adapter + self.pdl * self.moved(batch.x, features, patches, t) if t and self.pdl else adapter
 
         yield Phase("dia", params, loss, capturable=True)
         self.requires_grad_(False)
@@ -155,9 +155,9 @@ class Dia(FrozenVit):
 
     def seen(self, x: Tensor, tasks: int) -> tuple[Tensor, Tensor]:
         """Return features (B, dim) and patches (B, n, dim) of the network after this number of tasks."""
-        adapters = {block: partial(own, tasks=tasks) for block, own in self.adapters.by_block().items()}
-        own, _ = vit.tokens(self.backbone, x, adapters=adapters)
-        return vit.pool(self.backbone, own), own[:, self.backbone.num_prefix_tokens :]
+        adapters = {block: partial(adapter, tasks=tasks) for block, adapter in self.adapters.by_block().items()}
+        adapter, _ = vit.tokens(self.backbone, x, adapters=adapters)
+        return vit.pool(self.backbone, adapter), adapter[:, self.backbone.num_prefix_tokens :]
 
     def features(self, x: Tensor) -> Tensor:
         """Return features (B, dim) with all tasks' adapters, mixed per token, in a single pass."""
@@ -179,6 +179,6 @@ def calibrated(means: Tensor, features: Tensor, patches: Tensor, beta: float) ->
     """
     unit = F.normalize(patches, dim=2)
     near = (unit @ F.normalize(means, dim=1).T).clamp(min=0)  # (B, n, k)
-    own = (unit @ F.normalize(features, dim=1)[:, :, None]).clamp(min=0)
-    nearer = ((near - own) / (near + own + TINY)).clamp(min=0).flatten(0, 1)
+    to_image = (unit @ F.normalize(features, dim=1)[:, :, None]).clamp(min=0)
+    nearer = ((near - to_image) / (near + to_image + TINY)).clamp(min=0).flatten(0, 1)
     return beta * means + (1 - beta) * nearer.softmax(0).T @ patches.flatten(0, 1)

@@ -203,9 +203,9 @@ def kept_ranks(energies: Sequence[Tensor], there: Sequence[int], most: int) -> t
     A task keeps one direction more than those that hold at most the share, among directions that are still `there` and
     carry energy.
     """
-    totals = [float(own.sum()) for own in energies]
-    cumulated = [own.cumsum(0).cpu().numpy() for own in energies]
-    carrying = [int((own > NONE * total).sum()) for own, total in zip(energies, totals, strict=True)]
+    totals = [float(energy.sum()) for energy in energies]
+    cumulated = [energy.cumsum(0).cpu().numpy() for energy in energies]
+    carrying = [int((energy > NONE * total).sum()) for energy, total in zip(energies, totals, strict=True)]
     limits = [max(1, min(pair)) for pair in zip(there, carrying, strict=True)]
     for step in range(1, round(1 / STEP)):
         share = 1 - step * STEP

@@ -88,12 +88,15 @@ class Ease(FrozenVit):
         """Return logits (B, k) of a task's classes for features in every space."""
         others = self.alpha / max(len(features) - 1, 1)
         return torch.stack(
-            [(1 if s == t else others) * cosines(own, self.prototypes(t, s)) for s, own in enumerate(features)]
+            [
+                (1 if s == t else others) * cosines(in_space, self.prototypes(t, s))
+                for s, in_space in enumerate(features)
+            ]
         ).sum(0)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """See `Method.forward`. The network runs in the recipe's precision, cosines in float32."""
-        features = [full(own) for own in self.spaces(x)]
+        features = [full(in_space) for in_space in self.spaces(x)]
         with outside_autocast(x):
             return torch.cat(
                 [self.score(features, t) for t in ([task] if task is not None else range(len(features)))], dim=1

@@ -52,7 +52,9 @@ class LearnablePrefixes(nn.Module):
     def forward(self, net: nn.Module, x: Tensor) -> Tensor:
         """Map images (B, 3, H, W) to features (B, dim)."""
         scaled = self.scale[..., None, None] * self.prefixes
-        prefixes = {block: vit.Compensated(*own[:, None]) for block, own in zip(self.blocks, scaled, strict=True)}
+        prefixes = {
+            block: vit.Compensated(*vectors[:, None]) for block, vectors in zip(self.blocks, scaled, strict=True)
+        }
         return vit.features(net, x, prefixes=prefixes)
 
 

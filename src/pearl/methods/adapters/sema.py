@@ -75,7 +75,7 @@ class Mixture(nn.Module):
 
     def unusual(self, means: Tensor) -> Tensor:
         """Return the mean number of standard deviations of token means (B, dim) from the nearest descriptor."""
-        return torch.stack([own.unusual(means).mean() for own in self.descriptors]).min()  # type: ignore[operator]
+        return torch.stack([descriptor.unusual(means).mean() for descriptor in self.descriptors]).min()  # type: ignore[operator]
 
     def weights(self, tokens: Tensor) -> Tensor:
         """Return the weights of the adapters (B, adapters) for tokens (B, n, dim); they sum to 1."""
@@ -175,8 +175,8 @@ class Sema(FrozenVit):
         head, params = self.heads[task.id], [*others]
         descriptors: dict[int, Descriptor] = {}
         for block in blocks:
-            own, descriptors[block] = self.mixture(block).grow(self.device)
-            params += own
+            new_params, descriptors[block] = self.mixture(block).grow(self.device)
+            params += new_params
         params = self.only([*params, *head.parameters()])
         yield Phase("sema_func", params, own_loss(self.features, head, task), capturable=True)
 
@@ -184,7 +184,7 @@ class Sema(FrozenVit):
             means = self.token_means(batch.x)
             return torch.stack([descriptor(means[block]).mean() for block, descriptor in descriptors.items()]).sum()
 
-        params = self.only(parameter for own in descriptors.values() for parameter in own.parameters())
+        params = self.only(parameter for new_params in descriptors.values() for parameter in new_params.parameters())
         trained, recorded = task.hold_out(self.hold_out) if self.hold_out else (None, task)
         yield Phase("sema_rd", params, rebuilt, data=trained, capturable=True)
         self.requires_grad_(False)

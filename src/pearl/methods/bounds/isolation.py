@@ -40,8 +40,8 @@ class Isolation(SubNetworks):
 
     def network(self, t: int) -> nn.Module:
         """Return task t's network; the initial one if the task was not trained."""
-        own = f"{t}"
-        return self.networks[own] if own in self.networks else self.backbone  # noqa: SIM401 - ModuleDict has no get
+        key_of_task = f"{t}"
+        return self.networks[key_of_task] if key_of_task in self.networks else self.backbone  # noqa: SIM401 - ModuleDict has no get
 
     def task_features(self, x: Tensor, t: int) -> Tensor:
         """See `SubNetworks.task_features`."""
@@ -56,8 +56,8 @@ class Isolation(SubNetworks):
         return super().size() - sum(parameter.numel() for parameter in self.backbone.parameters())
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        own = f"{prefix}networks."
-        for t in sorted({int(key.removeprefix(own).split(".")[0]) for key in state_dict if key.startswith(own)}):
+        start = f"{prefix}networks."
+        for t in sorted({int(key.removeprefix(start).split(".")[0]) for key in state_dict if key.startswith(start)}):
             if f"{t}" not in self.networks:
                 self._grow(t)
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -77,10 +77,10 @@ class Aligned(Method):
 
     def remember(self, task: Task, features: Tensor) -> None:
         """Add means and covariances of a task's classes, computed from its features (N, dim)."""
-        own, classes = task.labels - task.first_class, len(task.classes)
+        index, classes = task.labels - task.first_class, len(task.classes)
         self.statistics.grow(classes, self.device)
-        self.statistics.update(features, own)
-        triangles = torch.stack([pack(covariance) for covariance in class_covariances(features, own, classes)])
+        self.statistics.update(features, index)
+        triangles = torch.stack([pack(covariance) for covariance in class_covariances(features, index, classes)])
         self.covariances.add(f"{task.id}", triangles.to(features))
 
     def carry(self, linear: Tensor) -> None:

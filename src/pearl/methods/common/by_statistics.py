@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from pearl.data.batches import Batch, Task, fold
+from pearl.data.batches import Batch, Task, derive_seed
 from pearl.errors import TrainingError
 from pearl.methods.base import Expert
 from pearl.methods.classifier import Predictions
@@ -164,7 +164,7 @@ class StatisticsClassifier(SubNetworkClassifier):
         if task.view.images.augment != "none":
             moved = task.viewed(task.view.with_changes({"policy": "none", "brightness": 0.0}))
             for view in range(self.statistics.options.views):
-                yield moved.batches(batch, fold("statistics", task.seed_part, view))
+                yield moved.batches(batch, derive_seed("statistics", task.seed_part, view))
 
     def _raw(self, spaces: Spaces, epoch: Iterable[Batch]) -> list[Tensor]:
         """Return the raw features (N, p_raw) of an epoch's images in every space, in the task's order."""
@@ -256,9 +256,9 @@ class StatisticsClassifier(SubNetworkClassifier):
             return None
         raws, labels = self.statistics.observed
         logits = self.logits(raws)
-        own = torch.zeros(logits.shape[1], dtype=torch.bool, device=labels.device)
-        own[self.columns(len(self.statistics) - 1)] = True
-        return Predictions.of(logits, labels, own.expand_as(logits))
+        in_task = torch.zeros(logits.shape[1], dtype=torch.bool, device=labels.device)
+        in_task[self.columns(len(self.statistics) - 1)] = True
+        return Predictions.of(logits, labels, in_task.expand_as(logits))
 
     def retained_accuracy(self, task: int, right: int, images: int) -> float:
         """See `TaskClassifier.retained_accuracy`: by images sampled from the statistics."""

@@ -84,7 +84,7 @@ class LeftOut:
         return wider**2 * square / (1 - self.lighter_of_all * wider / self.space.views * square)
 
     def distances(
-        self, rows: Tensor, own: Tensor, means: Tensor, counts: Tensor, *, counted: bool
+        self, rows: Tensor, prototype: Tensor, means: Tensor, counts: Tensor, *, counted: bool
     ) -> tuple[Tensor, Tensor]:
         """Squared distances (N, prototypes) to all means, and (N,) to the centre, each image of `rows` left out.
 
@@ -97,13 +97,13 @@ class LeftOut:
         """
         parts = [
             self._distances(x, at, means, counts, counted)
-            for x, at in zip(rows.split(ROWS), own.split(ROWS), strict=True)
+            for x, at in zip(rows.split(ROWS), prototype.split(ROWS), strict=True)
         ]
         inside, away = zip(*parts, strict=True)
         return torch.cat(inside), torch.cat(away)
 
     def _distances(
-        self, rows: Tensor, own: Tensor, means: Tensor, counts: Tensor, counted: bool
+        self, rows: Tensor, prototype: Tensor, means: Tensor, counts: Tensor, counted: bool
     ) -> tuple[Tensor, Tensor]:
         def white(x: Tensor) -> Tensor:
             flat = x.to(self.dtype).flatten(0, -2)
@@ -111,18 +111,18 @@ class LeftOut:
                 0, x.shape[:-1]
             )
 
-        count, mean = counts[own].double(), means[own].to(self.dtype)
+        count, mean = counts[prototype].double(), means[prototype].to(self.dtype)
         x, mu = white(rows[:, 0]), white(means)
         # the mean of an image's prototype moves away from it when it is left out
-        mine = x - mu[own] + white(_moved(rows.to(self.dtype), mean, count))
-        found = (x.square().sum(1, keepdim=True) - 2 * x @ mu.T + mu.square().sum(1)).double()
-        found.scatter_(1, own[:, None], mine.square().sum(1, keepdim=True).double())
+        mine = x - mu[prototype] + white(_moved(rows.to(self.dtype), mean, count))
+        squares = (x.square().sum(1, keepdim=True) - 2 * x @ mu.T + mu.square().sum(1)).double()
+        squares.scatter_(1, prototype[:, None], mine.square().sum(1, keepdim=True).double())
         if counted:  # Woodbury
             out = white(_outer(rows.to(self.dtype), mean, count))
             along = out @ x[:, :, None] - out @ mu.T
-            along.scatter_(2, own[:, None, None].expand(-1, out.shape[1], 1), out @ mine[:, :, None])
-            found += _gain(out @ out.mT, along, self.lighter)
-        return found, self._to_centre_left_out(rows)
+            along.scatter_(2, prototype[:, None, None].expand(-1, out.shape[1], 1), out @ mine[:, :, None])
+            squares += _gain(out @ out.mT, along, self.lighter)
+        return squares, self._to_centre_left_out(rows)
 
     def own_fits(self, rows: Tensor, means: Tensor, count: Tensor, *, counted: bool) -> Tensor:
         """Return the fits (N,) of images (N, views, p) to their own prototypes, (N, p) and of `count` (N,) images, each
@@ -148,8 +148,8 @@ class LeftOut:
         every = self._level(sums, space.images, space.freedom)
         if not counted:
             return torch.cat([every, every])
-        own = [(inverse * scatter).sum() for inverse in (self.inverse, self.of_all)]
-        sums = sums - torch.stack([*own, self._to_centre(rows)])
+        totals = [(inverse * scatter).sum() for inverse in (self.inverse, self.of_all)]
+        sums = sums - torch.stack([*totals, self._to_centre(rows)])
         images = space.images - len(rows)
         return torch.cat([every, self._level(sums, images, space.freedom - len(rows) + classes)])
 
@@ -191,9 +191,9 @@ def _outer(rows: Tensor, mean: Tensor, count: Tensor | int) -> Tensor:
     """Return rows (N, k, p) whose outer products are what each image (N, views, p) adds to the scatter."""
     centre = rows.mean(1)
     wider = (1 + 1 / _others(count)).sqrt().to(rows)
-    own = (wider * (centre - mean))[:, None]
+    difference = (wider * (centre - mean))[:, None]
     views = rows.shape[1]
-    return own if views == 1 else torch.cat([own, (rows - centre[:, None]) / math.sqrt(views)], dim=1)
+    return difference if views == 1 else torch.cat([difference, (rows - centre[:, None]) / math.sqrt(views)], dim=1)
 
 
 def _others(count: Tensor | int) -> Tensor:
@@ -263,8 +263,8 @@ class OODScorer(nn.Module):
 
     def forward(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """See the class."""
-        logp, found = self.fits(raw)
-        return logp, score(found, self.location, self.spread, self.head.by_class)
+        logp, log_fits = self.fits(raw)
+        return logp, score(log_fits, self.location, self.spread, self.head.by_class)
 
     def fits(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """log P (B, classes), and the fit to each prototype (B, prototypes)."""
@@ -347,7 +347,7 @@ def moved(levels: Sequence[Tensor], created_at: Sequence[int]) -> tuple[Tensor, 
     `levels`: of each task (spaces that there were, 4), see `LeftOut.levels`. `created_at` are the tasks, rising, at
     whose end each space was made. Of a task it is a mean over the spaces that know it.
     """
-    every = torch.stack([F.pad(own, (0, 0, 0, len(created_at) - len(own)), value=torch.nan) for own in levels])
+    every = torch.stack([F.pad(level, (0, 0, 0, len(created_at) - len(level)), value=torch.nan) for level in levels])
     shift = every[1:, :, 2] - every[:-1, :, 0]
     wider = every[1:, :, 3] / every[:-1, :, 1]
     known = (torch.arange(len(levels))[:, None] >= torch.tensor(created_at)).sum(1)  # spaces that know a task
@@ -355,5 +355,5 @@ def moved(levels: Sequence[Tensor], created_at: Sequence[int]) -> tuple[Tensor, 
     for steps, still in ((shift, 0.0), (wider, 1.0)):
         of_known = [steps[:, : n + 1].mean(1).nan_to_num(still) for n in range(len(created_at))]
         parts.append(F.pad(torch.stack(of_known), (0, 1), value=still))  # nothing comes after the last task
-    own = known - 1, torch.arange(len(levels))
-    return parts[0].flip(1).cumsum(1).flip(1)[own], parts[1].flip(1).cumprod(1).flip(1)[own]
+    level = known - 1, torch.arange(len(levels))
+    return parts[0].flip(1).cumsum(1).flip(1)[level], parts[1].flip(1).cumprod(1).flip(1)[level]

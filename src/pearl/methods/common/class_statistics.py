@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pearl.errors import RunError
 from pearl.methods.classifier import Predictions
 from pearl.methods.common import calibration
-from pearl.methods.common.calibration import ENOUGH, Known, LeftOut, OODScorer, Scores, measured, stored
+from pearl.methods.common.calibration import ENOUGH, LeftOut, OODScorer, Scores, measured, stored
 from pearl.methods.common.feature_spaces import (
     TRIED,
     Background,
@@ -32,7 +32,6 @@ from pearl.methods.common.feature_spaces import (
     chain_rule,
     digest_of,
     fits,
-    misfit,
     projection,
 )
 from pearl.methods.common.scatter import (
@@ -43,40 +42,23 @@ from pearl.methods.common.scatter import (
     pack,
     pieces,
     root,
-    shrinkage,
     shrunk,
     statistics,
-    unpack,
 )
 from pearl.methods.common.statistics_options import StatisticsOptions
-from pearl.nn.task_modules import TaskTensors
+from pearl.methods.common.stored_statistics import COUNTED, UNCALIBRATED, StoredStatistics
 
-UNCALIBRATED = 0.2  # temperature before two tasks allow its measurement
 # Pairs of an image and a prototype: so many are scored, at most, when a task is learnt; and at each of 40 temperatures.
 PAIRS, TEMPERED = 2**22, 2**19
-COUNTED = ("images", "freedom", "samples")  # of a space: images, less their prototypes; views of images
 GRID = torch.logspace(math.log10(0.02), math.log10(1.5), TRIED, dtype=torch.float64)
 
 
-class ClassStatistics(nn.Module):
-    """Class statistics: feature spaces, prototypes (a class in one task) and a temperature, all in buffers.
-
-    A space belongs to the task at whose end it was created, and has the prototypes of that task and later ones.
-    """
-
-    # suffixes of the names of tensors that a task replaces
-    running = ("/scatter", "/moment", "/sum", "/images", "/freedom", "/samples")
+class ClassStatistics(StoredStatistics):
+    """Class statistics: computed from features, and used for predictions and in-distribution scores."""
 
     def __init__(self, options: StatisticsOptions) -> None:
         super().__init__()
         self.options = options
-        # "space.v.created_at" (), ".mean", ".std" (p_raw,), ".projection" (32,), a checksum, ".projected_mean",
-        # ".projected_std" (p,); of all images ".scatter" within prototypes and ".moment" (p(p+1)/2,), ".sum" (p,),
-        # ".images", ".freedom" and ".samples" (), their views; "task.t.classes", ".counts" (k,),
-        # ".means.v" (k, p); ".location" () and ".spread" () of fits, ".levels" (spaces, 4), see `calibration`;
-        # ".scores" (101,), percentiles of in-distribution scores of ".measured" () images left out, ".score_shift" ();
-        # ".losses" (40,), of these images at each temperature of the grid; "temperature" ()
-        self.tensors = TaskTensors(buffers=True)
         self._head: list[ClassStatisticsHead] = []  # in lists, so that they are not part of the state
         self._scorer: list[OODScorer] = []
         # not part of the state either, of the task observed last: see `observe`; and raw features of some of its images
@@ -85,43 +67,9 @@ class ClassStatistics(nn.Module):
         self.observed: tuple[list[Tensor], Tensor] | None = None
         self.kept: tuple[list[Tensor], Tensor] | None = None  # with `keep_features`, those of all images and views
 
-    # ---------------------------------------------------------------------------------------------------- what is there
-
-    def __len__(self) -> int:
-        """Return the number of tasks observed."""
-        return sum(name.endswith("/classes") for name, _ in self.tensors.named_buffers())
-
-    @property
-    def created_at(self) -> list[int]:
-        """Return the task at whose end each feature space was created."""
-        count = sum(name.endswith("/created_at") for name, _ in self.tensors.named_buffers())
-        return [int(self.tensors[f"space.{v}.created_at"]) for v in range(count)]
-
     def wants_space(self) -> bool:
         """Return True if the next task's sub-network becomes a feature space."""
         return self.options.spaces == "all" or len(self.created_at) < self.options.spaces
-
-    @property
-    def task_of(self) -> Tensor:
-        """Return the task of each prototype (prototypes,)."""
-        sizes = [len(self.tensors[f"task.{t}.classes"]) for t in range(len(self))]
-        return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes, dtype=torch.long))
-
-    @property
-    def class_of(self) -> Tensor:
-        """Return the class, a logit index, of each prototype (prototypes,)."""
-        parts = [self.tensors[f"task.{t}.classes"].cpu() for t in range(len(self))]
-        return torch.cat([torch.empty(0, dtype=torch.long), *parts])
-
-    @property
-    def temperature(self) -> float:
-        """Return the factor of scores before they become probabilities."""
-        return float(self.tensors["temperature"]) if self.calibrated else UNCALIBRATED
-
-    @property
-    def calibrated(self) -> bool:
-        """Return True if the temperature was measured, which takes two tasks."""
-        return "temperature" in self.tensors
 
     # --------------------------------------------------------------------------------------------------------- learning
 
@@ -169,11 +117,11 @@ class ClassStatistics(nn.Module):
         self._forget()
         features = [rows if rows.ndim == 3 else rows[:, None] for rows in features]
         t = len(self)
-        classes, own = labels.unique(return_inverse=True)
-        counts = own.bincount(minlength=len(classes))
+        classes, class_index = labels.unique(return_inverse=True)
+        counts = class_index.bincount(minlength=len(classes))
         scatters = []
         for v, rows in enumerate(features):
-            means, scatter = statistics(rows, own, len(classes))
+            means, scatter = statistics(rows, class_index, len(classes))
             self.tensors.add(f"task.{t}.means.{v}", means.to(rows))
             scatters.append(scatter)
             if self._updates(v, t):
@@ -193,25 +141,28 @@ class ClassStatistics(nn.Module):
             for v, (metric, rows, scatter) in enumerate(zip(metrics, features, scatters, strict=True))
         ]
         self.tensors.add(f"task.{t}.levels", stored(torch.stack(levels)))
-        self._calibrate(metrics, features, classes, own)
+        self._calibrate(metrics, features, classes, class_index)
 
     def _updates(self, v: int, t: int) -> bool:
         """Return True if task t's images are included in the covariance of space v."""
         return self.options.covariance == "updated" or t < 2 or t == self.created_at[v]
 
-    def _calibrate(self, metrics: Sequence[LeftOut], features: Sequence[Tensor], classes: Tensor, own: Tensor) -> None:
+    def _calibrate(
+        self, metrics: Sequence[LeftOut], features: Sequence[Tensor], classes: Tensor, class_index: Tensor
+    ) -> None:
         """Measure, on the newest task's images, the temperature and the scores of images of known classes.
 
         The temperature is that of the least negative log-likelihood of images among all classes.
         """
         t, like = len(self) - 1, metrics[0].inverse
-        rows = (own.bincount()[own] > 1).nonzero()[:, 0]  # one that is its class's only image cannot be left out
+        # an image that is its class's only one cannot be left out
+        rows = (class_index.bincount()[class_index] > 1).nonzero()[:, 0]
         if not len(rows):  # classes of one image each: nothing is measured, and nothing strange
             self._note(t, like.new_tensor(torch.nan), like.new_tensor(torch.nan))
             return
-        counts = self.tensors[f"task.{t}.counts"][own[rows]].double()
+        counts = self.tensors[f"task.{t}.counts"][class_index[rows]].double()
         known = [
-            metric.own_fits(x[rows], self._means(v)[-1][own[rows]], counts, counted=self._updates(v, t))
+            metric.own_fits(x[rows], self._means(v)[-1][class_index[rows]], counts, counted=self._updates(v, t))
             for v, (metric, x) in enumerate(zip(metrics, features, strict=True))
         ]
         own_fits = torch.stack(known).mean(0)
@@ -222,17 +173,19 @@ class ClassStatistics(nn.Module):
         for v, (metric, x) in enumerate(zip(metrics, features, strict=True)):
             means = torch.cat(self._means(v))
             sizes = torch.cat([self.tensors[f"task.{u}.counts"] for u in range(self.created_at[v], t + 1)])
-            place = own[some] + len(means) - len(classes)
-            inside, away = metric.distances(x[some], place, means, sizes, counted=self._updates(v, t))
+            column = class_index[some] + len(means) - len(classes)
+            inside, away = metric.distances(x[some], column, means, sizes, counted=self._updates(v, t))
             scores.append(-0.5 * inside)
             common.append(0.5 * away)
         # among the others it meets means of as many images as a new one does; of its own, of one less
-        every = fits(scores, common).scatter(1, place[:, None], own_fits[at, None])
+        every = fits(scores, common).scatter(1, column[:, None], own_fits[at, None])
         self._scores(t, every, (own_fits.sum() - own_fits[at]) / (len(own_fits) - 1))
         # features of training images in their own sub-network are biased; the first task has no other
         created_at = [created for created in self.created_at if created < t or t == 0]
         few = drawn(torch.arange(len(some), device=some.device), max(1, TEMPERED // len(self.class_of)))
-        self._temper([each[few] for each in scores[: len(created_at)]], created_at, classes, classes[own[some][few]])
+        self._temper(
+            [each[few] for each in scores[: len(created_at)]], created_at, classes, classes[class_index[some][few]]
+        )
 
     def _note(self, t: int, location: Tensor, spread: Tensor) -> None:
         """Store mean and spread of the fits of task t's images, () each; no scores yet."""
@@ -242,14 +195,14 @@ class ClassStatistics(nn.Module):
             self.tensors.add(f"task.{t}.{name}", value)
         self.cross_validated = None
 
-    def _scores(self, t: int, found: Tensor, without: Tensor) -> None:
+    def _scores(self, t: int, all_fits: Tensor, without: Tensor) -> None:
         """Keep the percentiles of in-distribution scores of task t's images left out: their fits (N, prototypes).
 
         The location (N,) of their task's fits is the one without each image.
         """
-        location, spread = (part.to(found) for part in self.usual())
-        location = torch.where((self.task_of == t).to(found.device), without[:, None], location)
-        every, shift = calibration.scores_and_shift(found, location, spread, self.task_of, self.class_of)
+        location, spread = (part.to(all_fits) for part in self.usual())
+        location = torch.where((self.task_of == t).to(all_fits.device), without[:, None], location)
+        every, shift = calibration.scores_and_shift(all_fits, location, spread, self.task_of, self.class_of)
         share = torch.linspace(0, 1, 101, dtype=every.dtype, device=every.device)
         self.tensors.add(f"task.{t}.scores", every.quantile(share))
         self.tensors.add(f"task.{t}.measured", torch.tensor(len(every), device=every.device))
@@ -310,7 +263,7 @@ class ClassStatistics(nn.Module):
         Raises:
             RunError: this torch draws other random numbers than the one that made a projection.
         """
-        found = []
+        feature_spaces = []
         for v in range(len(self.created_at)):
             tensors = {name: self.tensors[f"space.{v}.{name}"] for name in FeatureSpace.parts}
             made = None
@@ -322,8 +275,8 @@ class ClassStatistics(nn.Module):
                         f"other numbers; use the version that environment.json names"
                     )
                 made = made.to(tensors["mean"].device)
-            found.append(FeatureSpace(tensors, made))
-        return found
+            feature_spaces.append(FeatureSpace(tensors, made))
+        return feature_spaces
 
     @torch.no_grad()
     def head(self) -> ClassStatisticsHead:
@@ -338,8 +291,8 @@ class ClassStatistics(nn.Module):
         means = (pieces(self._means(v)) for v in range(len(first)))
         dtype = self.tensors["space.0.mean"].dtype
         made = [Discriminants(*parts, dtype) for parts in zip(means, within, first, strict=True)]
-        place = self.created_at, self.task_of, self.class_of, self.temperature
-        self._head.append(ClassStatisticsHead(self.spaces(), made, *place).to(self.tensors["space.0.mean"]))
+        of_classes = self.created_at, self.task_of, self.class_of, self.temperature
+        self._head.append(ClassStatisticsHead(self.spaces(), made, *of_classes).to(self.tensors["space.0.mean"]))
 
     @torch.no_grad()
     def ood_scorer(self) -> OODScorer:
@@ -365,24 +318,6 @@ class ClassStatistics(nn.Module):
         """See `feature_spaces.fits`, for raw features: (B, prototypes)."""
         return self.ood_scorer().fits(raw)[1]
 
-    def _means(self, v: int) -> list[Tensor]:
-        return [self.tensors[f"task.{t}.means.{v}"] for t in range(self.created_at[v], len(self))]
-
-    def known(self, v: int) -> Known:
-        """Return the moments of all images in space v, float64."""
-        names = ("scatter", "moment", "sum", *COUNTED)
-        scatter, moment, total, images, freedom, samples = (self.tensors[f"space.{v}.{name}"] for name in names)
-        p, centre = len(total), total / images
-        around = unpack(moment, p) - images * torch.outer(centre, centre)
-        return Known(unpack(scatter, p), around, centre, int(freedom), int(images), float(samples / images))
-
-    def covariance(self, v: int) -> tuple[Tensor, float]:
-        """Return the covariance within prototypes of space v, float64 (p, p), and its shrinkage."""
-        p = len(self.tensors[f"space.{v}.projected_mean"])
-        images, freedom, samples = (int(self.tensors[f"space.{v}.{name}"]) for name in COUNTED)
-        share = shrinkage(p, freedom, samples / max(1, images))
-        return unpack(self.tensors[f"space.{v}.scatter"], p) / max(1, freedom), share
-
     def _forget(self) -> None:
         self._head.clear()
         self._scorer.clear()
@@ -394,7 +329,4 @@ class ClassStatistics(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
         self._forget()
-        own = f"{prefix}tensors."
-        if wrong := misfit({k.removeprefix(own): v for k, v in state_dict.items() if k.startswith(own)}):
-            raise ValueError(f"class statistics: {wrong} is missing, or does not fit the others")
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -28,16 +28,16 @@ class FeatureClusters(nn.Module):
 
     def grow(self, features: Tensor, labels: Tensor) -> None:
         """Add a task's classes, from features (N, dim) with labels (N,)."""
-        found: dict[str, list[Tensor]] = {"mean": [], "variance": [], "label": []}
+        grown: dict[str, list[Tensor]] = {"mean": [], "variance": [], "label": []}
         for label in labels.unique():
             rows = features[labels == label]
-            centroids, own = kmeans(rows, self.count)
+            centroids, cluster_of = kmeans(rows, self.count)
             for cluster in range(len(centroids)):
-                found["mean"].append(centroids[cluster].to(rows))
-                found["variance"].append(rows[own == cluster].double().var(0, correction=0).to(rows))
-                found["label"].append(label)
+                grown["mean"].append(centroids[cluster].to(rows))
+                grown["variance"].append(rows[cluster_of == cluster].double().var(0, correction=0).to(rows))
+                grown["label"].append(label)
         t = len(self)
-        for name, values in found.items():
+        for name, values in grown.items():
             self.tensors.add(f"{t}.{name}", torch.stack(values))
 
     def all(self, name: str) -> Tensor:
@@ -68,9 +68,9 @@ class FeatureDraws:
         noise = torch.randn(self.count, self.means.shape[1], generator=generator).to(self.means)
         rows = torch.arange(self.count, device=self.labels.device)
         for start, stop in batch_bounds(self.count, size)[skip:]:
-            own = chosen[start:stop]
-            x = self.means[own] + self.deviations[own] * noise[start:stop]
-            yield Batch(x, self.labels[own], rows[start:stop])
+            of_batch = chosen[start:stop]
+            x = self.means[of_batch] + self.deviations[of_batch] * noise[start:stop]
+            yield Batch(x, self.labels[of_batch], rows[start:stop])
 
 
 def kmeans(rows: Tensor, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -80,9 +80,9 @@ def kmeans(rows: Tensor, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     different rows, each is a centroid. Sums are matrix products, so that results are bit-reproducible.
     """
     rows, generator = rows.double(), torch.Generator().manual_seed(seed)
-    found = [_lloyd(rows, _spread(rows, count, generator)) for _ in range(STARTS)]
-    _, centroids, own = min(found, key=lambda one: one[0])
-    return centroids, own
+    attempts = [_lloyd(rows, _spread(rows, count, generator)) for _ in range(STARTS)]
+    _, centroids, cluster_of = min(attempts, key=lambda one: one[0])
+    return centroids, cluster_of
 
 
 def _spread(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -100,8 +100,8 @@ def _spread(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
 def _lloyd(rows: Tensor, centroids: Tensor) -> tuple[float, Tensor, Tensor]:
     """Return the sum of squared distances, the centroids and each row's centroid after convergence."""
     for _ in range(ROUNDS):
-        own = torch.cdist(rows, centroids).argmin(1)
-        members = F.one_hot(own, len(centroids)).to(rows)
+        cluster_of = torch.cdist(rows, centroids).argmin(1)
+        members = F.one_hot(cluster_of, len(centroids)).to(rows)
         counts = members.sum(0)[:, None]
         moved = torch.where(counts > 0, members.T @ rows / counts.clamp(min=1), centroids)
         if torch.equal(moved, centroids):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pearl.data.batches import Task, fold
+from pearl.data.batches import Task, derive_seed
 
 
 class ImageDraws:
@@ -18,5 +18,5 @@ class ImageDraws:
 
     def below(self, high: int, step: int, rows: Tensor) -> Tensor:
         """Return integers (B,) from 0 to high - 1 for the images of these rows (B,) of the task."""
-        generator = torch.Generator().manual_seed(fold(self.seed, step, high))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, step, high))
         return torch.randint(high, (self.count,), generator=generator).to(rows.device)[rows]

@@ -163,9 +163,9 @@ def chain_rule(
         if u == last:
             parts.append(later + logq)
         else:
-            own = begins[u + 1] - begin
-            parts.append(later + logq[:, :own])
-            later = later + logq[:, own:].logsumexp(1, keepdim=True)
+            in_this_space = begins[u + 1] - begin
+            parts.append(later + logq[:, :in_this_space])
+            later = later + logq[:, in_this_space:].logsumexp(1, keepdim=True)
     return torch.cat(parts, dim=1)
 
 
@@ -192,14 +192,14 @@ class ByClass(nn.Module):
     """Sums probabilities over a class's prototypes: log P (B, prototypes) -> (B, classes)."""
 
     order: Tensor
-    place: Tensor
+    position: Tensor
 
     def __init__(self, class_of: Tensor) -> None:
         super().__init__()
         counts = class_of.bincount()
         # prototypes grouped by the number in their class: each group takes one operation
         self.register_buffer("order", (counts[class_of] * len(counts) + class_of).argsort(stable=True))
-        self.register_buffer("place", counts.argsort(stable=True).argsort())
+        self.register_buffer("position", counts.argsort(stable=True).argsort())
         self.sizes = [(count, int((counts == count).sum())) for count in counts.unique().tolist()]
 
     def forward(self, logp: Tensor) -> Tensor:
@@ -209,7 +209,7 @@ class ByClass(nn.Module):
             part if count == 1 else part.unflatten(1, (classes, count)).logsumexp(2)
             for part, (count, classes) in zip(parts, self.sizes, strict=True)
         ]
-        return sums[0] if self.sizes[-1][0] == 1 else torch.cat(sums, dim=1)[:, self.place]
+        return sums[0] if self.sizes[-1][0] == 1 else torch.cat(sums, dim=1)[:, self.position]
 
 
 def alive(std: Tensor) -> Tensor:

@@ -91,6 +91,6 @@ def linear_map(before: Tensor, after: Tensor, *, ridge: float, unit: bool, blend
     if unit:
         x, y = F.normalize(x), F.normalize(y)
     eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-    found = torch.linalg.solve(x.T @ x + ridge * eye, x.T @ y)
+    solved = torch.linalg.solve(x.T @ x + ridge * eye, x.T @ y)
     weight = math.exp(-len(x) / x.shape[1]) if blend else 0.0
-    return (1 - weight) * found + weight * eye
+    return (1 - weight) * solved + weight * eye

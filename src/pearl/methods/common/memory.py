@@ -83,13 +83,13 @@ class Memory(nn.Module):
         chosen = self._reservoir(len(batch.y)) if self.policy == "reservoir" else self._balanced(batch.y.tolist())
         if not chosen:
             return
-        places, rows = torch.tensor([*chosen]), torch.tensor([*chosen.values()])
+        slots, rows = torch.tensor([*chosen]), torch.tensor([*chosen.values()])
         raw = task.images[batch.rows[rows].to(task.images.device)]
-        self.images[places] = raw.to(self.images.device)
-        self.labels[places] = batch.y[rows]
-        self.tasks[places] = task.id
+        self.images[slots] = raw.to(self.images.device)
+        self.labels[slots] = batch.y[rows]
+        self.tasks[slots] = task.id
         if logits is not None:
-            self.logits[places] = widened(logits[rows].float(), self.logits.shape[1])
+            self.logits[slots] = widened(logits[rows].float(), self.logits.shape[1])
 
     def fill(self, task: Task) -> None:
         """Offer all images of a finished task, for a memory that changes only between tasks."""
@@ -102,10 +102,10 @@ class Memory(nn.Module):
         if not self.capacity:
             return {}
         order = torch.arange(before, before + count, dtype=torch.float64)
-        places = torch.floor(torch.rand(count, dtype=torch.float64) * (order + 1))
-        places = torch.where(order < self.capacity, order, places).long()
+        slots = torch.floor(torch.rand(count, dtype=torch.float64) * (order + 1))
+        slots = torch.where(order < self.capacity, order, slots).long()
         # the last one is stored
-        return {place: row for row, place in enumerate(places.tolist()) if place < self.capacity}
+        return {slot: row for row, slot in enumerate(slots.tolist()) if slot < self.capacity}
 
     def _balanced(self, labels: list[int]) -> dict[int, int]:
         """Map places to rows of the batch."""
@@ -124,13 +124,13 @@ class Memory(nn.Module):
             most = max(held.values())
             # a class that was once limited never grows again, so that it remains a reservoir of all its images
             if held[label] + 1 < most:
-                out = [place for place, other in enumerate(kept) if held[other] == most]
+                out = [slot for slot, other in enumerate(kept) if held[other] == most]
             elif torch.rand((), dtype=torch.float64).item() < held[label] / self.offered[label]:
-                out = [place for place, other in enumerate(kept) if other == label]
+                out = [slot for slot, other in enumerate(kept) if other == label]
             else:
                 continue
-            place = out[int(torch.randint(len(out), ()))]
-            kept[place], chosen[place] = label, row
+            slot = out[int(torch.randint(len(out), ()))]
+            kept[slot], chosen[slot] = label, row
         return chosen
 
     def draw(self, count: int, view: View) -> Shown | None:
@@ -157,9 +157,9 @@ class Memory(nn.Module):
         self.offered = state.tolist()
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        for name, own in list(self._buffers.items()):
+        for name, buffer in list(self._buffers.items()):
             value = state_dict.get(prefix + name)
-            if value is not None and (own is None or own.shape != value.shape):
+            if value is not None and (buffer is None or buffer.shape != value.shape):
                 self.register_buffer(name, torch.empty_like(value))
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.logits is not None:

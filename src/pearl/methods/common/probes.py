@@ -22,9 +22,9 @@ class TargetProbe(nn.Module):
         self.network = copy.deepcopy(network).requires_grad_(False)
         self.targets = targets
         self.trained = TaskTensors()  # by target label
-        own = dict(network.named_parameters())
+        parameters = dict(network.named_parameters())
         for target in targets:
-            self.trained.add(target.label, target.read(own))
+            self.trained.add(target.label, target.read(parameters))
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights with targets, by the network's names."""

@@ -23,8 +23,8 @@ def retained(class_statistics: ClassStatistics, t: int, right: int, images: int)
     """
     created_at = [created for created in class_statistics.created_at if created <= t]
     draws = max(FEWEST, min(DRAWS, PAIRS // len(class_statistics.class_of)))
-    own = torch.arange(draws) % len(class_statistics.tensors[f"task.{t}.classes"])
-    true = class_statistics.tensors[f"task.{t}.classes"].cpu()[own]
+    true_class = torch.arange(draws) % len(class_statistics.tensors[f"task.{t}.classes"])
+    true = class_statistics.tensors[f"task.{t}.classes"].cpu()[true_class]
     generator = torch.Generator().manual_seed(t)
     # the classifier has them already; with many classes they take seconds
     made = list(class_statistics.head().discriminants)[: len(created_at)]
@@ -32,7 +32,7 @@ def retained(class_statistics: ClassStatistics, t: int, right: int, images: int)
     for v in range(len(created_at)):
         factor = root(shrunk(*class_statistics.covariance(v))).cpu()
         noise.append(torch.randn(draws, len(factor), generator=generator, dtype=factor.dtype) @ factor.T)
-        means.append(class_statistics.tensors[f"task.{t}.means.{v}"].cpu().double()[own])
+        means.append(class_statistics.tensors[f"task.{t}.means.{v}"].cpu().double()[true_class])
     first = class_statistics.head().first[: len(created_at)]
     kind = class_statistics.tensors["space.0.mean"]
 
@@ -44,8 +44,8 @@ def retained(class_statistics: ClassStatistics, t: int, right: int, images: int)
         logp = ByClass(class_statistics.class_of[:known])(
             chain_rule(among, first, begins, created_at, class_statistics.temperature)
         )
-        found = float((logp.argmax(1) == true).double().mean())
-        return min(max(found, 0.5 / draws), 1 - 0.5 / draws)
+        share = float((logp.argmax(1) == true).double().mean())
+        return min(max(share, 0.5 / draws), 1 - 0.5 / draws)
 
     likely, left = [], []
     for wider in WIDTHS:

@@ -29,8 +29,8 @@ def turned_loss(
     """Return the loss of a sub-network whose rotated images are classes of their own: `others` has their logits."""
 
     def loss(batch: Batch) -> Tensor:
-        found = features(turned(batch.x))
-        logits = torch.cat([head(found), others(found)], dim=1)
+        turned_features = features(turned(batch.x))
+        logits = torch.cat([head(turned_features), others(turned_features)], dim=1)
         return F.cross_entropy(logits, turned_labels(batch.y - task.first_class, logits.shape[1] // TURNS))
 
     return loss

@@ -44,15 +44,15 @@ def pieces(parts: Iterable[Tensor]) -> Iterator[Tensor]:
     yield torch.cat(piece)
 
 
-def statistics(rows: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def statistics(rows: Tensor, class_index: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return means (classes, p) and pooled within-class scatter (p, p), float64, of features (N, views, p).
 
     The views of an image together weigh as much as one image.
     """
     rows = rows.double()
-    counts = own.bincount(minlength=classes).clamp(min=1)[:, None]
-    means = rows.new_zeros(classes, rows.shape[2]).index_add_(0, own, rows.mean(1)) / counts
-    return means, moment(rows - means[own, None])
+    counts = class_index.bincount(minlength=classes).clamp(min=1)[:, None]
+    means = rows.new_zeros(classes, rows.shape[2]).index_add_(0, class_index, rows.mean(1)) / counts
+    return means, moment(rows - means[class_index, None])
 
 
 def moment(rows: Tensor) -> Tensor:

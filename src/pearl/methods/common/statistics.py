@@ -37,13 +37,13 @@ class ClassStatistics(nn.Module):
         t, features = len(self) - 1, features.double()
         count, mean = self.tensors[f"{t}.count"], self.tensors[f"{t}.mean"]
         for c in labels.unique().tolist():
-            own = features[labels == c]
-            total, moved = count[c] + len(own), own.mean(0) - mean[c]
+            of_class = features[labels == c]
+            total, moved = count[c] + len(of_class), of_class.mean(0) - mean[c]
             if self.keeps_scatter:
-                centred = own - own.mean(0)
-                between = torch.outer(moved, moved) * (count[c] * len(own) / total)
+                centred = of_class - of_class.mean(0)
+                between = torch.outer(moved, moved) * (count[c] * len(of_class) / total)
                 self.tensors[f"{t}.scatter"][c] += centred.T @ centred + between
-            mean[c] += moved * (len(own) / total)
+            mean[c] += moved * (len(of_class) / total)
             count[c] = total
 
     def means(self, task: int | None = None) -> Tensor:
@@ -74,8 +74,8 @@ def class_covariances(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """
     spread = ClassStatistics(features.shape[1], covariance=True)
     spread.grow(classes, features.device)
-    for some, own in zip(features.split(1024), labels.split(1024), strict=True):
-        spread.update(some, own)
+    for some, row_labels in zip(features.split(1024), labels.split(1024), strict=True):
+        spread.update(some, row_labels)
     return spread.covariances(0)
 
 

@@ -121,7 +121,7 @@ class HeadsClassifier(SubNetworkClassifier):
 
     def logits(self, outputs: Sequence[Tensor]) -> Tensor:
         """See `SubNetworkClassifier.logits`; outputs are features (B, dim)."""
-        return torch.cat([head(own) for head, own in zip(self.method.heads, outputs, strict=True)], dim=1)
+        return torch.cat([head(of_task) for head, of_task in zip(self.method.heads, outputs, strict=True)], dim=1)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """See `Method.forward`."""
@@ -260,9 +260,9 @@ class SubNetworks(Method):
 
     def is_fixed(self, name: str, task: int) -> bool:
         """See `Method.is_fixed`: tensors of isolated sub-networks, and statistics of earlier tasks."""
-        own = TASK_TENSOR.fullmatch(name) if vars(type(self)).get("isolated") else None
-        own = own or _TASK_STATISTICS.match(name)
-        return own is not None and int(own["task"]) < task
+        owner = TASK_TENSOR.fullmatch(name) if vars(type(self)).get("isolated") else None
+        owner = owner or _TASK_STATISTICS.match(name)
+        return owner is not None and int(owner["task"]) < task
 
     def features_of_images(self) -> dict[str, Tensor]:
         """See `Method.features_of_images`."""

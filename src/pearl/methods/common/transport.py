@@ -66,6 +66,6 @@ def _solved(
     ones, arcs = np.ones(len(rows)), np.arange(len(rows))
     ends = np.concatenate([rows, n + columns])
     sums = csr_array((np.concatenate([ones, ones]), (ends, np.concatenate([arcs, arcs]))), shape=(n + m, len(rows)))
-    found = linprog(costs[rows, columns], A_eq=sums, b_eq=np.concatenate([supply, demand]), method="highs")
-    prices = found.eqlin.marginals
-    return found.x, costs - prices[:n, None] - prices[None, n:]
+    solution = linprog(costs[rows, columns], A_eq=sums, b_eq=np.concatenate([supply, demand]), method="highs")
+    prices = solution.eqlin.marginals
+    return solution.x, costs - prices[:n, None] - prices[None, n:]

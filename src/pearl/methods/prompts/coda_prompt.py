@@ -82,8 +82,8 @@ class CodaPrompt(PromptMethod):
                 self.components.add(f"{task.id}.{kind}.{block}", start)
 
         def loss(batch: Batch) -> Tensor:
-            own = F.cross_entropy(head(self.features(batch.x)), batch.y - task.first_class)
-            return own + self.ortho * self.penalty() if self.ortho else own
+            task_loss = F.cross_entropy(head(self.features(batch.x)), batch.y - task.first_class)
+            return task_loss + self.ortho * self.penalty() if self.ortho else task_loss
 
         yield Phase("coda_prompt", [*self.components.in_order(f"{task.id}."), *head.parameters()], loss)
         self.requires_grad_(False)

@@ -128,11 +128,11 @@ class ConvPrompt(PromptMethod):
         before = [parameter.detach().clone() for parameter in shared]
 
         def loss(batch: Batch) -> Tensor:
-            own = F.cross_entropy(head(self.features(batch.x)), batch.y - task.first_class)
+            task_loss = F.cross_entropy(head(self.features(batch.x)), batch.y - task.first_class)
             if not t:
-                return own
+                return task_loss
             changes = [(now - old).abs().sum() for now, old in zip(shared, before, strict=True)]
-            return own + self.stay * torch.stack(changes).sum()
+            return task_loss + self.stay * torch.stack(changes).sum()
 
         phase = Phase("convprompt", params, loss)
         if t and self.train_norms:
@@ -152,18 +152,20 @@ class ConvPrompt(PromptMethod):
         if self.similarity is None:
             return self.most
         texts = TextFeatures(self.similarity, option="method.similarity")
-        own = F.normalize(torch.cat(texts.of(task.classes)), dim=1)
+        of_task = F.normalize(torch.cat(texts.of(task.classes)), dim=1)
         alike = 0.0
         if task.id:
             earlier = torch.cat([self.texts[f"{t}"].cpu() for t in range(task.id)])
-            if earlier.shape[1] != own.shape[1]:
+            if earlier.shape[1] != of_task.shape[1]:
                 raise ConfigError(
-                    f"{self.similarity}: features of width {own.shape[1]}; those of earlier tasks have "
+                    f"{self.similarity}: features of width {of_task.shape[1]}; those of earlier tasks have "
                     f"{earlier.shape[1]}; use the same encoder"
                 )
-            old, new = (distinct(earlier), distinct(own)) if self.similarity_over == "earlier" else (own, earlier)
+            old, new = (
+                (distinct(earlier), distinct(of_task)) if self.similarity_over == "earlier" else (of_task, earlier)
+            )
             alike = float((old @ new.T).amax(1).mean())
-        self.texts.add(f"{task.id}", own.to(self.device))
+        self.texts.add(f"{task.id}", of_task.to(self.device))
         return kernels_for(alike, self.most)
 
     def started(self, count: int) -> dict[str, Tensor]:

@@ -80,14 +80,14 @@ class CPrompt(PromptMethod):
         draws = ImageDraws(task)
 
         def loss(batch: Batch) -> Tensor:
-            own = batch.y - task.first_class
+            labels = batch.y - task.first_class
             features = self.read(batch.x, prompt[None])
-            total = F.cross_entropy(passing(features), own)
+            total = F.cross_entropy(passing(features), labels)
             if t:
                 total = total + self.alpha * self.consistency(features)
             drawn = self.read(batch.x, self.prompts.of(draws.below(t + 1, phase.done, batch.rows)))
             identity = F.cross_entropy(self.keys(self.query(batch.x)), batch.y)
-            return total + identity + F.cross_entropy(head(drawn), own)
+            return total + identity + F.cross_entropy(head(drawn), labels)
 
         phase = Phase("cprompt", params, loss, extra=passing)
         yield phase

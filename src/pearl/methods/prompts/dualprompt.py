@@ -77,8 +77,8 @@ class DualPrompt(PromptMethod):
         """Return cross-entropy among the task's classes, minus the cosine of key and queries."""
         query, t = self.query(batch.x), task.id
         features = self.prompted(batch.x, by_block(self.e_prompts[t][None], self.e_prompts.blocks))
-        own = F.cross_entropy(self.heads[t](features), batch.y - task.first_class)
-        return own - self.pull * self.keys[t](query).mean() + self.guidance(task, batch, features, step)
+        task_loss = F.cross_entropy(self.heads[t](features), batch.y - task.first_class)
+        return task_loss - self.pull * self.keys[t](query).mean() + self.guidance(task, batch, features, step)
 
     def guidance(self, task: Task, batch: Batch, features: Tensor, step: int) -> Tensor | float:
         """Return the terms that subclasses add to the loss."""

@@ -134,11 +134,11 @@ class EvoPrompt(PromptMethod):
                     plan = alignment(self.writer[block], writer[block], weights)
                     self.writer[block] = plan.T @ self.writer[block]
                     output[block] = plan.T @ output[block]
-            for now, was, own, old in (
+            for now, was, importance, old in (
                 (self.reader, reader, hidden, self.hidden_use),
                 (self.writer, writer, output, self.output_use),
             ):
-                share = self.alpha * (1 + spread(own) - spread(old))
+                share = self.alpha * (1 + spread(importance) - spread(old))
                 now.copy_(was + share[..., None] * (now - was))
         self.hidden_use.copy_(torch.maximum(self.hidden_use, hidden))
         self.output_use.copy_(torch.maximum(self.output_use, output))
@@ -167,8 +167,8 @@ def alignment(now: Tensor, before: Tensor, weights: Tensor | None = None) -> Ten
     (units,) for the rows of `now`.
     """
     cost = torch.cdist(F.normalize(now.double(), dim=1), F.normalize(before.double(), dim=1)).square()
-    own = now.abs().sum(1) if weights is None else weights
-    sums = [weight.double() / weight.double().sum() for weight in (own, before.abs().sum(1))]
+    importance = now.abs().sum(1) if weights is None else weights
+    sums = [weight.double() / weight.double().sum() for weight in (importance, before.abs().sum(1))]
     plan = transport(cost, *sums)
     return (plan / plan.sum(0).clamp(min=1e-12)).to(now)
 

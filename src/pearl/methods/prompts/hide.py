@@ -106,8 +106,8 @@ class HidePrompt(PromptMethod):
 
         def loss(batch: Batch) -> Tensor:
             features = self.read(batch.x, self.mixed(t)[None])
-            own = F.cross_entropy(head(features), batch.y - known)
-            return own + self.reg * contrast(torch.cat([self.centroids(t), full(features)]))
+            task_loss = F.cross_entropy(head(features), batch.y - known)
+            return task_loss + self.reg * contrast(torch.cat([self.centroids(t), full(features)]))
 
         yield Phase("hide_prompt", groups, loss)
         self.requires_grad_(False)

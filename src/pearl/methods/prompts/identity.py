@@ -48,7 +48,7 @@ class TaskCentroids(nn.Module):
         with outside_autocast(query):
             query = F.normalize(full(query), dim=1)
             tasks = [self.tensors[f"{t}"] for t in range(len(self.tensors))]
-            return torch.stack([torch.cdist(query, own, p=1).amin(1) for own in tasks], dim=1).argmin(1)
+            return torch.stack([torch.cdist(query, centroids, p=1).amin(1) for centroids in tasks], dim=1).argmin(1)
 
 
 def tasks_of_classes(sizes: Sequence[int], like: Tensor) -> Tensor:

@@ -77,5 +77,5 @@ class L2P(PromptMethod):
 
     def read(self, x: Tensor, prompts: Tensor) -> Tensor:
         """Return the input of the head from the prompted ViT: (B, dim)."""
-        own, prompted = vit.tokens(self.backbone, x, prompts=prompts)
-        return prompted.mean(1) if self.prompt_readout else vit.pool(self.backbone, own)
+        bare, prompted = vit.tokens(self.backbone, x, prompts=prompts)
+        return prompted.mean(1) if self.prompt_readout else vit.pool(self.backbone, bare)

@@ -109,13 +109,13 @@ class Lgcl(DualPrompt):
         """Return the two language losses: of the task and, from the second task on, of the class."""
         with torch.autocast(features.device.type, enabled=False):
             key = F.normalize(self.keys[task.id].weight[0], dim=0)
-            own = 1 - key @ self.texts[f"{task.id}.task"]
+            task_loss = 1 - key @ self.texts[f"{task.id}.task"]
             if not task.id:
-                return self.task_weight * own
+                return self.task_weight * task_loss
             earlier = torch.stack([self.texts[f"{t}.task"] for t in range(task.id)])
             known = torch.cat([self.texts[f"{t}.classes"] for t in range(task.id)])
             other = (earlier @ key)[self.draws.below(len(earlier), step, batch.rows)]
-            of_task = (own + other).mean()
+            of_task = (task_loss + other).mean()
             features = F.normalize(full(features), dim=1)
             texts = self.texts[f"{task.id}.classes"][batch.y - task.first_class]
             pushed = known[self.draws.below(len(known), step, batch.rows)]

@@ -89,8 +89,8 @@ class DualPromptPgp(DualPrompt):
         """Return the mean of q q^T over the queries of the task's images (heads, h, h), by block."""
         names = {f"blocks.{block}.attn.qkv": block for block in (*self.g_blocks, *self.e_prompts.blocks)}
         seen = {name: _queries(self.backbone.get_submodule(name.removesuffix(".qkv"))) for name in names}
-        own = by_block(self.e_prompts[task.id][None], self.e_prompts.blocks)
-        moments = second_moments(self.backbone, lambda x: self.prompted(x, own), seen, task)
+        of_task = by_block(self.e_prompts[task.id][None], self.e_prompts.blocks)
+        moments = second_moments(self.backbone, lambda x: self.prompted(x, of_task), seen, task)
         return {block: moments[name] for name, block in names.items()}
 
     @property

@@ -65,13 +65,13 @@ class SiPrompts(PromptMethod):
         """See `Method.forward`: the chosen task's logits are unchanged, all others are below them."""
         chosen = self.centroids.nearest(self.query(x))
         logits = self.heads(self.prompted(x, self.prompts.of(chosen)))
-        own = tasks_of_classes(self.heads.sizes(), logits) == chosen[:, None]
-        logits = others_below(logits, own)
+        in_task = tasks_of_classes(self.heads.sizes(), logits) == chosen[:, None]
+        logits = others_below(logits, in_task)
         return logits if task is None else logits[:, self.columns(task)]
 
 
-def others_below(logits: Tensor, own: Tensor) -> Tensor:
-    """Shift the logits (B, classes) outside `own` (B, classes) together below all that are inside."""
-    lowest = logits.masked_fill(~own, torch.inf).amin(1, keepdim=True)
-    highest = logits.masked_fill(own, -torch.inf).amax(1, keepdim=True)
-    return torch.where(own, logits, logits - (highest - lowest).clamp(min=0) - APART)
+def others_below(logits: Tensor, in_task: Tensor) -> Tensor:
+    """Shift the logits (B, classes) outside `in_task` (B, classes) together below all that are inside."""
+    lowest = logits.masked_fill(~in_task, torch.inf).amin(1, keepdim=True)
+    highest = logits.masked_fill(in_task, -torch.inf).amax(1, keepdim=True)
+    return torch.where(in_task, logits, logits - (highest - lowest).clamp(min=0) - APART)

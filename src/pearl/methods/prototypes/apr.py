@@ -157,9 +157,9 @@ class Apr(Aligned):
         logits = self.heads(self.backbone(x))
         with torch.no_grad():
             before = teacher.heads(teacher.backbone(x))
-        own = F.cross_entropy(logits[:count, task.first_class :], batch.y[:count] - task.first_class)
+        task_loss = F.cross_entropy(logits[:count, task.first_class :], batch.y[:count] - task.first_class)
         kept = distillation(logits[:, : task.first_class], before, self.temperature)
-        return own + self.kd_lambda * kept
+        return task_loss + self.kd_lambda * kept
 
     @torch.no_grad()
     def nearest(self, task: Task, teacher: Any, count: int) -> tuple[Tensor, Draws]:
@@ -195,8 +195,8 @@ class Apr(Aligned):
             self.eval()
         self.statistics.move(torch.stack(moves).double())
         for t in range(task.id):
-            kept, own = self.covariances[f"{t}"], maps[self.statistics.columns(t)]
-            moved = [A @ unpack(S.double(), self.heads.dim) @ A.T for A, S in zip(own, kept, strict=True)]
+            kept, maps_of_task = self.covariances[f"{t}"], maps[self.statistics.columns(t)]
+            moved = [A @ unpack(S.double(), self.heads.dim) @ A.T for A, S in zip(maps_of_task, kept, strict=True)]
             self.covariances.add(f"{t}", torch.stack([pack(S) for S in moved]).to(kept))
         self.requires_grad_(True)
 
@@ -222,12 +222,12 @@ class Apr(Aligned):
 
     def inverted(self) -> Tensor:
         """Return inverse correlations (classes, dim, dim) of the classes, after shrinkage."""
-        found = []
+        inverses = []
         for t in range(len(self.statistics)):
             for triangle in self.covariances[f"{t}"].double():
                 covariance = shrink(unpack(triangle, self.heads.dim), self.shrinkage, self.shrinkage)
-                found.append(torch.linalg.pinv(correlation(covariance), hermitian=True))
-        return torch.stack(found).to(self.heads[0].weight)
+                inverses.append(torch.linalg.pinv(correlation(covariance), hermitian=True))
+        return torch.stack(inverses).to(self.heads[0].weight)
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
         """See `Method.forward`."""

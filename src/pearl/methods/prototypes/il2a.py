@@ -89,8 +89,8 @@ class IL2A(NonExemplar):
         """
         x, y = batch.x, batch.y
         if pairs is not None:
-            mixture, own = mixed(x, y - task.first_class, len(task.classes), self.mix_times, self.alpha)
-            x, y = torch.cat([x, mixture]), torch.cat([y, sum(self.heads.sizes()) + own])
+            mixture, mixed_labels = mixed(x, y - task.first_class, len(task.classes), self.mix_times, self.alpha)
+            x, y = torch.cat([x, mixture]), torch.cat([y, sum(self.heads.sizes()) + mixed_labels])
         features = full(self.backbone(x))
         logits = self.heads(features)
         loss = self.cross_entropy(logits if pairs is None else torch.cat([logits, pairs(features)], dim=1), y)

@@ -36,10 +36,10 @@ class Discriminant(nn.Module):
         self.kept = TaskTensors(buffers=True)  # "scatter" (count, count), "weight" (count, classes), "bias" (classes,)
 
     @torch.no_grad()
-    def add(self, features: Tensor, own: Tensor, classes: int, shrinkage: float) -> None:
+    def add(self, features: Tensor, class_index: Tensor, classes: int, shrinkage: float) -> None:
         """Add a new task of this many classes: features (N, dim) with labels (N,) from 0."""
         self.statistics.grow(classes, features.device)
-        parts = [*zip(features.split(ROWS), own.split(ROWS), strict=True)]
+        parts = [*zip(features.split(ROWS), class_index.split(ROWS), strict=True)]
         for rows, labels in parts:
             self.statistics.update(self.lift(rows), labels)
         means = self.statistics.means(len(self.statistics) - 1)
@@ -101,8 +101,8 @@ class Klda(FrozenExtractor):
             if not task.id:
                 member.lift.sigma.fill_(self.sigma or bandwidth(features))  # type: ignore[operator,union-attr]
                 member.lift.draw()  # type: ignore[operator,union-attr]
-            own = task.labels - task.first_class
-            member.add(features, own, len(task.classes), self.shrinkage)  # type: ignore[operator]
+            class_index = task.labels - task.first_class
+            member.add(features, class_index, len(task.classes), self.shrinkage)  # type: ignore[operator]
 
     def score(self, features: Tensor) -> Tensor:
         """Return log-posteriors; with several members the logarithm of the mean posterior."""

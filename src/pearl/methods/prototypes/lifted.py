@@ -49,9 +49,9 @@ class Lifted(FirstSession):
         yield from self.tune(task, head.to(self.device), self.lifted if self.lifted_head else self.adapted)
         features = self.features_of(task)
         self.statistics.grow(len(task.classes), self.device)
-        for own in torch.arange(len(features), device=self.device).split(self.rows):
-            lifted = self.lift(features[own])
-            self.statistics.update(lifted, task.labels[own] - task.first_class)
+        for rows in torch.arange(len(features), device=self.device).split(self.rows):
+            lifted = self.lift(features[rows])
+            self.statistics.update(lifted, task.labels[rows] - task.first_class)
             self.keep(lifted)
         self.kept.add("head", self.solve(task, features).to(features).contiguous())
 

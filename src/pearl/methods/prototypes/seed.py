@@ -124,8 +124,8 @@ class Seed(Method):
         features = self.read(j, batch.x)
         with torch.no_grad():
             before = full(teacher[1](teacher[0](batch.x)))
-        own = F.cross_entropy(full(head(features)), batch.y - task.first_class)
-        return (1 - self.alpha) * own + self.alpha * F.mse_loss(full(features), before)
+        task_loss = F.cross_entropy(full(head(features)), batch.y - task.first_class)
+        return (1 - self.alpha) * task_loss + self.alpha * F.mse_loss(full(features), before)
 
     @torch.no_grad()
     def features_of(self, task: Task, j: int) -> Tensor:
@@ -138,8 +138,8 @@ class Seed(Method):
         """Return the expert with the largest mean divergence between new classes, in its features before the task."""
         apart = []
         for j in range(len(self.bottlenecks)):
-            own = task.labels - task.first_class
-            apart.append(divergences(*distributions(self.features_of(task, j), own, len(task.classes))).mean())
+            class_index = task.labels - task.first_class
+            apart.append(divergences(*distributions(self.features_of(task, j), class_index, len(task.classes))).mean())
         return int(torch.stack(apart).argmax())
 
     def forward(self, x: Tensor, task: int | None = None) -> Tensor:
@@ -170,9 +170,9 @@ class Seed(Method):
         return len(self.bottlenecks)
 
 
-def distributions(features: Tensor, own: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+def distributions(features: Tensor, class_index: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Return means (classes, d) and Cholesky factors of features (N, views, d) with labels (N,) from 0."""
-    rows = [features[own == c].flatten(0, 1).double() for c in range(classes)]
+    rows = [features[class_index == c].flatten(0, 1).double() for c in range(classes)]
     roots = [positive_root(part.T.cov(correction=0)) for part in rows]
     return torch.stack([part.mean(0) for part in rows]), torch.stack(roots)
 
@@ -199,9 +199,9 @@ def log_density(x: Tensor, means: Tensor, roots: Tensor) -> Tensor:
 def divergences(means: Tensor, roots: Tensor) -> Tensor:
     """Return KL divergences (k, k) of class a from b, from means (k, d) and Cholesky factors (k, d, d)."""
     logdets = 2 * roots.diagonal(dim1=1, dim2=2).log().sum(1)
-    found = []
+    per_class = []
     for b in range(len(means)):
         spread = torch.linalg.solve_triangular(roots[b], roots, upper=False).square().sum((1, 2))
         apart = torch.linalg.solve_triangular(roots[b], (means[b] - means).T, upper=False).square().sum(0)
-        found.append((spread + apart - means.shape[1] + logdets[b] - logdets) / 2)
-    return torch.stack(found, dim=1)
+        per_class.append((spread + apart - means.shape[1] + logdets[b] - logdets) / 2)
+    return torch.stack(per_class, dim=1)

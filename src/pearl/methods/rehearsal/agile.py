@@ -106,9 +106,9 @@ class Agile(Rehearsing):
         """Return the loss: new images among all classes, their tasks, the distance of gates, and the memory."""
         features = self.backbone(batch.x)
         codes, gates = self.coded(features)
-        own, *others = (gate for gate in reversed(gates.unbind(1)))
+        newest, *others = (gate for gate in reversed(gates.unbind(1)))
         loss = F.cross_entropy(self.told_apart(features, gates), batch.y)
-        loss = loss + self.pairwise_weight * repulsion(own, others)
+        loss = loss + self.pairwise_weight * repulsion(newest, others)
         if self.task_loss_weight:
             loss = loss + self.task_loss(codes, torch.full_like(batch.y, task.id))
         loss = loss + self.rehearsed(task, self.reg_weight, beta=0.0)

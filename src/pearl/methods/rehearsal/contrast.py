@@ -45,5 +45,5 @@ def _log_softmax_of_others(z: Tensor, temperature: float) -> Tensor:
     """Return the log-softmax (n, n) of cosines over all but oneself; the diagonal is finite and meaningless."""
     with outside_autocast(z):
         cosines = full(z) @ full(z).T / temperature
-        own = torch.eye(len(z), dtype=torch.bool, device=z.device)
-        return cosines - cosines.masked_fill(own, -torch.inf).logsumexp(1, keepdim=True)
+        diagonal = torch.eye(len(z), dtype=torch.bool, device=z.device)
+        return cosines - cosines.masked_fill(diagonal, -torch.inf).logsumexp(1, keepdim=True)

@@ -3,11 +3,11 @@
 from torch import Tensor
 
 
-def repulsion(own: Tensor, others: list[Tensor]) -> Tensor | float:
+def repulsion(gate: Tensor, others: list[Tensor]) -> Tensor | float:
     """Return minus the L1 distance of the softmax of a task's gates (B, dim) from those of other tasks, which get no
     gradient.
 
     It is averaged over images and summed over tasks. The distance of two softmaxes is at most 2.
     """
-    own = own.softmax(1)
-    return -sum((other.detach().softmax(1) - own).abs().sum(1).mean() for other in others)
+    gate = gate.softmax(1)
+    return -sum((other.detach().softmax(1) - gate).abs().sum(1).mean() for other in others)

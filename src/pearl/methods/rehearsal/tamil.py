@@ -88,9 +88,9 @@ class Tamil(Rehearsing):
     def loss(self, task: Task, batch: Batch) -> Tensor:
         """Return the loss: new images through their own gate, the distance of gates, and the memory."""
         features = self.backbone(batch.x)
-        own, *others = (gate for gate in reversed(self.opened(features).unbind(1)))
-        loss = F.cross_entropy(self.heads(features * own), batch.y)
-        loss = loss + self.pairwise_weight * repulsion(own, others)
+        newest, *others = (gate for gate in reversed(self.opened(features).unbind(1)))
+        loss = F.cross_entropy(self.heads(features * newest), batch.y)
+        loss = loss + self.pairwise_weight * repulsion(newest, others)
         return loss + self.rehearsed(task, self.reg_weight, self.beta)
 
     def opened(self, features: Tensor) -> Tensor:

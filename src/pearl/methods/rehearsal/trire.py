@@ -144,11 +144,11 @@ class TriRe(Rehearsing):
         )
         yield retain
 
-        own, last = self.choose(task), task.id + 1 == self.tasks
-        new = {name: own[name] & others[name] for name in own}
+        chosen, last = self.choose(task), task.id + 1 == self.tasks
+        new = {name: chosen[name] & others[name] for name in chosen}
         name, share = ("trire_revise_last", 0.4) if last else ("trire_revise", 0.2)
         yield self.stage(name, task, new, kept, share=share, keep_optimizer=not last)
-        for name, mask in own.items():
+        for name, mask in chosen.items():
             self.kept[name].logical_or_(mask)
 
         if not last:
@@ -197,8 +197,8 @@ class TriRe(Rehearsing):
         self.eval()
         kept = len(self.memory)
         with counting(blocks_of(self.backbone)) as counts:
-            own = lambda x: self.heads[task.id](self.backbone(x))  # noqa: E731
-            importance = self.gradients(own, task, task.images, task.labels - task.first_class)
+            network = lambda x: self.heads[task.id](self.backbone(x))  # noqa: E731
+            importance = self.gradients(network, task, task.images, task.labels - task.first_class)
         if kept:
             remembered = self.gradients(self, task, self.memory.images[:kept], self.memory.labels[:kept])
             importance = {name: importance[name] + remembered[name] for name in importance}

@@ -23,10 +23,10 @@ def blocks_of(backbone: nn.Module) -> Blocks:
         ConfigError: it has no known residual blocks.
     """
     kinds = BasicBlock, SeparableBlock
-    found = {name: module for name, module in backbone.named_modules() if isinstance(module, kinds)}
-    if not found:
+    blocks = {name: module for name, module in backbone.named_modules() if isinstance(module, kinds)}
+    if not blocks:
         raise ConfigError("method=trire ranks the channels of residual blocks; use backbone=resnet18 or backbone=bsc")
-    return found
+    return blocks
 
 
 def k_winners(x: Tensor, share: float) -> Tensor:
@@ -44,8 +44,8 @@ def compete(block: nn.Module, share: float) -> None:
 
     The second competition is after the ReLU: a channel whose maximum is below 0 is 0 in any case.
     """
-    for place in (block.bn1, block):
-        place.register_forward_hook(lambda module, inputs, out: k_winners(out, share))  # type: ignore[union-attr]
+    for layer in (block.bn1, block):
+        layer.register_forward_hook(lambda module, inputs, out: k_winners(out, share))  # type: ignore[union-attr]
 
 
 @contextmanager
@@ -60,9 +60,9 @@ def counting(blocks: Blocks) -> Iterator[dict[str, Tensor]]:
         return hook
 
     hooks = [
-        place.register_forward_hook(count(f"{name}.{half}"))  # type: ignore[union-attr]
+        layer.register_forward_hook(count(f"{name}.{half}"))  # type: ignore[union-attr]
         for name, block in blocks.items()
-        for half, place in ((1, block.bn1), (2, block))
+        for half, layer in ((1, block.bn1), (2, block))
     ]
     try:
         yield counts

@@ -63,9 +63,9 @@ class Owners(TaskTensors):
         """Set each layer's smallest weights of a task to 0 and free them: exactly round(share * its weights)."""
         for name in self.names:
             owner, weight = self[name], weights[name]
-            own = (owner == task).nonzero(as_tuple=True)
-            order = weight[own].abs().argsort(stable=True)[: round(share * len(own[0]))]
-            smallest = tuple(index[order] for index in own)
+            of_task = (owner == task).nonzero(as_tuple=True)
+            order = weight[of_task].abs().argsort(stable=True)[: round(share * len(of_task[0]))]
+            smallest = tuple(index[order] for index in of_task)
             weight[smallest], owner[smallest] = 0.0, FREE
 
     @torch.no_grad()
@@ -76,11 +76,11 @@ class Owners(TaskTensors):
         """
         for name in self.names:
             owner, weight = self[name], weights[name]
-            own, free = (owner == task).flatten(), int((owner == FREE).sum())
-            more = round(share * (free + int(own.sum()))) - free
+            of_task, free = (owner == task).flatten(), int((owner == FREE).sum())
+            more = round(share * (free + int(of_task.sum()))) - free
             if more > 0:
-                sizes = weight.abs().flatten().masked_fill(~own, torch.inf)
-                smallest = torch.zeros_like(own)
+                sizes = weight.abs().flatten().masked_fill(~of_task, torch.inf)
+                smallest = torch.zeros_like(of_task)
                 smallest[sizes.argsort(stable=True)[:more]] = True
                 owner.masked_fill_(smallest.view(owner.shape), FREE)
 

@@ -99,9 +99,9 @@ class Nispa(StableUnits):
         layer = self.units.layer.to(chosen.device)
         for number in range(1, int(layer.max()) + 1):
             units = (layer == number).nonzero()[:, 0]
-            own, order = activations[units].sort(descending=True, stable=True)
-            if own.sum() > 0:
-                reached = own.cumsum(0) >= share / 100 * own.sum() * (1 - 1e-9)
+            activity, order = activations[units].sort(descending=True, stable=True)
+            if activity.sum() > 0:
+                reached = activity.cumsum(0) >= share / 100 * activity.sum() * (1 - 1e-9)
                 chosen[units[order[: int((~reached).sum()) + 1]]] = True
         return chosen
 
@@ -117,8 +117,10 @@ class Nispa(StableUnits):
             new = self.grown(there, free & ~of, free, layer.reads.to(there.device), stable, int(cut.sum()))
             there |= new
             weight.masked_fill_(wide(~there, weight), 0.0)
-            own = weight[weight != 0].cpu()
-            mean, std = (own.mean(), own.std()) if len(own) > 1 else (torch.tensor(0.0), torch.tensor(0.0))
+            connected = weight[weight != 0].cpu()
+            mean, std = (
+                (connected.mean(), connected.std()) if len(connected) > 1 else (torch.tensor(0.0), torch.tensor(0.0))
+            )
             drawn = (mean + std * torch.randn(weight.shape)).to(weight)
             weight.copy_(torch.where(wide(new, weight), drawn, weight))
 

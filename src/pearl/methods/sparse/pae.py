@@ -112,7 +112,7 @@ class Pae(SubNetworks):
     def visible(self, multiplier: float | None = None) -> dict[str, Tensor]:
         """Return the entries of the backbone's parameters in a network of some size; by default its current size."""
         share = math.sqrt((multiplier or float(self.multiplier)) / self.max_multiplier)
-        there = ((self.units.places() < share - 1e-6) | (self.units.layer == 0)).to(self.device)
+        there = ((self.units.positions() < share - 1e-6) | (self.units.layer == 0)).to(self.device)
         return {name: self.units.within(name, p, there) for name, p in self.backbone.named_parameters()}
 
     # ------------------------------------------------------------------------------------------------------- learning
@@ -283,5 +283,5 @@ class Pae(SubNetworks):
 
     def facts(self, task: int) -> dict[str, Any]:
         """Return the size of the network, and the number of parameters that are not 0."""
-        own = [*self.own.parameters(), *self.heads.parameters(), *self.owners.masked(self.weights, task).values()]
-        return {"multiplier": float(self.multiplier), "nonzero": sum(int(tensor.count_nonzero()) for tensor in own)}
+        tensors = [*self.own.parameters(), *self.heads.parameters(), *self.owners.masked(self.weights, task).values()]
+        return {"multiplier": float(self.multiplier), "nonzero": sum(int(tensor.count_nonzero()) for tensor in tensors)}

@@ -145,13 +145,13 @@ class SparClEwc(OnlineEwc):
     def cross_entropy(self, batch: Batch, seen: "Forgetting | None" = None) -> Tensor:
         """Return the cross-entropy of labels among the newest task's classes."""
         features = self.features(batch.x)
-        logits, own = self.heads[-1](features), batch.y - sum(self.heads.sizes()[:-1])
+        logits, labels = self.heads[-1](features), batch.y - sum(self.heads.sizes()[:-1])
         if seen is not None:
-            right = logits.argmax(1) == own
+            right = logits.argmax(1) == labels
             if self.forgotten_among == "all":
                 right = self.heads(features.detach()).argmax(1) == batch.y
             seen.note(batch.rows, right)
-        return F.cross_entropy(logits, own)
+        return F.cross_entropy(logits, labels)
 
     @torch.no_grad()
     def mask_gradients(self, steps: TaskTensors, *, measure: bool) -> None:

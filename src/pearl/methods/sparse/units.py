@@ -30,8 +30,8 @@ class Layer:
     @property
     def reads(self) -> Tensor:
         """Return the unit that each entry (out, in / groups) of the weight reads."""
-        own = self.inputs.view(self.groups, -1)
-        return own.repeat_interleave(len(self.makes) // self.groups, 0)
+        by_group = self.inputs.view(self.groups, -1)
+        return by_group.repeat_interleave(len(self.makes) // self.groups, 0)
 
 
 class Units:
@@ -135,13 +135,13 @@ class Units:
         into, of = self.between(module, chosen)
         return wide(into & of, parameter)
 
-    def places(self) -> Tensor:
+    def positions(self) -> Tensor:
         """Return the relative position of each unit in its layer, from 0 to below 1."""
-        places = torch.zeros(len(self))
+        positions = torch.zeros(len(self))
         for number in self.layer.unique():
-            own = (self.layer == number).nonzero()[:, 0]
-            places[own] = torch.arange(len(own)) / len(own)
-        return places
+            of_layer = (self.layer == number).nonzero()[:, 0]
+            positions[of_layer] = torch.arange(len(of_layer)) / len(of_layer)
+        return positions
 
     @torch.no_grad()
     def activations(self, backbone: nn.Module, batches: Iterable[Tensor]) -> Tensor:

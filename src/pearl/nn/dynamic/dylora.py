@@ -59,14 +59,14 @@ class DyloraRule(DynamicRule):
         else:
             b = self.prefix(updates, step)
             counts = [min(b, rank) for rank in updates.ranks]
-        found: Factors = {}
+        cut: Factors = {}
         for label, a, b_, count in zip(updates.labels, updates.a, updates.b, counts, strict=True):
             rows, columns = a[:count], b_[:, :count]
             if self.frozen and step is not None:
                 rows = torch.cat([rows[:-1].detach(), rows[-1:]])
                 columns = torch.cat([columns[:, :-1].detach(), columns[:, -1:]], dim=1)
-            found[label] = (rows, scale(count) * columns)
-        return found
+            cut[label] = (rows, scale(count) * columns)
+        return cut
 
     def finish(self, updates: GatedUpdates, budget: int, loss: Callable[[], float]) -> None:
         """Choose b; 0 if even rank 1 exceeds the budget."""

@@ -97,10 +97,10 @@ class DynamicRule(RankRule):
 
     def left(self, updates: GatedUpdates, scale: Scale) -> Factors:
         """Return what is kept of each update: A (k, n) and B (m, k), with gates and scale; k may be 0."""
-        found: Factors = {}
+        factors: Factors = {}
         with torch.no_grad():
             every = self.factors(updates, scale, None).items()
             for (label, (a, b)), keep in zip(every, updates.each(updates.kept), strict=True):
                 keep = keep[: len(a)]
-                found[label] = (a[keep].clone(), b[:, keep].clone())
-        return found
+                factors[label] = (a[keep].clone(), b[:, keep].clone())
+        return factors

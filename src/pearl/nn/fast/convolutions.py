@@ -72,9 +72,9 @@ def _ways(x: Tensor, weight: Tensor, stride: int, padding: int, bf16: bool) -> W
     return winograd.ways(x.shape, weight.shape, stride, padding) if alike and weight.requires_grad else None
 
 
-def _in_float32(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple[Any, ...]) -> Tensor:
+def _in_float32(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: tuple[Any, ...]) -> Tensor:
     with outside_autocast(x):
-        result = torch.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), *how)
+        result = torch.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), *arguments)
     return result.to(torch.get_autocast_dtype(x.device.type))  # in the layout of the other kernel, for later layers
 
 

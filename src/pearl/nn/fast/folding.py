@@ -23,7 +23,7 @@ def norms_after_convs(net: nn.Module) -> dict[str, str]:
     nodes = graph.nodes
     modules = dict(net.named_modules())
     calls = [node.target for node in nodes if node.op == "call_module"]
-    found = {}
+    norm_of = {}
     for node in nodes:
         before = node.args[0] if node.args else None
         if node.op != "call_module" or not isinstance(before, fx.Node) or before.op != "call_module":
@@ -32,8 +32,8 @@ def norms_after_convs(net: nn.Module) -> dict[str, str]:
         pair = plain(norm, nn.BatchNorm2d) and plain(conv, nn.Conv2d)
         once = len(before.users) == 1 and calls.count(node.target) == calls.count(before.target) == 1
         if pair and once and norm.track_running_stats and conv.padding_mode == "zeros":
-            found[str(node.target)] = str(before.target)
-    return found
+            norm_of[str(node.target)] = str(before.target)
+    return norm_of
 
 
 class Tracer(fx.Tracer):

@@ -78,7 +78,7 @@ class FusedConv(nn.Module):
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         """Map (B, C, H, W) to (B, O, H', W') and add `other`."""
-        how = self.padding, self.stride, self.dilation, self.groups
+        geometry = self.padding, self.stride, self.dilation, self.groups
         dtype = self._dtype(x, other)
         if dtype is None:
             weight, bias = self._dense()
@@ -87,13 +87,13 @@ class FusedConv(nn.Module):
         ops = torch.ops.mkldnn
         weight, bias = self.tensors.get(dtype) or self._in_bfloat16()
         if not weight.is_mkldnn:
-            weight = ops._reorder_convolution_weight(weight, *how, list(x.shape))
+            weight = ops._reorder_convolution_weight(weight, *geometry, list(x.shape))
             self.tensors[dtype] = weight, bias
         if dtype == torch.float32 and other is not None:
             after = "relu" if self.relu else None
-            return ops._convolution_pointwise.binary(x, other, weight, bias, *how, "add", 1.0, after, [], "")
+            return ops._convolution_pointwise.binary(x, other, weight, bias, *geometry, "add", 1.0, after, [], "")
         after = "relu" if self.relu and other is None else "none"
-        out = ops._convolution_pointwise(x.to(dtype), weight, bias, *how, after, [], "")
+        out = ops._convolution_pointwise(x.to(dtype), weight, bias, *geometry, after, [], "")
         # in bfloat16 a fused sum is not faster, and PyTorch supports it for some shapes only
         return out if other is None else self._one_by_one(out, other)
 
@@ -175,13 +175,13 @@ class _Rewriting:
             if self._is(node, nn.Identity):
                 self._drop(node, node.args[0])
         times = Counter(node.target for node in self.graph.nodes)
-        found: dict[str, bool] = {}
+        with_relu: dict[str, bool] = {}
         sums = False
         for node in self.graph.nodes:
             if self._is(node, nn.Conv2d) and times[node.target] == 1 and _zero_padded(self.modules[node.target]):
                 sums |= self._take_sum(node)
-                found[str(node.target)] = self._take_relu(node)
-        return found if sums or any(found.values()) else {}
+                with_relu[str(node.target)] = self._take_relu(node)
+        return with_relu if sums or any(with_relu.values()) else {}
 
     def _take_sum(self, conv: fx.Node) -> bool:
         after = _behind(conv)

@@ -62,8 +62,8 @@ def windows(x: Tensor, k: int, stride: int, padding: int) -> tuple[Tensor, int, 
     height, width = ((side - k) // stride + 1 for side in padded.shape[1:3])
     image, row, pixel, channel = padded.stride()
     shape = images, height, width, k, k, channels
-    found = padded.as_strided(shape, (image, row * stride, pixel * stride, row, pixel, channel))
-    return found.reshape(images * height * width, -1), height, width
+    view = padded.as_strided(shape, (image, row * stride, pixel * stride, row, pixel, channel))
+    return view.reshape(images * height * width, -1), height, width
 
 
 def gathered(rows: Tensor, shape: Sequence[int], size: Sequence[int], k: int, stride: int, padding: int) -> Tensor:

@@ -30,7 +30,7 @@ class Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, filters: Tensor, stride: int, padding: int, ways: Ways) -> Tensor:
         """Return the convolution (B, O, H', W')."""
         ctx.save_for_backward(x, filters)
-        ctx.how = stride, padding, ways
+        ctx.geometry = stride, padding, ways
         if ways.output:
             return ways.output(x, filters, stride, padding)
         return torch.conv2d(x, filters, None, stride, padding)
@@ -38,18 +38,18 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         """Return the gradients of x and the filters that are needed."""
-        (x, filters), (stride, padding, ways) = ctx.saved_tensors, ctx.how
+        (x, filters), (stride, padding, ways) = ctx.saved_tensors, ctx.geometry
         of_x, of_filters = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():
             ways = Ways()
         rest = [of_x and not ways.input_gradient, of_filters and not ways.weight_gradient, False]
-        found: list[Tensor | None] = [None, None]
+        gradients: list[Tensor | None] = [None, None]
         with outside_autocast(grad):
             if any(rest):
-                how = [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, rest
-                found = list(torch.ops.aten.convolution_backward(grad, x, filters, None, *how)[:2])
+                arguments = [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, rest
+                gradients = list(torch.ops.aten.convolution_backward(grad, x, filters, None, *arguments)[:2])
             if of_x and ways.input_gradient:
-                found[0] = ways.input_gradient(grad, filters, x.shape, stride, padding)
+                gradients[0] = ways.input_gradient(grad, filters, x.shape, stride, padding)
             if of_filters and ways.weight_gradient:
-                found[1] = ways.weight_gradient(grad, x, filters.shape, stride, padding)
-        return found[0], found[1], None, None, None
+                gradients[1] = ways.weight_gradient(grad, x, filters.shape, stride, padding)
+        return gradients[0], gradients[1], None, None, None

@@ -89,8 +89,8 @@ def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], *_: int) -> T
         d = (of_inputs @ overlapping.reshape(side * side, -1)).view(side * side, -1, into)
         y = (of_outputs.T @ apart.reshape(m * m, -1)).view(side * side, -1, out)
         sums = torch.baddbmm(sums, y.transpose(1, 2), d)
-    found = (of_filters.T @ sums.view(side * side, -1)).view(3, 3, out, into)
-    return found.permute(2, 0, 1, 3).contiguous().permute(0, 3, 1, 2)
+    gradient = (of_filters.T @ sums.view(side * side, -1)).view(3, 3, out, into)
+    return gradient.permute(2, 0, 1, 3).contiguous().permute(0, 3, 1, 2)
 
 
 def tile(images: int, height: int, width: int) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 from pearl.errors import ConfigError
-from pearl.training.launch import Place, place
+from pearl.training.launch import ProcessRank, process_rank
 
 ALL = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
@@ -17,7 +17,7 @@ def alone(monkeypatch):
 def test_as_torchrun_writes_it(monkeypatch):
     for name, value in ALL.items():
         monkeypatch.setenv(name, value)
-    assert place(2) == Place(1, 2, 2)
+    assert process_rank(2) == ProcessRank(1, 2, 2)
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"])
@@ -26,7 +26,7 @@ def test_no_numbers(name, text, monkeypatch):
     for key, value in (ALL | {name: text}).items():
         monkeypatch.setenv(key, value)
     with pytest.raises(ConfigError, match=f"the environment's {name}=.*unset it"):
-        place(2)
+        process_rank(2)
 
 
 @pytest.mark.parametrize("change", [{"RANK": "2"}, {"WORLD_SIZE": "0"}, {"LOCAL_WORLD_SIZE": "0"}, {"WORLD_SIZE": "1"}])
@@ -34,10 +34,10 @@ def test_numbers_that_contradict_each_other(change, monkeypatch):
     for key, value in (ALL | change).items():
         monkeypatch.setenv(key, value)
     with pytest.raises(ConfigError, match="the environment contradicts itself"):
-        place(2)
+        process_rank(2)
 
 
 def test_slurm_that_says_odd_things(monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "many")
     with pytest.raises(ConfigError, match="SLURM_STEP_NUM_TASKS='many'"):
-        place(2)
+        process_rank(2)
