@@ -282,7 +282,7 @@ def inspection(path: Path) -> tuple[dict[str, Any], str]:
         ]
     if unfinished := facts["interrupted"]:
         state = "its first answer is in use, without training" if unfinished["first_answer"] else "interrupted"
-        lines += ["", f"task {printable(unfinished['task')}: {state}; {unfinished['fix']}"]
+        lines += ["", f"task {printable(unfinished['task'])}: {state}; {unfinished['fix']}"]
     lines += ["", *map(printable, damaged)] if damaged else ["", "all checksums hold"]
     return facts, "\n".join(lines)
 
