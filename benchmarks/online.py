@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 import pearl.online.frozen
-import pearl.online.pearl
+import pearl.online.online_pearl
 from pearl.lifecycle.runs import execute as execute_tasks
 from pearl.nn.intermediate_features import Layers
 from pearl.online.learner import Network, Setup
-from pearl.online.run import Arrivals, OnlineRun, execute
 from pearl.online.state import build_learner, restore
+from pearl.online.stream_run import Arrivals, OnlineRun, execute
 from pearl.reports.progress import display
 from pearl.reports.records import read as read_run
 from pearl.settings.config import OnlineRunConfig, RunConfig
@@ -190,7 +190,7 @@ def main() -> None:
     before = json.loads(file.read_text()) if file.exists() else {}
     if args.what == "run":
         network_of = remembering(pearl.online.frozen.frozen_network)
-        pearl.online.frozen.frozen_network = pearl.online.pearl.frozen_network = network_of
+        pearl.online.frozen.frozen_network = pearl.online.online_pearl.frozen_network = network_of
         for row, seed in rows(args):
             made, show = config(row, seed), display(quiet=True)
             online = isinstance(made, OnlineRunConfig)

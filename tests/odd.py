@@ -6,7 +6,7 @@ from torch import nn
 
 from pearl.data import Batch, View
 from pearl.data.batches import batch_bounds
-from pearl.methods import ClassStatistics, Memory, Method, Phase
+from pearl.methods import ClassMoments, Memory, Method, Phase
 from pearl.methods.bounds.finetune import Finetune
 from pearl.nn import TaskTensors
 from pearl.settings.declared import PhaseSpec
@@ -132,7 +132,7 @@ class Align(Finetune):
 
     def __init__(self, backbone):
         super().__init__(backbone)
-        self.statistics = ClassStatistics(self.heads.dim)
+        self.statistics = ClassMoments(self.heads.dim)
 
     def learn(self, task):
         self.requires_grad_(True)

@@ -16,7 +16,7 @@ from PIL import Image
 
 import pearl
 from pearl.serve.app import create_app
-from pearl.serve.run import listening
+from pearl.serve.serving import listening
 from photos import SETTINGS, folders, write_photos
 
 

@@ -39,7 +39,7 @@ import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 import pearl  # noqa: E402
-from pearl.lifecycle.model import Model  # noqa: E402
+from pearl.lifecycle.model import StoredModel  # noqa: E402
 from pearl.testing.tiny import on_threads  # noqa: E402
 from photos import SETTINGS, digit, folders, weights_of, write_photos  # noqa: E402
 from reliability import write_section  # noqa: E402
@@ -88,13 +88,13 @@ def pixels(size: int) -> np.ndarray:
     return images[..., None].repeat(3, 3)
 
 
-def questions(model: Model) -> list[tuple[int, str]]:
+def questions(model: StoredModel) -> list[tuple[int, str]]:
     """Return the requests of eight threads: numbers of images, and kinds."""
     kinds = ["logits", "judge" if model.has_ood_scores else "task"]
     return [(count, kind) for count in (1, 2, 5, 8) for kind in kinds]
 
 
-def ask(model: Model, images: np.ndarray, kind: str) -> Tensor:
+def ask(model: StoredModel, images: np.ndarray, kind: str) -> Tensor:
     """Return the model's prediction."""
     if kind == "judge":
         return torch.cat([part.view(len(images), -1) for part in model.logits_and_scores(images)], 1)

@@ -22,8 +22,8 @@ from pearl.version import __version__
 if TYPE_CHECKING:
     from pearl.lifecycle.runs import Run
     from pearl.objects import Model
-    from pearl.online.model import StreamModel
-    from pearl.online.run import OnlineRun
+    from pearl.online.stream_model import StreamModel
+    from pearl.online.stream_run import OnlineRun
     from pearl.tables.values import Filled
 
 __all__ = ["PearlError", "__version__", "learn", "load", "methods", "recipes", "run", "show", "stream", "table"]
@@ -55,7 +55,7 @@ def run(
 
     config: RunConfig = check_config(change(raw_config(recipe, smoke=smoke), overrides))
     if isinstance(config, OnlineRunConfig):
-        from pearl.online.run import execute as execute_online
+        from pearl.online.stream_run import execute as execute_online
 
         return execute_online(config, device=device, show=display(quiet))
     return execute(config, device=device, show=logged(display(quiet), log, runs_root() / config.id))
@@ -166,7 +166,7 @@ def stream(
     Raises:
         PearlError: any user error, in one line.
     """
-    from pearl.online.model import open_stream
+    from pearl.online.stream_model import open_stream
 
     return open_stream(model, learner=learner, recipe=recipe, backbone=backbone, device=device, overrides=overrides)
 

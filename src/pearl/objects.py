@@ -11,7 +11,7 @@ from pearl.lifecycle.certificate import Check
 from pearl.lifecycle.choices import LearnOptions
 from pearl.lifecycle.evaluation import UNKNOWN_RATE
 from pearl.lifecycle.forget import forget
-from pearl.lifecycle.model import Model as Learnt
+from pearl.lifecycle.model import StoredModel
 from pearl.lifecycle.rename import rename
 from pearl.lifecycle.saved import verification
 from pearl.lifecycle.undo import undo
@@ -20,7 +20,7 @@ from pearl.reports.progress import display
 from pearl.storage.checkpoint import RUNNING
 
 
-class Model(Learnt):
+class Model(StoredModel):
     """A model that can learn more tasks. `pearl.learn` creates it, `pearl.load` opens it."""
 
     def learn(self, data: Any, *, quiet: bool = False, log: str | Sequence[str] = (), **options: Any) -> "Model":

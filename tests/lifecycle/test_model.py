@@ -19,7 +19,7 @@ from pearl.data.augment import View
 from pearl.errors import ConfigError, DataError, Interrupted, PearlError, RunError, TrainingError
 from pearl.export import export_directory
 from pearl.lifecycle.learning import resume
-from pearl.lifecycle.model import Model
+from pearl.lifecycle.model import StoredModel
 from pearl.lifecycle.runs import execute, prepare
 from pearl.lifecycle.saved import load_method
 from pearl.nn.weights import read_weights
@@ -544,10 +544,10 @@ def test_a_method_of_other_classes_than_the_manifests_name_does_not_answer(two):
 
 def test_what_cannot_be_opened(shop, tmp_path):
     with pytest.raises(RunError, match="neither a model nor a run"):
-        Model.open(tmp_path)
+        StoredModel.open(tmp_path)
     for tasks in (0, -1, 3):
         with pytest.raises(RunError, match="give 1 to 2"):
-            Model.open(shop / "model", tasks=tasks)
+            StoredModel.open(shop / "model", tasks=tasks)
     for device in ("warp", "meta", "cuda:99"):
         with pytest.raises(ConfigError, match="cannot be used here"):
-            Model.open(shop / "model", device=device)
+            StoredModel.open(shop / "model", device=device)

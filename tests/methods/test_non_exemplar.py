@@ -9,8 +9,8 @@ from torch import nn
 from pearl.data.batches import Batch
 from pearl.errors import ConfigError
 from pearl.export.programs import network
+from pearl.methods.common.class_moments import class_covariances
 from pearl.methods.common.rotations import turned, turned_labels
-from pearl.methods.common.statistics import class_covariances
 from pearl.methods.common.teacher import frozen
 from pearl.methods.prototypes import ssre
 from pearl.methods.prototypes.il2a import IL2A, mixed

@@ -21,7 +21,7 @@ from pearl.export import export
 from pearl.export.trained import Trained
 from pearl.methods.bounds.finetune import Finetune
 from pearl.methods.bounds.isolation import Isolation
-from pearl.methods.common.statistics import ClassStatistics
+from pearl.methods.common.class_moments import ClassMoments
 from pearl.methods.prototypes.closed_form import correlation, mahalanobis, nearest_mean, ridge, shrink
 from pearl.methods.prototypes.fecam import FeCam
 from pearl.methods.prototypes.fetril import FeTril, pseudo_features
@@ -81,7 +81,7 @@ def test_streaming_statistics_are_those_of_all_at_once(seed, sizes, shift):
     rng = np.random.default_rng(seed)
     count, dim, classes = sum(sizes), 5, 3
     features, labels = rng.normal(shift, 1.0, (count, dim)), rng.integers(0, classes, count)
-    statistics = ClassStatistics(dim, covariance=True)
+    statistics = ClassMoments(dim, covariance=True)
     statistics.grow(classes, torch.device("cpu"))
     for x, y in zip(torch.tensor(features).split(sizes), torch.tensor(labels).split(sizes), strict=True):
         statistics.update(x, y)
@@ -97,7 +97,7 @@ def test_streaming_statistics_are_those_of_all_at_once(seed, sizes, shift):
 
 
 def test_statistics_stand_in_order_of_arrival_and_take_their_size_from_the_file():
-    statistics = ClassStatistics(2, covariance=True)
+    statistics = ClassMoments(2, covariance=True)
     for t, classes in enumerate([2, 3]):
         statistics.grow(classes, torch.device("cpu"))
         statistics.update(torch.arange(classes)[:, None] + torch.full((classes, 2), 10.0 * t), torch.arange(classes))
@@ -106,7 +106,7 @@ def test_statistics_stand_in_order_of_arrival_and_take_their_size_from_the_file(
     assert (statistics.columns(0), statistics.columns(1)) == (slice(0, 2), slice(2, 5))
     assert statistics.means().dtype == torch.float64
 
-    fresh = ClassStatistics(2, covariance=True)
+    fresh = ClassMoments(2, covariance=True)
     fresh.load_state_dict(load(save(statistics.state_dict())), strict=True)
     assert torch.equal(fresh.means(), statistics.means()) and len(fresh) == 2
 

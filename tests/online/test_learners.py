@@ -9,9 +9,9 @@ from torch import Tensor
 
 from pearl.data.batches import derive_seed
 from pearl.errors import ConfigError
-from pearl.online.frozen import NearestMean, RanPac, Slda
+from pearl.online.frozen import OnlineNearestMean, OnlineRanPac, Slda
 from pearl.online.learner import Learner, Setup
-from pearl.online.pearl import OnlinePearl
+from pearl.online.online_pearl import OnlinePearl
 from pearl.settings.config import check_config
 from pearl.settings.parts import LEARNERS
 from pearl.testing.tiny import config, small_resnet, small_vit
@@ -153,7 +153,7 @@ def test_streaming_lda_is_lda(layers: str) -> None:
 def test_nearest_mean_is_the_nearest_mean() -> None:
     batches = stream()
     made = learner("ncm")
-    assert isinstance(made, NearestMean)
+    assert isinstance(made, OnlineNearestMean)
     feed(made, batches)
     x, y = features(made, batches)
     means = np.stack([x[y == c].mean(0) for c in range(3)])
@@ -164,7 +164,7 @@ def test_nearest_mean_is_the_nearest_mean() -> None:
 def test_ranpac_is_ridge_regression() -> None:
     batches = stream()
     made = learner("ranpac")
-    assert isinstance(made, RanPac)
+    assert isinstance(made, OnlineRanPac)
     feed(made, batches)
     x, y = features(made, batches)
     z = np.maximum(x @ made.features.matrix.double().numpy(), 0)

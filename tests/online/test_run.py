@@ -13,7 +13,7 @@ from pearl.data.protocols import arrival_order
 from pearl.errors import ConfigError, RunError
 from pearl.evaluation.online_metrics import a_auc
 from pearl.lifecycle.runs import prepare
-from pearl.online.run import Arrivals, OnlineRun, execute
+from pearl.online.stream_run import Arrivals, OnlineRun, execute
 from pearl.settings.config import OnlineRunConfig, check_config, load_config
 from pearl.storage.checkpoint import read_part
 from pearl.storage.run_directory import RunDirectory

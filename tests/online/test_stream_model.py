@@ -12,7 +12,7 @@ from PIL import Image
 import pearl
 from pearl.errors import ConfigError, DataError, RunError
 from pearl.online.arriving import listed
-from pearl.online.model import StreamModel, Taken
+from pearl.online.stream_model import Intake, StreamModel
 from pearl.storage.run_directory import RunDirectory
 
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
@@ -166,16 +166,16 @@ def test_a_late_file_is_learnt_after_the_others_and_none_twice(tmp_path: Path) -
     for i, (image, name) in enumerate(zip(images, names, strict=True)):
         save(tmp_path / "photos" / name / f"{i}.png", image, seconds=1000 + i)
     model = stream(tmp_path / "shop", learner="ncm")
-    assert model.observe_files(tmp_path / "photos") == Taken(learnt=8)
+    assert model.observe_files(tmp_path / "photos") == Intake(learnt=8)
     save(tmp_path / "photos" / "blue" / "late.png", images[0], seconds=1003)
     again = pearl.stream(tmp_path / "shop", device="cpu")
-    assert again.observe_files(tmp_path / "photos") == Taken(learnt=1)
+    assert again.observe_files(tmp_path / "photos") == Intake(learnt=1)
     assert again.seen == 9 and again.classes == ["red", "green", "blue"]
-    assert again.observe_files(tmp_path / "photos") == Taken()  # nothing is new
+    assert again.observe_files(tmp_path / "photos") == Intake()  # nothing is new
     os.utime(tmp_path / "photos" / "blue" / "late.png", (2000, 2000))
-    assert again.observe_files(tmp_path / "photos") == Taken() and again.seen == 9
+    assert again.observe_files(tmp_path / "photos") == Intake() and again.seen == 9
     (tmp_path / "photos" / "blue" / "late.png").rename(tmp_path / "photos" / "red" / "late.png")
-    assert again.observe_files(tmp_path / "photos") == Taken(learnt=1)  # with its right class
+    assert again.observe_files(tmp_path / "photos") == Intake(learnt=1)  # with its right class
 
 
 def save(file: Path, image: np.ndarray, *, seconds: int) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pearl.online.spaces import StreamingSpace, joint_log_probabilities, left_out_scores
-from pearl.online.statistics import StreamingStatistics, discriminants
+from pearl.online.streaming_statistics import StreamingStatistics, discriminants
 from pearl.online.window import Window, confused_classes
 
 pytestmark = pytest.mark.slow

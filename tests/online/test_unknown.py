@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from pearl.methods.common.scatter import shrinkage
-from pearl.online.statistics import StreamingStatistics
+from pearl.online.streaming_statistics import StreamingStatistics
 from pearl.online.unknown import Fits, left_out_fits
 
 P = 5

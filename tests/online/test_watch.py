@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from test_stream_model import photos, same_bits, save, stream
 
-import pearl.online.model
+import pearl.online.stream_model
 from pearl.errors import ConfigError, RunError
 from pearl.online import arriving
-from pearl.online.model import StreamModel, Taken
+from pearl.online.stream_model import Intake, StreamModel
 from pearl.storage.run_directory import RunDirectory
 
 Step = Callable[[], object]
@@ -49,8 +49,8 @@ def add(folder: Path, rows: Sequence[int], *, seconds: int = 1000, name: str = "
     return lambda: [save(folder / (name or names[i]) / f"{i}.png", images[i], seconds=seconds + i) for i in rows]
 
 
-def watched(model: StreamModel, folder: Path) -> list[Taken]:
-    found: list[Taken] = []
+def watched(model: StreamModel, folder: Path) -> list[Intake]:
+    found: list[Intake] = []
     with pytest.raises(Ends):
         for taken in model.watch(folder):
             found.append(taken)  # noqa: PERF402 - what came before the end stays
@@ -68,7 +68,7 @@ def test_files_are_learnt_in_the_order_of_their_arrival(tmp_path: Path, script: 
     folder.mkdir()
     script += [add(folder, [5, 2, 9]), nothing, add(folder, [7, 1]), nothing, nothing]
     model = stream(tmp_path / "shop", learner="ncm")
-    assert watched(model, folder) == [Taken(learnt=3), Taken(learnt=2)]
+    assert watched(model, folder) == [Intake(learnt=3), Intake(learnt=2)]
     assert journal(model) == ["2", "5", "9", "1", "7"] and model.classes == ["red", "green"]
 
 
@@ -89,7 +89,7 @@ def test_a_file_that_is_still_written_waits(tmp_path: Path, script: list[Step]) 
         file.write_bytes(whole)
 
     script += [grows, ends, lambda: model.seen == 0 or pytest.fail("one look is not enough"), nothing]
-    assert watched(model, folder) == [Taken(learnt=1)]
+    assert watched(model, folder) == [Intake(learnt=1)]
 
 
 def test_bad_files_are_reported_once_and_again_when_they_change(tmp_path: Path, script: list[Step]) -> None:
@@ -103,7 +103,7 @@ def test_bad_files_are_reported_once_and_again_when_they_change(tmp_path: Path, 
     assert len(first.problems) == len(second.problems) == 1 and str(bad) in first.problems[0]
     again = StreamModel(model.path, model.config, device="cpu")
     script += [nothing, nothing, lambda: save(bad, photos()[0][0], seconds=5), nothing, nothing]
-    assert watched(again, folder) == [Taken(learnt=1)]  # nothing is said of what has not changed
+    assert watched(again, folder) == [Intake(learnt=1)]  # nothing is said of what has not changed
 
 
 def arrivals(folder: Path) -> list[Step]:
@@ -122,7 +122,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StreamModel:
     model = stream(folder.parent / "whole", learner=GROWS)
     steps = [*arrivals(folder), nothing, nothing]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pearl.online.model, "BATCH", 4)
+        patch.setattr(pearl.online.stream_model, "BATCH", 4)
         patch.setattr(arriving, "sleep", lambda _: steps.pop(0)() if steps else end())
         assert [one.learnt for one in watched(model, folder)] == [4, 4, 1, 3, 4, 4, 1]
     assert model.learner.facts()["grown_at"] == [8]
@@ -138,7 +138,7 @@ def test_a_kill_at_any_image_leads_to_the_same_bits(
     tmp_path: Path, script: list[Step], monkeypatch: pytest.MonkeyPatch, whole: StreamModel, at: str, kill: int
 ) -> None:
     """Also if other files arrive before it watches again, and in the batch in which a sub-network is trained."""
-    monkeypatch.setattr(pearl.online.model, "BATCH", 4)
+    monkeypatch.setattr(pearl.online.stream_model, "BATCH", 4)
     folder = tmp_path / "photos"
     folder.mkdir()
     script += [*arrivals(folder), nothing, nothing]
@@ -151,7 +151,7 @@ def test_a_kill_at_any_image_leads_to_the_same_bits(
             raise Ends
         real(*args)
 
-    target: Any = model.learner if at == "observe" else pearl.online.model
+    target: Any = model.learner if at == "observe" else pearl.online.stream_model
     real = getattr(target, at)
     with monkeypatch.context() as patch:
         patch.setattr(target, at, until_killed)
@@ -170,12 +170,12 @@ def test_files_that_go_before_they_are_learnt_may_come_again(tmp_path: Path, mon
     add(folder, range(8))()
     model = stream(tmp_path / "shop", learner="ncm")
     with monkeypatch.context() as patch:
-        patch.setattr(pearl.online.model, "store", lambda *_: (_ for _ in ()).throw(Ends))
+        patch.setattr(pearl.online.stream_model, "store", lambda *_: (_ for _ in ()).throw(Ends))
         with pytest.raises(Ends):
             model.observe_files(folder)
     assert model.seen == 0 and len(journal(model)) == 8  # it is as it is stored
     (folder / "red" / "0.png").rename(folder / "green" / "0.png")
-    assert model.observe_files(folder) == Taken(learnt=8) and len(journal(model)) == 8
+    assert model.observe_files(folder) == Intake(learnt=8) and len(journal(model)) == 8
     assert model.classes == ["green", "red"] and model.learner.counts.tolist() == [5, 3]  # type: ignore[operator,union-attr]
     RunDirectory(model.path).arrivals_file.write_text("")
     with pytest.raises(RunError, match="has 0 lines, but 8 files were taken up"):
@@ -280,7 +280,7 @@ def test_the_folder_without_a_class_has_a_name_of_ones_own(tmp_path: Path, folde
     learner = {"name": "pearl", "projection": 8}
     (folder / "unlabelled").rename(folder / "inbox")
     model = stream(tmp_path / "shop", learner=learner)
-    assert model.observe_files(folder, unlabelled="inbox") == Taken(learnt=40, scored=6, unknown=5)
+    assert model.observe_files(folder, unlabelled="inbox") == Intake(learnt=40, scored=6, unknown=5)
     assert len(model.unknown_files()) == 5
     (folder / "44.png").unlink()
     assert len(model.unknown_files()) == 4
@@ -289,7 +289,7 @@ def test_the_folder_without_a_class_has_a_name_of_ones_own(tmp_path: Path, folde
     (found,) = model._score([one for one in arriving.scan(folder, "inbox") if not one.name])
     assert found.scored == 0 and len(found.problems) == 1  # only what has changed is scored again
     other = stream(tmp_path / "other", learner="slda")
-    assert other.observe_files(folder, unlabelled="inbox") == Taken(learnt=40)
+    assert other.observe_files(folder, unlabelled="inbox") == Intake(learnt=40)
     with pytest.raises(ConfigError, match="the learner slda cannot detect unknown images; pearl can"):
         other.threshold(0.05)
 

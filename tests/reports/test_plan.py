@@ -9,7 +9,7 @@ from torch import nn
 from pearl.errors import ConfigError
 from pearl.reports.plan import activation_bytes, plan, timed_pass
 from pearl.settings.config import load_config
-from pearl.tables.objects import seconds
+from pearl.tables.model_values import seconds
 from pearl.testing.tiny import config
 from pearl.training.engine import Engine
 from zoo import needs_bf16

@@ -22,8 +22,8 @@ from pearl.lifecycle.runs import Run, execute
 from pearl.reports import compared, plots
 from pearl.reports import page as page_of
 from pearl.reports.compared import compare, groups
+from pearl.reports.html import Table, shown
 from pearl.reports.page import about_run, page, write
-from pearl.reports.parts import Table, shown
 from pearl.reports.records import metric_title, read, read_all
 from pearl.settings.config import load_config
 from photos import learn

@@ -9,7 +9,7 @@ import pytest
 
 import pearl
 from pearl.lifecycle import undo
-from pearl.serve import jobs
+from pearl.serve import learning_jobs
 from pearl.storage.locks import locked
 from pearl.storage.run_directory import RunDirectory
 from photos import SETTINGS, digit, folders, write_photos
@@ -120,7 +120,7 @@ def test_one_change_at_a_time(two, forks, monkeypatch):
     with served(two) as client:
         job = learn(client, [("four", png(image)) for image in digit(4)[:8]])
         busy = client.post("/v1/undo", json={})
-        assert busy.status_code == 409 and busy.json()["error"] == jobs.BUSY
+        assert busy.status_code == 409 and busy.json()["error"] == learning_jobs.BUSY
         client.delete(f"/v1/jobs/{job}")
         assert ended(client, job)["state"] == "cancelled"
         with locked(two):

@@ -11,7 +11,7 @@ import pytest
 from pearl.errors import ConfigError, DataError, RunError
 from pearl.storage.files import open_regular, read_json
 from pearl.storage.paths import as_path, find, runs_root
-from pearl.storage.schemas import Classes, Environment, Results, Task
+from pearl.storage.schemas import Classes, Environment, Results, TaskManifest
 from pearl.storage.stored_task import MANIFEST
 from pearl.storage.tabular import cell, rows_as_csv
 
@@ -58,7 +58,7 @@ def write(tmp_path, value):
 
 def test_what_is_right_comes_as_it_is_written(tmp_path):
     odd = TASK | {"classes": ["cat", "\udcff", "\x1b[31m"], "of a later version": {"a": [None]}}
-    assert read_json(write(tmp_path, odd), Task) == odd
+    assert read_json(write(tmp_path, odd), TaskManifest) == odd
 
 
 @pytest.mark.parametrize(
@@ -84,13 +84,13 @@ def test_what_is_right_comes_as_it_is_written(tmp_path):
 )
 def test_a_manifest_of_another_shape(change, where, tmp_path):
     with pytest.raises(RunError, match=rf"manifest\.json: damaged \({where.replace('.', '[.]')}: .*; restore it"):
-        read_json(write(tmp_path, TASK | change), Task)
+        read_json(write(tmp_path, TASK | change), TaskManifest)
 
 
 @pytest.mark.parametrize("key", ["name", "classes", "parameters", "bytes", "sha256", "tensors", "task", "seconds"])
 def test_a_manifest_that_lacks_something(key, tmp_path):
     with pytest.raises(RunError, match=rf"damaged \({key}: field required\)"):
-        read_json(write(tmp_path, {name: value for name, value in TASK.items() if name != key}), Task)
+        read_json(write(tmp_path, {name: value for name, value in TASK.items() if name != key}), TaskManifest)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"format": true}', '{"format": 1.0}', "[1]", "\xff", "9" * 5000, ""])

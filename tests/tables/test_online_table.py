@@ -7,7 +7,7 @@ import pytest
 from pearl.lifecycle.runs import execute
 from pearl.storage.durations import total_seconds
 from pearl.storage.run_directory import RunDirectory
-from pearl.tables.objects import CPU_CORE, seconds
+from pearl.tables.model_values import CPU_CORE, seconds
 from pearl.tables.show import page
 from pearl.tables.spec import OF_STREAMS, read
 from pearl.tables.values import Missing, fill

@@ -31,11 +31,11 @@ from pearl.settings.declared import declared
 from pearl.storage.files import read_json
 from pearl.tables import spec
 from pearl.tables.listing import listing
-from pearl.tables.measured import measured
 from pearl.tables.missing import measure, run_missing
-from pearl.tables.objects import CPU_CORE, GPU, parameters, seconds
+from pearl.tables.model_values import CPU_CORE, GPU, parameters, seconds
+from pearl.tables.run_metrics import measured
 from pearl.tables.show import FORMATS, page, write
-from pearl.tables.spec import OF_LAYERS, OF_STREAMS, OF_TASKS, SIZES, Printed, Request, Table, names, read, sized
+from pearl.tables.spec import OF_LAYERS, OF_STREAMS, OF_TASKS, SIZES, PaperTable, Printed, Request, names, read, sized
 from pearl.tables.values import Cell, Filled, Missing, chance, difference, fill, verdict
 from pearl.tables.words import about, lines
 
@@ -150,7 +150,7 @@ SMALLEST: dict[str, Any] = {
 )
 def test_a_wrong_file_is_told(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        Table.model_validate(SMALLEST | changes)
+        PaperTable.model_validate(SMALLEST | changes)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ def test_a_changed_value_would_be_seen() -> None:
 
 @needs_source
 def test_tables_and_figures_have_the_papers_numbers() -> None:
-    for kind, title in (("table", "Table"), ("figure", "Figure")):
+    for kind, title in (("table", "PaperTable"), ("figure", "Figure")):
         labels = [re.findall(r"\\label\{([^}]*)\}", text)[-1] for text in environments(kind)]
         ours = {read(name).label: read(name).where for name in TABLES if read(name).where.startswith(title)}
         assert ours == {label: f"{title} {number}" for number, label in enumerate(labels, start=1)}
@@ -258,7 +258,7 @@ def test_ranks_that_depend_on_data_cannot_be_counted() -> None:
 # -------------------------------------------------------------------------------------- empty, partial, complete
 
 TINY = ("backbone.width=4", "train.epochs=1", "train.phases.probe.epochs=1", "stream.per_class=8", "seed=0")[:-1]
-MINE = Table.model_validate(
+MINE = PaperTable.model_validate(
     SMALLEST
     | {
         "rows_are": "method",
@@ -483,7 +483,7 @@ def test_a_claim_that_nothing_can_decide_is_refused() -> None:
             spec.Claim(text="All is well.", **wrong)
 
 
-def printed(table: spec.Table, place: spec.CellKey) -> float | None:
+def printed(table: spec.PaperTable, place: spec.CellKey) -> float | None:
     (row,) = [row for row in table.rows if row.name == place[0]]
     at = [column.id for column in table.columns].index(place[1])
     value = row.paper[at] if row.paper else None
@@ -677,7 +677,7 @@ def test_every_table_is_written_in_every_format_without_a_run(name: str, tmp_pat
         assert write(filled, tmp_path / f"{name}{ending}").stat().st_size > 0
 
 
-FIGURE = Table.model_validate(
+FIGURE = PaperTable.model_validate(
     SMALLEST
     | {
         "kind": "figure",

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from pearl.methods import Method, Phase
 from pearl.methods.common.average import Average
-from pearl.nn.task_modules import Classifier
+from pearl.nn.task_modules import LinearHead
 from pearl.testing.conformance import Watch, checks
 from pearl.testing.tiny import learn, small_resnet
 
@@ -31,7 +31,7 @@ class Penalised(Method):
 
     def learn(self, task):
         head = self.heads.grow(len(task.classes))
-        copy = Classifier(self.heads.dim, len(task.classes))
+        copy = LinearHead(self.heads.dim, len(task.classes))
         yield Phase("warm", copy.parameters(), lambda batch: self.own(copy, task, batch), extra=copy)
         if self.broken != "phase":
             head.load_state_dict(copy.state_dict())

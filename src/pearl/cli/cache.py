@@ -19,7 +19,7 @@ def command(
     pearl cache
     pearl cache --empty
     """
-    from pearl.reports.phases import kept
+    from pearl.reports.cached_phases import kept
     from pearl.storage import phases
 
     folder = phases.folder()

@@ -49,7 +49,7 @@ def command(
     """
     from pearl.errors import ConfigError, printable
     from pearl.lifecycle.discovery import check_list, discover
-    from pearl.lifecycle.model import Model
+    from pearl.lifecycle.model import StoredModel
     from pearl.lifecycle.predict import named
     from pearl.lifecycle.saved import read_config
     from pearl.reports.discovered import write
@@ -72,12 +72,12 @@ def command(
     files: Sequence[str | Path] = [*named(paths, sys.stdin, say=say)] if paths else []
     opened: Describer
     if of_stream:
-        from pearl.online.model import open_stream
+        from pearl.online.stream_model import open_stream
 
         streaming = open_stream(model, device=device)
         opened, files = streaming, files or streaming.unknown_files()
     else:
-        opened = Model.open(model, tasks=tasks, device=device, method=method)
+        opened = StoredModel.open(model, tasks=tasks, device=device, method=method)
     discovery = discover(opened, files, unknown_rate=unknown_rate)
     if as_csv is not None:
         write_file(as_csv, discovery.as_csv().encode(), fix="choose another path with --csv")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from pearl.sweeps.jobs import Outcome
+    from pearl.sweeps.jobs import JobResult
 
 
 @contextmanager
-def failures_listed(outcomes: "Sequence[Outcome]") -> Iterator[None]:
+def failures_listed(outcomes: "Sequence[JobResult]") -> Iterator[None]:
     """List the failed runs after everything that is printed here, even if that raises."""
     from pearl.errors import printable
     from pearl.sweeps.jobs import failures

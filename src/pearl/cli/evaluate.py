@@ -37,14 +37,14 @@ def command(
     pearl evaluate shop --data test_photos
     pearl evaluate shop --data test_photos -o test.html
     """
-    from pearl.lifecycle.model import Model
+    from pearl.lifecycle.model import StoredModel
     from pearl.reports.evaluated import write
     from pearl.reports.text import evaluation_json, evaluation_page
     from pearl.storage.files import HTML, check_output
 
     if output is not None:
         check_output(output, HTML, "page")
-    opened = Model.open(model, tasks=tasks, device=device, method=method)
+    opened = StoredModel.open(model, tasks=tasks, device=device, method=method)
     if opened.first_answer:
         typer.echo(f"pearl: note: {opened.first_answer}", err=True)
     evaluation = opened.evaluate(data, unknown_rate=unknown_rate, aliases=aliases_of(alias), nested=nested)

@@ -139,7 +139,7 @@ def command(
     from pearl.lifecycle.accuracy_estimate import measured
     from pearl.lifecycle.choices import LearnOptions
     from pearl.lifecycle.learning import learn
-    from pearl.lifecycle.model import Model
+    from pearl.lifecycle.model import StoredModel
     from pearl.reports.learning_summary import ending
     from pearl.reports.logs import logged
     from pearl.reports.progress import display
@@ -165,7 +165,7 @@ def command(
         learn(model, data, options, device=device, plan=typer.echo)
         return
     learn(model, data, options, device=device, show=logged(display(quiet), log or [], model), minutes=store_every)
-    grown = Model.open(model, device=device, method=method)
+    grown = StoredModel.open(model, device=device, method=method)
     new = grown.tasks[-1]
     shown = counted(len(new.classes), "class") if new.classes else "known classes again"
     counts = f"{shown}, {len(grown.classes):,} in all"

@@ -55,21 +55,21 @@ def command(
         typer.echo(f"pearl: {printable(line)}", err=True)
 
     files = named(paths, sys.stdin, say=say)
-    from pearl.lifecycle.model import Model
+    from pearl.lifecycle.model import StoredModel
     from pearl.lifecycle.saved import read_config
     from pearl.settings.config import OnlineModelConfig
 
     times["import"] = time.perf_counter()
     rate: float | Literal["auto"] | None = None if no_unknown else "auto" if unknown_rate is None else unknown_rate
     if isinstance(read_config(model), OnlineModelConfig):
-        from pearl.online.model import open_stream
+        from pearl.online.stream_model import open_stream
 
         if tasks is not None:
             raise ConfigError(f"--tasks {tasks}: {model} learns from a stream, without tasks; leave it out")
         opened: Any = open_stream(model, device=device)
         rate, scored = unknown_rate, False
     else:
-        opened = Model.open(model, tasks=tasks, device=device, method=method)
+        opened = StoredModel.open(model, tasks=tasks, device=device, method=method)
         if task is not None:
             opened.task_index(task)  # a wrong name is reported before the weights are read
         scored = opened.has_ood_scores and not no_unknown

@@ -32,7 +32,7 @@ def command(
         begun(f"resume {directory}", quiet)
     from pearl.lifecycle.changing import complete_interrupted
     from pearl.lifecycle.learning import resume
-    from pearl.lifecycle.model import Model
+    from pearl.lifecycle.model import StoredModel
     from pearl.lifecycle.runs import execute
     from pearl.lifecycle.saved import check_method, read_config
     from pearl.reports.learning_summary import ending
@@ -53,8 +53,8 @@ def command(
             f"{directory}: learns from a stream; the command that gave it images continues after the last"
         )
     if isinstance(config, OnlineRunConfig):
-        from pearl.online.run import execute as execute_online
-        from pearl.reports.online import online_page
+        from pearl.online.stream_run import execute as execute_online
+        from pearl.reports.streams import online_page
 
         typer.echo(online_page(execute_online(config, path=directory, device=device, show=display(quiet))))
         return
@@ -69,4 +69,4 @@ def command(
         resume(directory, device=device, show=show, minutes=store_every)
         typer.echo(f"learnt; stored in {directory}")
         if not quiet:
-            typer.echo(ending(Model.open(directory, device=device, method=method)))
+            typer.echo(ending(StoredModel.open(directory, device=device, method=method)))

@@ -68,9 +68,9 @@ def command(
         if dry_run or devices > 1:
             option = "--dry-run" if dry_run else f"--devices {devices}"
             raise ConfigError(f"{option}: not for a run with hidden task boundaries; leave it out")
-        from pearl.online.run import execute as execute_online
-        from pearl.reports.online import online_page
+        from pearl.online.stream_run import execute as execute_online
         from pearl.reports.progress import display
+        from pearl.reports.streams import online_page
 
         typer.echo(online_page(execute_online(config, device=device, show=display(quiet))))
         return

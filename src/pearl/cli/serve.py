@@ -44,7 +44,7 @@ def command(
     missing = [package for package in ("fastapi", "uvicorn", "python_multipart") if find_spec(package) is None]
     if missing:
         raise ConfigError(f'serve needs {", ".join(missing)}, not installed: pip install "pearl[serve]"')
-    from pearl.serve.run import serve
+    from pearl.serve.serving import serve
 
     serve(
         model,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from pearl.online.model import StreamModel, Taken
+    from pearl.online.stream_model import Intake, StreamModel
 
 
 def learn_from_stream(
@@ -20,7 +20,7 @@ def learn_from_stream(
     quiet: bool,
 ) -> None:
     """Learn from the images of a list or folder; with `every`, also from new ones, looked for every so many seconds."""
-    from pearl.online.model import open_stream
+    from pearl.online.stream_model import open_stream
     from pearl.reports.progress import display
     from pearl.settings.config import parse_overrides
 
@@ -39,7 +39,7 @@ def learn_from_stream(
         raise typer.Exit(1)
 
 
-def _report(made: "StreamModel", taken: "Taken", *, quiet: bool) -> None:
+def _report(made: "StreamModel", taken: "Intake", *, quiet: bool) -> None:
     """Print what was taken up; --quiet leaves the files that cannot be read."""
     from pearl.errors import counted, printable
 

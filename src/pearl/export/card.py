@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from pearl.errors import counted, printable
-from pearl.lifecycle.model import Model
+from pearl.lifecycle.model import StoredModel
 from pearl.settings.config import RunConfig
 from pearl.settings.registry import readable
 from pearl.storage.run_directory import RunDirectory
@@ -50,7 +50,7 @@ HOW = {
 }
 
 
-def card(model: Model, load: str, *, export: bool = True) -> str:
+def card(model: StoredModel, load: str, *, export: bool = True) -> str:
     """Return the card of a model; `load` is the part about loading it, as Markdown.
 
     Raises:
@@ -83,7 +83,7 @@ def load_section(kind: str, *, file: str = "", repo: str = "", name: str = "") -
     return LOAD[kind].format(file=file, repo=repo, name=name)
 
 
-def _header(model: Model) -> dict[str, Any]:
+def _header(model: StoredModel) -> dict[str, Any]:
     known, _ = _licence(model)
     base = _pretrained(model)
     return {
@@ -95,7 +95,7 @@ def _header(model: Model) -> dict[str, Any]:
     }
 
 
-def _pretrained(model: Model) -> Any:
+def _pretrained(model: StoredModel) -> Any:
     """Return timm's facts about the pretrained weights; None if there are none, or they came from a file."""
     backbone = model.config.backbone
     kind, _, name = str(backbone["name"]).partition("/")
@@ -106,7 +106,7 @@ def _pretrained(model: Model) -> Any:
     return timm.models.get_pretrained_cfg(name, allow_unregistered=True)
 
 
-def _licence(model: Model) -> tuple[str, str]:
+def _licence(model: StoredModel) -> tuple[str, str]:
     """Return the licence of the weights in the Hub's notation, empty if it is not known, and a sentence about it."""
     facts, backbone = _pretrained(model), model.config.backbone
     owner = "The owner of the model chooses the licence of what was learnt from the images."
@@ -122,14 +122,14 @@ def _licence(model: Model) -> tuple[str, str]:
     return "", f"The network was trained from random weights. {owner}"
 
 
-def _tasks(model: Model) -> Iterator[list[str]]:
+def _tasks(model: StoredModel) -> Iterator[list[str]]:
     learnt_at = RunDirectory(model.path).learnt_at
     for index, task in enumerate(model.tasks):
         images = "not recorded" if task.images is None else f"{task.images:,}"
         yield [task.name, ", ".join(task.classes), ", ".join(task.also), images, learnt_at.get(index, "")[:10]]
 
 
-def _accuracy(model: Model) -> Iterator[str]:
+def _accuracy(model: StoredModel) -> Iterator[str]:
     """Yield a table of figures with their conditions, and what they do not cover."""
     rows = [*_of_run(model), *_estimated(model)]
     if not rows:
@@ -139,7 +139,7 @@ def _accuracy(model: Model) -> Iterator[str]:
     yield "The figures hold for images like those that were learnt: other cameras and places can give far lower ones."
 
 
-def _of_run(model: Model) -> Iterator[list[str]]:
+def _of_run(model: StoredModel) -> Iterator[list[str]]:
     """Yield the test accuracy of a run after the model's newest task."""
     stages = RunDirectory(model.path).results["stages"] if isinstance(model.config, RunConfig) else []
     count = len(model.tasks)
@@ -153,7 +153,7 @@ def _of_run(model: Model) -> Iterator[list[str]]:
         yield [f"accuracy {words}", share, f"{tests}, after {counted(count, 'task')}, seed {model.config.seed}"]
 
 
-def _estimated(model: Model) -> Iterator[list[str]]:
+def _estimated(model: StoredModel) -> Iterator[list[str]]:
     """Yield the estimate that learning the newest task ended with."""
     outcome = model.outcome
     if outcome is None:
@@ -174,7 +174,7 @@ def _estimated(model: Model) -> Iterator[list[str]]:
     yield ["calibration error", f"{outcome.calibration_error:.1f} points", f"of the probabilities, {how}"]
 
 
-def _unknown(model: Model) -> Iterator[str]:
+def _unknown(model: StoredModel) -> Iterator[str]:
     """Yield the expected share of known images that are called unknown."""
     if expected := model.tasks[-1].manifest.get("refused"):
         low, high = expected

@@ -13,7 +13,7 @@ from pearl.errors import ExportError, counted, printable
 from pearl.export.card import card, load_section
 from pearl.export.trained import FACTS
 from pearl.export.verbs import card_file
-from pearl.lifecycle.model import Model
+from pearl.lifecycle.model import StoredModel
 from pearl.storage.checkpoint import FILES
 from pearl.storage.files import read_regular
 from pearl.storage.locks import is_held
@@ -99,7 +99,7 @@ def _of_model(directory: RunDirectory, repository: str, method: str | None) -> d
     path = directory.path
     if is_held(path):
         raise ExportError(f"{path}: a process is changing it; push it when that has ended")
-    model = Model.open(path, method=method)
+    model = StoredModel.open(path, method=method)
     if model.first_answer:
         raise ExportError(
             f"{path}: {model.first_answer}; push it when it is trained, or take it back with `pearl undo`"

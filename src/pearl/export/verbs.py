@@ -17,7 +17,7 @@ from pearl.export.adapters import write_peft
 from pearl.export.card import card, load_section
 from pearl.export.programs import write_onnx, write_torch
 from pearl.export.trained import FACTS, Trained
-from pearl.lifecycle.model import Model
+from pearl.lifecycle.model import StoredModel
 from pearl.settings.config import ModelConfig, RunConfig
 from pearl.settings.parts import SOURCES
 from pearl.settings.registry import nearest
@@ -53,7 +53,7 @@ def export_directory(
     path = Path(name)
     if not path.exists() and (runs_root() / name).is_dir():
         path = runs_root() / name
-    opened = Model.open(path, tasks=upto, method=method)
+    opened = StoredModel.open(path, tasks=upto, method=method)
     tasks = [{"name": task.name, "classes": list(task.classes)} for task in opened.tasks]
     model = Trained(opened.method, opened.config.images, tasks, opened.config.backbone)
     raw, origin = check_images(opened.config, images)

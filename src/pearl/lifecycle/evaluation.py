@@ -29,7 +29,7 @@ BATCH = 64  # images decoded and predicted at a time
 Data = Any  # the inputs of `given`, or a list of folders
 
 
-class Predictor(Protocol):
+class EvaluatedModel(Protocol):
     """The part of a model that `evaluate` uses; `Model` in model.py has it."""
 
     config: ModelConfig
@@ -201,7 +201,7 @@ def percent(part: float, whole: float) -> float:
 
 
 def evaluate(
-    model: Predictor,
+    model: EvaluatedModel,
     data: Data,
     *,
     unknown_rate: float = UNKNOWN_RATE,
@@ -294,7 +294,7 @@ def _counted(
     ]
 
 
-def _strange(model: Predictor, parts: Sequence[Inputs]) -> tuple[list[str], list[str]]:
+def _strange(model: EvaluatedModel, parts: Sequence[Inputs]) -> tuple[list[str], list[str]]:
     """Return the unknown classes of the images, if the model can detect them, and notes on them.
 
     Raises:

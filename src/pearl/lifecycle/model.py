@@ -59,7 +59,7 @@ class Prediction:
         return self.classes[0]
 
 
-class Model:
+class StoredModel:
     """A model that can learn more tasks. `pearl learn` or `pearl run` creates it, `pearl.load` opens it."""
 
     def __init__(self, path: Path, config: ModelConfig, tasks: list[StoredTask], device: torch.device) -> None:

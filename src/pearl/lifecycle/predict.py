@@ -14,7 +14,7 @@ from pearl.errors import DataError, printable
 from pearl.storage.tabular import rows_as_csv
 
 if TYPE_CHECKING:
-    from pearl.lifecycle.model import Model, Prediction
+    from pearl.lifecycle.model import Prediction, StoredModel
 
 Write = Callable[[Path, "Prediction"], None]
 
@@ -48,7 +48,7 @@ def named(
 
 
 def predict_files(
-    model: "Model",
+    model: "StoredModel",
     files: list[Path],
     write: Write,
     *,

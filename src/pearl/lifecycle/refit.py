@@ -20,7 +20,7 @@ from pearl.settings.config import RunConfig, check_config
 from pearl.storage.checkpoint import WEIGHTS, read_files
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.schemas import Part
+from pearl.storage.schemas import WeightFile
 from pearl.storage.stored_task import read_manifest
 from pearl.training.engine import Engine, Observer
 from pearl.training.resume import Resume
@@ -46,7 +46,7 @@ def refit(
         raise RunError(f"{source}: has unfinished tasks; finish it with: pearl resume {source}")
     config = refitted(run.config, classifier)
     precision = run.directory.environment["precision"]
-    return execute(config, device=device, show=show, engine=partial(Taken, run), precision=precision)
+    return execute(config, device=device, show=show, engine=partial(LoadingEngine, run), precision=precision)
 
 
 def run_or_refit(config: RunConfig, *, show: Observer | None = None, minutes: float = 10.0) -> Run:
@@ -122,7 +122,7 @@ def _tasks(trained: int | Literal["all"]) -> str:
     return "all tasks" if trained == "all" else counted(trained, "task")
 
 
-class Taken(Engine):
+class LoadingEngine(Engine):
     """Trains nothing: a task's tensors come from a run that has learnt it, with its training time in seconds."""
 
     def __init__(self, source: Run, *args: Any, **kwargs: Any) -> None:
@@ -138,7 +138,7 @@ class Taken(Engine):
         resume.begin(method, task.id)
         state = dict(method.state_dict())
         for folder in self.parts[0 if task.id == 0 else task.id + 1 : task.id + 2]:
-            weights = read_files(folder, read_manifest(folder, Part), {WEIGHTS})
+            weights = read_files(folder, read_manifest(folder, WeightFile), {WEIGHTS})
             state |= {name: value for name, value in weights.items() if not name.startswith("class_statistics.")}
         method.load_state_dict(state, strict=True)
         self.to_device(method).requires_grad_(False)

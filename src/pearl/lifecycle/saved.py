@@ -22,7 +22,7 @@ from pearl.settings.registry import readable
 from pearl.storage.checkpoint import load_state, read_part, sha256
 from pearl.storage.files import FORMAT, read_json
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.schemas import Classes, Part, Reference, Task
+from pearl.storage.schemas import Classes, Reference, TaskManifest, WeightFile
 from pearl.storage.stored_task import StoredTask, read_manifest
 
 
@@ -141,7 +141,7 @@ def file_checks(path: Path) -> list[Check]:
             checks.append(Check("wrong", str(error)))
     for folder in (*reversed(directory.usable), directory.reference):
         try:
-            _, manifest = read_part(folder, Reference if folder == directory.reference else Task, replaced)
+            _, manifest = read_part(folder, Reference if folder == directory.reference else TaskManifest, replaced)
             checks[:0] = [
                 Check("ok", f"{(folder / name).relative_to(path)}: sha256 {digest[:16]}, as its manifest says")
                 for name, digest in manifest["sha256"].items()
@@ -150,7 +150,7 @@ def file_checks(path: Path) -> list[Check]:
         except RunError as error:
             checks.insert(0, Check("wrong", str(error)))
         with suppress(RunError):
-            replaced |= set(read_manifest(folder, Part)["tensors"])
+            replaced |= set(read_manifest(folder, WeightFile)["tensors"])
     try:
         directory.check_no_gap()
         if tasks := directory.tasks:

@@ -8,15 +8,15 @@ from types import ModuleType
 
 from pearl.methods.base import Expert, Method, Network, Phase, own_loss
 from pearl.methods.common.average import Average
+from pearl.methods.common.class_moments import ClassMoments
 from pearl.methods.common.memory import Memory
-from pearl.methods.common.statistics import ClassStatistics
 from pearl.methods.common.teacher import distillation, frozen
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 from pearl.settings.parts import METHODS
 
 __all__ = [
     "Average",
-    "ClassStatistics",
+    "ClassMoments",
     "Expert",
     "Memory",
     "Method",

@@ -19,7 +19,7 @@ from pearl.methods.base import Network, Phase, own_loss, whole
 from pearl.methods.common.allocation import allocates, probed_images, probes, updated_images
 from pearl.methods.common.probes import TargetProbe
 from pearl.methods.common.rotations import TURNS, turned_loss
-from pearl.methods.common.subnetworks import HEADS, Classifier
+from pearl.methods.common.subnetworks import HEADS, ClassifierOptions
 from pearl.methods.pearl_records import adapted_share, layer_facts
 from pearl.methods.pearl_speed import at_once, in_training
 from pearl.methods.pearl_updates import LowRankNetworks
@@ -73,7 +73,7 @@ class Pearl(LowRankNetworks):
         alpha: Annotated[float, Field(gt=0)] | Literal["2r"] = "2r",
         lora_bias: bool = False,
         reference: Literal["auto", "given", "first_task"] = "auto",
-        classifier: Annotated[Classifier, CLASSIFIERS] = HEADS,
+        classifier: Annotated[ClassifierOptions, CLASSIFIERS] = HEADS,
         probe: Literal["full", "targets"] = "full",
         probe_images: Annotated[float, Field(gt=0, le=1)] = 1.0,
         rotations: bool = False,

@@ -10,7 +10,7 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Phase
 from pearl.methods.common.allocation import allocate
-from pearl.methods.common.subnetworks import Classifier, SubNetworks
+from pearl.methods.common.subnetworks import ClassifierOptions, SubNetworks
 from pearl.nn import lowrank
 from pearl.nn.dynamic.gated import Factors
 from pearl.nn.dynamic.rule import DynamicRule
@@ -31,7 +31,7 @@ class LowRankNetworks(SubNetworks):
     def __init__(
         self,
         backbone: nn.Module,
-        classifier: Classifier,
+        classifier: ClassifierOptions,
         *,
         targets: str | list[str],
         fold: Fold,

@@ -89,7 +89,7 @@ class Grown(nn.ModuleList):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-class Classifier(nn.Linear):
+class LinearHead(nn.Linear):
     """A linear classifier in at least float32, also under autocast.
 
     With the 8 bits of bfloat16, close logits would be ties, which an arg-max gives to the earlier task.
@@ -124,7 +124,7 @@ class TaskHeads(nn.Module):
 
     def block(self, classes: int) -> nn.Linear:
         """Return a new classifier for one task."""
-        block = Classifier(self.dim, classes)
+        block = LinearHead(self.dim, classes)
         if self.std is not None:
             nn.init.normal_(block.weight, std=self.std)
             nn.init.zeros_(block.bias)

@@ -18,7 +18,7 @@ from pearl.methods.common.scatter import inverse
 from pearl.methods.prototypes.closed_form import nearest_mean, ridge
 from pearl.nn.intermediate_features import Layers, WithInner, inner_layers
 from pearl.online.learner import Learner, Network, Setup
-from pearl.online.statistics import StreamingStatistics, discriminants
+from pearl.online.streaming_statistics import StreamingStatistics, discriminants
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 
@@ -58,7 +58,7 @@ class Frozen(Learner):
         raise NotImplementedError
 
 
-class NearestMean(Frozen):
+class OnlineNearestMean(Frozen):
     """Nearest class mean: the prediction is the class with the nearest mean of features."""
 
     def __init__(self, setup: Setup, *, layers: Layers = "final") -> None:
@@ -108,7 +108,7 @@ class Slda(Frozen):
         return discriminants(features[0], self.statistics.means, inverse(covariance))
 
 
-class RanPac(Frozen):
+class OnlineRanPac(Frozen):
     """RanPAC (McDonnell et al., NeurIPS 2023), updated online: ridge regression on random features relu(x R).
 
     The offline method adapts the network on the first task, and chooses the ridge on held-out images of each task. A

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pearl.errors import RunError
 from pearl.methods.common.feature_spaces import FeatureSpace, alive, chain_rule, digest_of, projection
 from pearl.online.learner import Resizable
-from pearl.online.statistics import StreamingStatistics, discriminants
+from pearl.online.streaming_statistics import StreamingStatistics, discriminants
 
 BARE = -1  # the number of the sub-network that is the backbone itself
 

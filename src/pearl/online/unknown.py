@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pearl.methods.common.calibration import Known, LeftOut
 from pearl.methods.common.scatter import inverse, root, shrunk
-from pearl.online.statistics import StreamingStatistics
+from pearl.online.streaming_statistics import StreamingStatistics
 
 
 class Fits:

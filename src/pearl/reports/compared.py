@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pearl.evaluation import metrics
-from pearl.reports.parts import Cell, Chapter, Figure, Part, Table, curve_figure, plain
+from pearl.reports.html import Cell, Chapter, Figure, PagePart, Table, curve_figure, plain
 from pearl.reports.records import SCENARIOS, Record, flat, metric_title
 from pearl.reports.text import HEADLINES
 
@@ -22,7 +22,7 @@ SHARE_NOTE = (
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs that differ only by seed, or one model.
 
     Only complete runs count: a mean over different stages would be meaningless.
@@ -49,12 +49,12 @@ def spread(values: Any) -> tuple[Any, Any]:
     return mean, np.std(values, axis=0, ddof=1) if len(values) > 1 else None
 
 
-def groups(records: Sequence[Record]) -> list[Group]:
+def groups(records: Sequence[Record]) -> list[SeedGroup]:
     """Group runs by all settings but the seed, with numbers, since groups may have equal recipes and methods."""
     members: dict[str, list[Record]] = {}
     for record in records:
         members.setdefault(record.kind, []).append(record)
-    return [Group(f"{number}. {runs[0].label}", runs) for number, runs in enumerate(members.values(), start=1)]
+    return [SeedGroup(f"{number}. {runs[0].label}", runs) for number, runs in enumerate(members.values(), start=1)]
 
 
 def compare(records: Sequence[Record]) -> Chapter:
@@ -81,11 +81,11 @@ def compare(records: Sequence[Record]) -> Chapter:
     )
     share = {run.name: np.array(run.shares) for run in records if run.complete}
     parts = [
-        Part(what, tables=[runs], note=MODEL_NOTE if models else ""),
-        *([Part("Mean over seeds", tables=[_group_table(seeds)], note=_GROUP_NOTE)] if seeds else []),
-        *([Part("Stage by stage", figures=figures)] if (figures := _group_figures(together)) else []),
-        *([Part("Resource allocation", [_shares(share)], note=SHARE_NOTE)] if share else []),
-        Part("Settings", tables=[settings]),
+        PagePart(what, tables=[runs], note=MODEL_NOTE if models else ""),
+        *([PagePart("Mean over seeds", tables=[_group_table(seeds)], note=_GROUP_NOTE)] if seeds else []),
+        *([PagePart("Stage by stage", figures=figures)] if (figures := _group_figures(together)) else []),
+        *([PagePart("Resource allocation", [_shares(share)], note=SHARE_NOTE)] if share else []),
+        PagePart("Settings", tables=[settings]),
     ]
     return Chapter("Comparison", parts)
 
@@ -101,7 +101,7 @@ def _shares(share: Mapping[str, Any]) -> Figure:
     return curve_figure("Share of the added parameters, by run (%)", share, "all-share", "share (%)", x="task")
 
 
-def _group_table(together: Sequence[Group]) -> Table:
+def _group_table(together: Sequence[SeedGroup]) -> Table:
     keys = dict.fromkeys(key for group in together for run in group.complete for key in run.summary)
     order = [key for key in [*HEADLINES, "mean_rank"] if key in keys]
     rows: list[list[Cell]] = [
@@ -115,7 +115,7 @@ def _group_table(together: Sequence[Group]) -> Table:
     return Table("Mean and standard deviation over seeds", ["metric", *names], rows)
 
 
-def _group_figures(together: Sequence[Group]) -> list[Figure]:
+def _group_figures(together: Sequence[SeedGroup]) -> list[Figure]:
     figures = []
     with_runs = [group for group in together if group.complete]
     for scenario, title in SCENARIOS.items():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pearl.errors import counted, printable
-from pearl.reports.parts import Chapter, Part, Picture, Table, render
+from pearl.reports.html import Chapter, PagePart, Picture, Table, render
 from pearl.storage.files import HTML, check_output, write_output
 
 if TYPE_CHECKING:
@@ -45,12 +45,16 @@ def page(discovery: "Discovery", title: str, *, model: str, groups: str, stream:
     """Return the page as HTML."""
     shown = discovery.groups[:SHEETS]
     parts = [
-        Part("Overview", tables=[_overview(discovery)], note=_overview_note(discovery)),
-        *([Part("Name the groups", text=_commands(model, groups, stream), note=NAME_NOTE)] if discovery.labels else []),
-        *(Part(f"{one.name}: {counted(len(one), 'image')}", pictures=_sheet(discovery, one)) for one in shown),
+        PagePart("Overview", tables=[_overview(discovery)], note=_overview_note(discovery)),
+        *(
+            [PagePart("Name the groups", text=_commands(model, groups, stream), note=NAME_NOTE)]
+            if discovery.labels
+            else []
+        ),
+        *(PagePart(f"{one.name}: {counted(len(one), 'image')}", pictures=_sheet(discovery, one)) for one in shown),
         *_rest(discovery),
         *_copies(discovery),
-        *([Part("Unreadable files", text="\n".join(discovery.unreadable))] if discovery.unreadable else []),
+        *([PagePart("Unreadable files", text="\n".join(discovery.unreadable))] if discovery.unreadable else []),
     ]
     summary = f"{counted(len(discovery.groups), 'group')} of unknown images"
     return render(f"{title}: {summary}", [Chapter(title, parts)])
@@ -88,30 +92,32 @@ def _sheet(discovery: "Discovery", group: "Group") -> list[Picture]:
     return [_picture(discovery, i, kind) for i, kind in kinds]
 
 
-def _rest(discovery: "Discovery") -> list[Part]:
+def _rest(discovery: "Discovery") -> list[PagePart]:
     """Return the images in no group, and a note on groups without a sheet."""
     parts = []
     if (more := len(discovery.groups) - SHEETS) > 0:
-        parts.append(Part(counted(more, "smaller group"), note="Their images are in the list."))
+        parts.append(PagePart(counted(more, "smaller group"), note="Their images are in the list."))
     if alone := discovery.alone:
         pictures = [_picture(discovery, i, "in no group") for i in alone[:SHEETS]]
         note = "Too few images resemble them. They have an empty label in the list."
-        parts.append(Part(f"In no group: {counted(len(alone), 'image')}", pictures=pictures, note=note))
+        parts.append(PagePart(f"In no group: {counted(len(alone), 'image')}", pictures=pictures, note=note))
     return parts
 
 
-def _copies(discovery: "Discovery") -> list[Part]:
+def _copies(discovery: "Discovery") -> list[PagePart]:
     """Return tables of duplicates and near-duplicates."""
     parts = []
     if discovery.duplicates:
         rows = [[discovery.where(same[0]), discovery.where(i)] for same in discovery.duplicates for i in same[1:]]
         note = "Their pixels are equal. Only the first one is grouped and listed."
-        parts.append(Part("Duplicates", tables=[Table("Duplicates", ["image", "duplicate"], rows[:LISTED])], note=note))
+        parts.append(
+            PagePart("Duplicates", tables=[Table("Duplicates", ["image", "duplicate"], rows[:LISTED])], note=note)
+        )
     if discovery.near_duplicates:
         rows = [[discovery.where(a), discovery.where(b)] for a, b in discovery.near_duplicates]
         note = "Probably one photo, resized or compressed again, or two of a series. Both are grouped and listed."
         table = Table("Near-duplicates", ["image", "nearly the same"], rows[:LISTED])
-        parts.append(Part("Near-duplicates", tables=[table], note=note))
+        parts.append(PagePart("Near-duplicates", tables=[table], note=note))
     return parts
 
 

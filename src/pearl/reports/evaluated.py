@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pearl.errors import counted
-from pearl.reports.parts import (
+from pearl.reports.html import (
     Chapter,
     Figure,
-    Part,
+    PagePart,
     Picture,
     Table,
     bar_figure,
@@ -44,13 +44,15 @@ def page(evaluation: "Evaluation", title: str) -> str:
     """Return the page as HTML."""
     known = int(evaluation.is_known.sum())
     parts = [
-        Part("Results", tables=[_results(evaluation)], note="Accuracies are in percent; all images have equal weight."),
-        Part("Confusion between classes", *_confusion(evaluation)),
-        Part("Accuracy by class and task", *_accuracy(evaluation)),
-        Part("Calibration", figures=[_reliability(evaluation)], note=SURE_NOTE),
-        *([Part("Unknown classes", *_unknown(evaluation))] if evaluation.coverage else []),
-        *([Part("The worst mistakes", pictures=worst, note=WORST_NOTE)] if (worst := _worst(evaluation)) else []),
-        *([Part("Notes", text="\n".join(evaluation.notes))] if evaluation.notes else []),
+        PagePart(
+            "Results", tables=[_results(evaluation)], note="Accuracies are in percent; all images have equal weight."
+        ),
+        PagePart("Confusion between classes", *_confusion(evaluation)),
+        PagePart("Accuracy by class and task", *_accuracy(evaluation)),
+        PagePart("Calibration", figures=[_reliability(evaluation)], note=SURE_NOTE),
+        *([PagePart("Unknown classes", *_unknown(evaluation))] if evaluation.coverage else []),
+        *([PagePart("The worst mistakes", pictures=worst, note=WORST_NOTE)] if (worst := _worst(evaluation)) else []),
+        *([PagePart("Notes", text="\n".join(evaluation.notes))] if evaluation.notes else []),
     ]
     return render(f"{title}: {counted(known, 'image')}, {evaluation.accuracy:.1f} % correct", [Chapter(title, parts)])
 

@@ -8,7 +8,7 @@ from pearl.reports.text import expected_unknown
 
 if TYPE_CHECKING:
     from pearl.lifecycle.accuracy_estimate import Outcome
-    from pearl.lifecycle.model import Model
+    from pearl.lifecycle.model import StoredModel
 
 HOW = {
     "left out": "estimated on {} of its own, each left out of the statistics (cross-validation)",
@@ -18,7 +18,7 @@ HOW = {
 BEST_CASE = "its network was trained on these images, so this is the best case; --holdout 0.1 measures on others"
 
 
-def ending(model: "Model", measured: "Outcome | None" = None) -> str:
+def ending(model: "StoredModel", measured: "Outcome | None" = None) -> str:
     """Return the result of learning the newest task, and next steps."""
     name, estimated = shlex.quote(str(model.path)), model.outcome
     lines = [line for outcome in (estimated, measured) if outcome is not None for line in outcome_lines(outcome)]

@@ -13,7 +13,18 @@ from pearl.errors import counted
 from pearl.evaluation import metrics
 from pearl.reports import plots
 from pearl.reports.compared import MODEL_NOTE, SHARE_NOTE, compare
-from pearl.reports.parts import Cell, Chapter, Figure, Part, Table, bar_figure, curve_figure, heat_map, plain, render
+from pearl.reports.html import (
+    Cell,
+    Chapter,
+    Figure,
+    PagePart,
+    Table,
+    bar_figure,
+    curve_figure,
+    heat_map,
+    plain,
+    render,
+)
 from pearl.reports.records import SCENARIOS, Record, flat, metric_title, percent, read_all
 from pearl.reports.text import HEADLINES
 from pearl.storage.files import HTML, check_output, write_output
@@ -56,15 +67,15 @@ def about_run(record: Record, name: str) -> Chapter:
     """Return the chapter on one run or model; `name` makes its figures' ids unique."""
     counts = record.counts
     parts = [
-        Part("Results", tables=[_metrics(record)], note="Accuracies are in percent." if counts else MODEL_NOTE),
-        Part("Tasks", tables=[_tasks(record)]),
-        *([Part("Accuracy", figures=_accuracy(record, counts, name))] if counts else []),
-        *([Part("Confusion between tasks", figures=[_confusion(record, counts, name)])] if counts else []),
-        *([Part("Rank allocation", figures=_ranks(record, name), note=_RANK_NOTE)] if any(record.layers) else []),
-        Part("Parameters", figures=_parameters(record, name), note=_parameters_note(record)),
-        *([Part("Loss", figures=_losses(record, name))] if record.epochs else []),
-        Part("Settings", tables=_training(record), text=_yaml(record.config)),
-        Part("Environment", tables=[Table(f"Environment of {record.name}", ["what", "value"], _facts(record))]),
+        PagePart("Results", tables=[_metrics(record)], note="Accuracies are in percent." if counts else MODEL_NOTE),
+        PagePart("Tasks", tables=[_tasks(record)]),
+        *([PagePart("Accuracy", figures=_accuracy(record, counts, name))] if counts else []),
+        *([PagePart("Confusion between tasks", figures=[_confusion(record, counts, name)])] if counts else []),
+        *([PagePart("Rank allocation", figures=_ranks(record, name), note=_RANK_NOTE)] if any(record.layers) else []),
+        PagePart("Parameters", figures=_parameters(record, name), note=_parameters_note(record)),
+        *([PagePart("Loss", figures=_losses(record, name))] if record.epochs else []),
+        PagePart("Settings", tables=_training(record), text=_yaml(record.config)),
+        PagePart("Environment", tables=[Table(f"Environment of {record.name}", ["what", "value"], _facts(record))]),
     ]
     unfinished = ""
     if not record.complete:

@@ -27,7 +27,7 @@ _TIMED = 32  # maximum images of a timed pass; larger batches are extrapolated
 _PATIENCE = 5.0  # maximum seconds of a timed pass on a CPU
 
 
-class Training(NamedTuple):
+class PlannedPhase(NamedTuple):
     """One occurrence of a phase: its task, images per epoch, and steps."""
 
     task: int
@@ -35,7 +35,7 @@ class Training(NamedTuple):
     course: Course
 
 
-Trainings = dict[str, list[Training]]  # by phase name
+PlannedPhases = dict[str, list[PlannedPhase]]  # by phase name
 
 
 def plan(
@@ -93,21 +93,21 @@ def _targets(method: Pearl) -> list[str]:
     return lines
 
 
-def _trainings(config: RunConfig, prepared: Prepared, method: Method) -> Trainings:
+def _trainings(config: RunConfig, prepared: Prepared, method: Method) -> PlannedPhases:
     """Return the training that the method declares; a phase that may not occur has an empty list."""
     labels = np.asarray(prepared.source.train.labels)
     counts = [np.unique(labels[task.train], return_counts=True)[1].tolist() for task in prepared.stream.tasks]
     specs = declared(method)
-    trainings: Trainings = {name: [] for name, spec in specs.items()}
+    trainings: PlannedPhases = {name: [] for name, spec in specs.items()}
     for task, phases in upcoming(method, counts, method.options, pretrained=method.backbone.pretrained):
         for name, epochs in phases.items():
             for images in epochs:
                 course = Course.of(config.train.phase(name), images, config.engine.max_steps)
-                trainings[name].append(Training(task.id, images, course))
+                trainings[name].append(PlannedPhase(task.id, images, course))
     return {name: times for name, times in trainings.items() if times or specs[name].at_least}
 
 
-def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine, phases: Trainings) -> list[str]:
+def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine, phases: PlannedPhases) -> list[str]:
     counts = [len(task.train) for task in prepared.stream.tasks]
     images = sum(counts) if method.oracle else max(counts)
     data = images * prepared.train.pixels[0].nbytes
@@ -132,7 +132,7 @@ def _sizes(config: RunConfig, prepared: Prepared, method: Method, engine: Engine
     ]
 
 
-def _steps(config: RunConfig, method: Method, phases: Trainings, long: bool) -> list[str]:
+def _steps(config: RunConfig, method: Method, phases: PlannedPhases, long: bool) -> list[str]:
     """Return the number of steps, in total and per phase."""
     lines, total, specs = [], 0, declared(method)
     for phase, times in phases.items():
@@ -145,7 +145,7 @@ def _steps(config: RunConfig, method: Method, phases: Trainings, long: bool) -> 
     return [f"steps: {total:,}", *_shortened(lines, long)]
 
 
-def _time(config: RunConfig, method: Method, engine: Engine, phases: Trainings) -> str:
+def _time(config: RunConfig, method: Method, engine: Engine, phases: PlannedPhases) -> str:
     """Return the estimated time of these steps, from a pass timed now."""
     timed: dict[int, tuple[int, float]] = {}
     specs, seconds = declared(method), 0.0

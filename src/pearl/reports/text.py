@@ -11,8 +11,8 @@ import yaml
 from pearl.errors import ConfigError, RunError, counted, printable
 from pearl.evaluation.metrics import accuracy_matrix
 from pearl.reports.measured import HOW, lines_of, old_data
-from pearl.reports.online import online_page, online_state, stream_lines, stream_of
 from pearl.reports.settings import REGISTRIES, SECTIONS, part_page, section_page
+from pearl.reports.streams import online_page, online_state, stream_lines, stream_of
 from pearl.settings.config import OnlineRunConfig, read_recipe, recipe_names
 from pearl.settings.declared import declared
 from pearl.settings.parts import METHODS
@@ -78,7 +78,7 @@ def page(name: str) -> str:
 
             run = Run.open(path)
             if isinstance(run.config, OnlineRunConfig):
-                from pearl.online.run import OnlineRun
+                from pearl.online.stream_run import OnlineRun
 
                 return online_page(OnlineRun(path, run.config))
             return run_page(run)

@@ -24,7 +24,7 @@ from pearl.serve.changes import add_changes
 from pearl.serve.describe import ranked
 from pearl.serve.groups import add_groups
 from pearl.serve.guard import LONGEST_BODY, Guard
-from pearl.serve.jobs import BUSY, Job, Unavailable
+from pearl.serve.learning_jobs import BUSY, LearningJob, Unavailable
 from pearl.serve.openapi import IMAGES, PHOTOS, form, json_body, problems
 from pearl.serve.predictor import Overloaded
 from pearl.serve.server import Server
@@ -213,7 +213,7 @@ def _add_learning(app: FastAPI, server: Server) -> None:
             raise HTTPException(409, BUSY) from None
         return Begun(id=job.id, task=task, events=f"/v1/jobs/{job.id}/events")
 
-    def job_of(job_id: str) -> Job:
+    def job_of(job_id: str) -> LearningJob:
         if job_id not in server.teacher.jobs:
             raise HTTPException(404, "no such job; it may have been one of a server that has ended")
         return server.teacher.jobs[job_id]
@@ -236,7 +236,7 @@ def _add_learning(app: FastAPI, server: Server) -> None:
         return job_of(job_id).facts()
 
 
-async def _events(jobs: Mapping[str, Job], job_id: str) -> AsyncIterator[str]:
+async def _events(jobs: Mapping[str, LearningJob], job_id: str) -> AsyncIterator[str]:
     seen, sent = -1, time.monotonic()
     while (job := jobs.get(job_id)) is not None:
         if job.version != seen or time.monotonic() - sent > BEAT:

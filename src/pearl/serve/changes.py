@@ -12,7 +12,7 @@ from pearl.errors import ConfigError, PearlError, RunError
 from pearl.lifecycle.forget import forget
 from pearl.lifecycle.rename import rename
 from pearl.lifecycle.undo import undo
-from pearl.serve.jobs import BUSY, Unavailable
+from pearl.serve.learning_jobs import BUSY, Unavailable
 from pearl.serve.openapi import problems
 from pearl.serve.photos import Name, Strict
 from pearl.serve.server import Server

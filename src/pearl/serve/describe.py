@@ -5,12 +5,12 @@ from typing import Any
 
 from pearl.evaluation.metrics import mean_rank
 from pearl.lifecycle.accuracy_estimate import Outcome, accuracy_of
-from pearl.lifecycle.model import Model, Prediction
+from pearl.lifecycle.model import Prediction, StoredModel
 from pearl.settings.registry import readable
 from pearl.storage.run_directory import RunDirectory
 
 
-def describe(model: Model) -> dict[str, Any]:
+def describe(model: StoredModel) -> dict[str, Any]:
     """A model with its classes and, oldest first, its tasks.
 
     `accuracy` of a task is the share of its images in percent, estimated when it was learnt (class-IL), and

@@ -17,7 +17,7 @@ from pearl.serve.openapi import PHOTOS, form, json_body, problems
 from pearl.serve.server import Server
 
 
-class Group(BaseModel):
+class PhotoGroup(BaseModel):
     """Unknown photos that are probably of one class, by their numbers in the request."""
 
     photos: list[int] = Field(description="most typical first")
@@ -29,7 +29,7 @@ class Group(BaseModel):
 class Groups(BaseModel):
     """Photos of a request by what they show; all numbers are those in the request, from 0."""
 
-    groups: list[Group]
+    groups: list[PhotoGroup]
     alone: list[int] = Field(description="unknown photos in no group")
     known: list[int] = Field(description="photos of known classes")
     duplicates: list[list[int]] = Field(description="equal photos, of which only the first is listed elsewhere")
@@ -67,7 +67,7 @@ def described(discovery: Discovery) -> Groups:
     """Return groups as JSON values."""
     return Groups(
         groups=[
-            Group(
+            PhotoGroup(
                 photos=[*one.images],
                 typical=[*one.typical],
                 doubtful=[*one.doubtful],

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from pearl.lifecycle.model import BATCH, Model, Prediction
+from pearl.lifecycle.model import BATCH, Prediction, StoredModel
 
 Request = tuple[np.ndarray, int, Future[list[Prediction]]]  # pixels, how many classes, where the results go
 WAITING = 4096  # images that may wait; at 20 images a second they would wait for 3 minutes
@@ -31,7 +31,7 @@ class Predictor:
         seconds: total time of these batches.
     """
 
-    def __init__(self, model: Model, unknown_rate: float | Literal["auto"] = "auto") -> None:
+    def __init__(self, model: StoredModel, unknown_rate: float | Literal["auto"] = "auto") -> None:
         self.model, self.unknown_rate = warm(model, unknown_rate), unknown_rate
         self.images = self.batches = 0
         self.seconds = 0.0
@@ -60,7 +60,7 @@ class Predictor:
             self._changed.notify()
         return future
 
-    def exchange(self, model: Model) -> None:
+    def exchange(self, model: StoredModel) -> None:
         """Predict with another model from the next batch on; it is loaded completely before."""
         self.model = warm(model, self.unknown_rate)
 
@@ -108,7 +108,7 @@ class Predictor:
             return batch
 
 
-def warm(model: Model, unknown_rate: float | Literal["auto"]) -> Model:
+def warm(model: StoredModel, unknown_rate: float | Literal["auto"]) -> StoredModel:
     """Return a model after its first prediction, which reads its weights."""
     size = model.config.images.stored
     model.predict_pixels(np.zeros((1, size, size, 3), np.uint8), unknown_rate=unknown_rate)

@@ -10,14 +10,14 @@ from pearl.data.inputs import in_order
 from pearl.data.sources import some
 from pearl.errors import Busy
 from pearl.lifecycle.changing import complete_interrupted
-from pearl.lifecycle.model import Model
+from pearl.lifecycle.model import StoredModel
 from pearl.lifecycle.undo import discard_first_answer
 from pearl.names import class_name
 from pearl.serve import photos
 from pearl.serve.describe import describe, outcome_facts
-from pearl.serve.jobs import Teacher
-from pearl.serve.metrics import Metrics
+from pearl.serve.learning_jobs import Teacher
 from pearl.serve.predictor import Predictor
+from pearl.serve.prometheus import Metrics
 
 
 class Server:
@@ -25,7 +25,7 @@ class Server:
 
     def __init__(self, path: Path, *, device: str, method: str | None, unknown_rate: float | Literal["auto"]) -> None:
         self.path, self.unknown_rate = path, unknown_rate
-        self.open = lambda: Model.open(path, device=device, method=method)
+        self.open = lambda: StoredModel.open(path, device=device, method=method)
         complete_interrupted(path)  # of a server that was killed in the middle of one
         with suppress(Busy):  # another process learns, and its first answer is used
             discard_first_answer(path)

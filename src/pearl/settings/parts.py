@@ -124,7 +124,7 @@ LEARNERS = Registry(
     "online learner",
     "learners",
     {
-        "pearl": "pearl.online.pearl:OnlinePearl",
+        "pearl": "pearl.online.online_pearl:OnlinePearl",
         "slda": "pearl.online.frozen:Slda",
         "ncm": "pearl.online.frozen:NearestMean",
         "ranpac": "pearl.online.frozen:RanPac",

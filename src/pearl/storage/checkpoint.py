@@ -23,7 +23,7 @@ from pearl.errors import RunError, counted, reason, short_of_memory
 from pearl.storage.files import FORMAT, open_regular, write_file, write_json
 from pearl.storage.inside import remove_file
 from pearl.storage.run_directory import RunDirectory
-from pearl.storage.schemas import Part
+from pearl.storage.schemas import WeightFile
 from pearl.storage.stored_task import MANIFEST, read_manifest
 
 WEIGHTS = "weights.safetensors"
@@ -121,7 +121,7 @@ def part_files(
 
 
 def read_part(
-    folder: Path, shape: type[Part] = Part, replaced: Collection[str] = ()
+    folder: Path, shape: type[WeightFile] = WeightFile, replaced: Collection[str] = ()
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return tensors and manifest of one folder, after verifying checksums and names.
 
@@ -189,7 +189,7 @@ def remove_replaced(run: Path) -> None:
         RunError: a manifest is damaged.
     """
     replaced: set[str] = set()
-    for folder, manifest in reversed([*RunDirectory(run).manifests(shape=Part)][:-1]):
+    for folder, manifest in reversed([*RunDirectory(run).manifests(shape=WeightFile)][:-1]):
         with suppress(OSError, ValueError, RunError):
             if replaced and _names_in(folder / RUNNING) <= replaced:
                 remove_file(folder / RUNNING, run)
@@ -204,7 +204,7 @@ def lost_running(run: Path, tasks: int) -> Path | None:
         OSError: a file of tensors cannot be read.
     """
     replaced: set[str] = set()
-    for folder, manifest in reversed([*RunDirectory(run).manifests(tasks, Part)]):
+    for folder, manifest in reversed([*RunDirectory(run).manifests(tasks, WeightFile)]):
         names = set(manifest["tensors"])
         if RUNNING in manifest["sha256"] and not (folder / RUNNING).exists():
             for file in manifest["sha256"].keys() - {RUNNING}:
@@ -325,7 +325,7 @@ def _loaded(
     if tasks is not None and tasks > len(folders):
         raise RunError(f"{run}: it has {counted(len(folders), 'finished task')}, not {tasks}; resume it first")
     # separate, so that newer tensors can replace older ones
-    parts = list(directory.manifests(tasks, Part))
+    parts = list(directory.manifests(tasks, WeightFile))
     newer: set[str] = set()
     stale = {folder for folder, manifest in parts[:-1] if not (folder / RUNNING).exists()} if file_of is None else set()
     if file_of is not None:

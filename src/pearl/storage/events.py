@@ -10,7 +10,7 @@ from typing import Any
 
 from pearl.errors import RunError, reason, remedy
 from pearl.storage.inside import open_to_append
-from pearl.storage.schemas import EVENTS, Record
+from pearl.storage.schemas import EVENTS, Schema
 
 
 def append(file: Path, event: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ def _events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
     for line in lines:
         with suppress(ValueError, KeyError, TypeError, RecursionError):
             event = json.loads(line)
-            EVENTS.get(event["event"], Record).model_validate(event)
+            EVENTS.get(event["event"], Schema).model_validate(event)
             yield event
 
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from pearl.errors import ReportError, RunError, reason, remedy
 from pearl.storage.inside import replace_file
-from pearl.storage.schemas import Record, problem
+from pearl.storage.schemas import Schema, problem
 
 HTML = (".html", ".htm")  # endings of a page
 OTHER_OUTPUT = "choose another path with -o"
@@ -113,7 +113,7 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
-def read_json(path: Path, shape: type[Record] = Record) -> dict[str, Any]:
+def read_json(path: Path, shape: type[Schema] = Schema) -> dict[str, Any]:
     """Read a JSON file of a run and check it against its schema `shape`.
 
     Raises:

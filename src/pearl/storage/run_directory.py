@@ -22,13 +22,13 @@ from pearl.storage.schemas import (
     Classes,
     Data,
     Environment,
-    Part,
     Pending,
-    Record,
     Reference,
     Results,
+    Schema,
     Settings,
-    Task,
+    TaskManifest,
+    WeightFile,
     problem,
 )
 from pearl.storage.stored_task import MANIFEST, StoredTask, classes_of, composed, folder_name, read_manifest, task_rows
@@ -235,7 +235,9 @@ class RunDirectory:
                 return folder
         return None
 
-    def manifests(self, count: int | None = None, shape: type[Record] = Task) -> Iterator[tuple[Path, dict[str, Any]]]:
+    def manifests(
+        self, count: int | None = None, shape: type[Schema] = TaskManifest
+    ) -> Iterator[tuple[Path, dict[str, Any]]]:
         """Yield folder and manifest of the first `count` usable tasks (all finished ones if not given).
 
         Raises:
@@ -315,7 +317,7 @@ class RunDirectory:
             RunError: it is damaged.
         """
         states = self.online_states
-        return read_manifest(states[-1], Part) if states else {}
+        return read_manifest(states[-1], WeightFile) if states else {}
 
     # ------------------------------------------------------------------------------------------------ how far it is
 

@@ -21,13 +21,13 @@ Number = Annotated[float, Field(strict=True)]
 Names = dict[Text, Any]
 
 
-class Record(BaseModel):
+class Schema(BaseModel):
     """Base of all files; other entries may be anything, numbers are finite."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
-def problem(value: Any, shape: type[Record]) -> str:
+def problem(value: Any, shape: type[Schema]) -> str:
     """Return what is wrong with a value of this shape and where, in a line; empty if nothing is."""
     try:
         shape.model_validate(value)
@@ -38,7 +38,7 @@ def problem(value: Any, shape: type[Record]) -> str:
     return ""
 
 
-class Part(Record):
+class WeightFile(Schema):
     """manifest.json of a weight file."""
 
     sha256: dict[Text, Text]
@@ -46,13 +46,13 @@ class Part(Record):
     tensors: dict[Text, list[Whole]]
 
 
-class Reference(Part):
+class Reference(WeightFile):
     """reference/manifest.json."""
 
     parameters: Whole
 
 
-class Trained(Record):
+class EpochEvent(Schema):
     """The event of an epoch."""
 
     epoch: Whole
@@ -61,18 +61,18 @@ class Trained(Record):
     seconds: Number
 
 
-class CheckpointManifest(Part):
+class CheckpointManifest(WeightFile):
     """resume/*/manifest.json, and that of a cached phase. The first versions wrote only phase and steps."""
 
     phase: Text
     steps: Whole
     seconds: Number = 0.0
-    epochs: list[Trained] = []
+    epochs: list[EpochEvent] = []
     key: Text = ""
     reused: Annotated[bool, Field(strict=True)] = False
 
 
-class Layer(Record):
+class LayerEntry(Schema):
     """A task manifest's entry for one layer, if ranks are chosen."""
 
     layer: Text
@@ -82,7 +82,7 @@ class Layer(Record):
     rows_and_columns: Whole
 
 
-class Estimate(Record):
+class Estimate(Schema):
     """Counts of predictions per class for a task's cross-validated or held-out images."""
 
     how: Literal["left out", "held out"]
@@ -94,7 +94,7 @@ class Estimate(Record):
     reliability: list[tuple[Number, Number, Number]]  # see `sureness.reliability`
 
 
-class Task(Part):
+class TaskManifest(WeightFile):
     """tasks/*/manifest.json. The first versions wrote neither the number of images nor isolation's size."""
 
     task: Whole
@@ -107,7 +107,7 @@ class Task(Part):
     isolation_parameters: Whole | None = None
     seconds: dict[Text, Number]
     reused: list[Text] = []  # those of phases that another run trained
-    layers: list[Layer] = []
+    layers: list[LayerEntry] = []
     spaces: list[Whole] = []  # tasks whose sub-networks are used by class statistics
     temperature: Number | None = None
     refused: list[Number] = []  # expected range of the share of known images called unknown at a rate of 0.05
@@ -116,20 +116,20 @@ class Task(Part):
     image_hashes: dict[Text, Text] = {}  # of the learnt images, by class; see `data.copies`
 
 
-class Listed(Record):
+class Listed(Schema):
     """A task in classes.json and results.json."""
 
     name: Text
     classes: list[Text]
 
 
-class Classes(Record):
+class Classes(Schema):
     """classes.json."""
 
     tasks: list[Listed]
 
 
-class Stage(Record):
+class StageEntry(Schema):
     """The counts of one evaluation."""
 
     total: list[Whole]
@@ -142,34 +142,34 @@ class Stage(Record):
     evaluation_seconds: Number
 
 
-class Results(Record):
+class Results(Schema):
     """results.json."""
 
     tasks: list[Listed]
-    stages: list[Stage]
+    stages: list[StageEntry]
     complete: Annotated[bool, Field(strict=True)] = False
 
 
-class Named(Record):
+class Named(Schema):
     """A part in config.yaml."""
 
     name: Text
 
 
-class Stream(Record):
+class StreamSection(Schema):
     """The section `stream` of config.yaml."""
 
     tasks: Whole | list[Any]
 
 
-class Settings(Record):
+class Settings(Schema):
     """config.yaml, as far as it is read without checking the settings themselves; models have no recipe."""
 
     seed: Annotated[int, Field(strict=True)]
     method: Named
     train: Names
     recipe: Text | None = None
-    stream: Stream | None = None
+    stream: StreamSection | None = None
     expected: dict[Text, Names] | None = None
 
     @model_validator(mode="after")
@@ -179,20 +179,20 @@ class Settings(Record):
         return self
 
 
-class Data(Record):
+class Data(Schema):
     """data.json."""
 
     stream_sha256: Text
     images_sha256: dict[Text, Text]
 
 
-class Environment(Record):
+class Environment(Schema):
     """environment.json."""
 
     precision: Annotated[str, Field(pattern="^(fp32|bf16)$")]
 
 
-class Pending(Record):
+class Pending(Schema):
     """resume/task.json, for a model's current task."""
 
     index: Whole | None = None
@@ -205,7 +205,7 @@ class Pending(Record):
     holdout: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
 
 
-class Exchange(Record):
+class Exchange(Schema):
     """The list of an unfinished change; see `change`."""
 
     verb: Text
@@ -213,7 +213,7 @@ class Exchange(Record):
     removed: list[Text]
 
 
-class CertifiedFile(Record):
+class CertifiedFile(Schema):
     """A file of tensors in a certificate; `before` and `after` are its SHA-256."""
 
     file: Text
@@ -223,7 +223,7 @@ class CertifiedFile(Record):
     tensors: dict[Text, Names] = {}  # of a file that was rewritten
 
 
-class Certificate(Record):
+class Certificate(Schema):
     """certificates/NNN.json: a class or task that was forgotten, and what was left."""
 
     at: Text
@@ -241,7 +241,7 @@ class Certificate(Record):
         return self
 
 
-class Epoch(Trained):
+class Epoch(EpochEvent):
     """A line of events.jsonl of this kind."""
 
     time: Text
@@ -249,7 +249,7 @@ class Epoch(Trained):
     phase: Text
 
 
-class OfTask(Record):
+class OfTask(Schema):
     """A line of events.jsonl about a task: the start of the task or of a phase."""
 
     task: Whole
@@ -268,4 +268,4 @@ class Seen(OfTask):
     task_il: Number
 
 
-EVENTS: dict[str, type[Record]] = {"task": OfTask, "phase": OfTask, "epoch": Epoch, "learnt": Finished, "stage": Seen}
+EVENTS: dict[str, type[Schema]] = {"task": OfTask, "phase": OfTask, "epoch": Epoch, "learnt": Finished, "stage": Seen}

@@ -8,7 +8,7 @@ from typing import Any
 
 from pearl.names import class_name
 from pearl.storage.files import read_json
-from pearl.storage.schemas import Record, Task
+from pearl.storage.schemas import Schema, TaskManifest
 
 MANIFEST = "manifest.json"  # of a folder of tensors, which is complete once it exists
 
@@ -76,7 +76,7 @@ class StoredTask:
         return dict(self.manifest.get("train", {}))
 
 
-def read_manifest(folder: Path, shape: type[Record] = Task) -> dict[str, Any]:
+def read_manifest(folder: Path, shape: type[Schema] = TaskManifest) -> dict[str, Any]:
     """Return the manifest of a folder of tensors.
 
     Raises:

@@ -26,7 +26,7 @@ from pearl.storage.paths import find, runs_root
 from pearl.storage.run_directory import RunDirectory
 from pearl.sweeps.executors import Executor, Process
 from pearl.sweeps.live_status import LiveStatus, Position, Status
-from pearl.sweeps.workers import Place, executor_for
+from pearl.sweeps.workers import ExecutorName, executor_for
 from pearl.training import launch
 
 LOOK = 0.2  # seconds between two polls of the processes
@@ -79,7 +79,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """The result of a job."""
 
     job: Job
@@ -90,7 +90,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-def failures(outcomes: Iterable[Outcome]) -> list[str]:
+def failures(outcomes: Iterable[JobResult]) -> list[str]:
     """Return a message for failed jobs, a line for each and one at the end; empty if none failed."""
     failed = {outcome.run: outcome for outcome in outcomes if outcome.state == "failed"}.values()
     if not failed:
@@ -104,17 +104,17 @@ def run_jobs(
     jobs: Sequence[Job],
     *,
     workers: int | None = None,
-    executor: Place = "local",
+    executor: ExecutorName = "local",
     device: str = "auto",
     per_gpu: int = 1,
     slurm: Mapping[str, Any] | None = None,
     folder: Path | None = None,
     manifest: Mapping[str, Any] | None = None,
     show: LiveStatus | None = None,
-) -> list[Outcome]:
+) -> list[JobResult]:
     """Run all unfinished jobs, `workers` in parallel, and return their outcomes in the given order.
 
-    Jobs of the same configuration run once. A failed job is an `Outcome`; the others continue. While another process
+    Jobs of the same configuration run once. A failed job is an `JobResult`; the others continue. While another process
     works on a run, other runs go first.
 
     Args:
@@ -148,7 +148,7 @@ def run_jobs(
             write_json(folder / "sweep.json", {"format": FORMAT, **manifest, "jobs": runs})
     options = ["--device", device] if device != "auto" else []
     board = show or LiveStatus()
-    work = _Work(unique, runner, folder / "logs", options, board)
+    work = _Queue(unique, runner, folder / "logs", options, board)
     try:
         outcomes = work.go()
     finally:
@@ -223,7 +223,7 @@ class _Running:
     began: float = field(default_factory=time.monotonic)
 
 
-class _Work:
+class _Queue:
     """Waiting, running and ended jobs."""
 
     def __init__(
@@ -232,14 +232,14 @@ class _Work:
         self.jobs, self.executor, self.logs, self.options, self.board = jobs, executor, logs, options, board
         self.waiting: list[Path] = []
         self.running: dict[int, _Running] = {}  # by worker
-        self.outcomes: dict[Path, Outcome] = {}
+        self.outcomes: dict[Path, JobResult] = {}
         self.look_at_locks = 0.0  # time of the next attempt
         self.asked: list[int] = []  # stop signals received,
         self.told = 0  # and forwarded
         tasks = {run: job.config.stream.tasks for run, job in jobs.items()}
         self.status = Status({run: n if isinstance(n, int) else len(n) for run, n in tasks.items()})
 
-    def go(self) -> dict[Path, Outcome]:
+    def go(self) -> dict[Path, JobResult]:
         for run in self.jobs:
             if not self._ended_already(run):
                 self.waiting.append(run)
@@ -282,9 +282,9 @@ class _Work:
         """Return True if there is nothing to run: the run is done, or damaged."""
         try:
             if RunDirectory(run).is_done:
-                self._end(Outcome(self.jobs[run], run, "skipped"))
+                self._end(JobResult(self.jobs[run], run, "skipped"))
         except RunError as error:
-            self._end(Outcome(self.jobs[run], run, "failed", one_line(str(error).splitlines())))
+            self._end(JobResult(self.jobs[run], run, "failed", one_line(str(error).splitlines())))
         return run in self.outcomes
 
     def _collect(self) -> None:
@@ -300,7 +300,7 @@ class _Work:
                 continue
             with suppress(RunError):  # it has reported the damage itself
                 if RunDirectory(run).is_done:
-                    self._end(Outcome(one.job, run, "done", "", one.log, seconds))
+                    self._end(JobResult(one.job, run, "done", "", one.log, seconds))
                     continue
             progress = self.executor.again and code == launch.INTERRUPTED and stored(run) != one.stored
             if self.asked or progress:  # it has stored its state and stopped
@@ -309,7 +309,7 @@ class _Work:
             with one.log.open("rb") as file:
                 file.seek(one.said)
                 said = file.read().decode(errors="replace")
-            self._end(Outcome(one.job, run, "failed", reason(code, said), one.log, seconds))
+            self._end(JobResult(one.job, run, "failed", reason(code, said), one.log, seconds))
 
     def _start(self) -> None:
         """Start the next runs that are not locked, on free workers."""
@@ -332,14 +332,14 @@ class _Work:
                 said = log.stat().st_size if log.exists() else 0
                 process = self.executor.start(worker, [*job.arguments, *self.options], log)
             except (OSError, RunError) as error:
-                self._end(Outcome(job, run, "failed", one_line(str(error).splitlines())))
+                self._end(JobResult(job, run, "failed", one_line(str(error).splitlines())))
                 free.append(worker)
                 continue
             position = Position(RunDirectory(run).events_file)
             self.running[worker] = _Running(job, process, log, said, stored(run), position)
         self.look_at_locks = time.monotonic() + LOOK_AT_LOCKS
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: JobResult) -> None:
         self.outcomes[outcome.run] = outcome
         self.status.ended(outcome.run, outcome.state)
         if outcome.state == "done":

@@ -27,7 +27,7 @@ from pearl.storage.files import FORMAT, check_output, write_output
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory, State
 from pearl.storage.tabular import aligned, mean_and_std, rows_as_markdown
-from pearl.sweeps.jobs import Job, Outcome, check
+from pearl.sweeps.jobs import Job, JobResult, check
 from pearl.yaml_io import parse_yaml
 
 COLUMNS = {
@@ -220,7 +220,7 @@ def _state(run: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
+class GridRow:
     """A point of the grid, over its finished seeds."""
 
     point: Point
@@ -233,7 +233,7 @@ def columns(sweep: Sweep) -> dict[str, str]:
     return OF_STREAMS if isinstance(sweep.jobs[0].config, OnlineRunConfig) else COLUMNS
 
 
-def rows(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Row]:
+def rows(sweep: Sweep, outcomes: Sequence[JobResult]) -> list[GridRow]:
     """Return the table of results; points without finished runs have no values.
 
     Raises:
@@ -250,7 +250,7 @@ def rows(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[Row]:
         streams = [RunDirectory(run).results.get("online") for run in runs]
         summaries = [summary(one) if one else read(run).summary for run, one in zip(runs, streams, strict=True)]
         values = {key: spread([summary[key] for summary in summaries]) for key in columns(sweep)}
-        table.append(Row(point, [run.name for run in runs], {key: _finite(*pair) for key, pair in values.items()}))
+        table.append(GridRow(point, [run.name for run in runs], {key: _finite(*pair) for key, pair in values.items()}))
     return table
 
 
@@ -259,7 +259,7 @@ def _finite(*numbers: float | None) -> Any:
     return tuple(None if number is None or math.isnan(number) else float(number) for number in numbers)
 
 
-def cells(sweep: Sweep, table: Sequence[Row]) -> list[list[str]]:
+def cells(sweep: Sweep, table: Sequence[GridRow]) -> list[list[str]]:
     """Return the table as text, with a header."""
     head = [*(sweep.axes or ["recipe"]), "n", *columns(sweep).values()]
     lines = [
@@ -273,13 +273,13 @@ def cells(sweep: Sweep, table: Sequence[Row]) -> list[list[str]]:
     return [head, *lines]
 
 
-def page(sweep: Sweep, table: Sequence[Row]) -> str:
+def page(sweep: Sweep, table: Sequence[GridRow]) -> str:
     """Return the table for a terminal."""
     shown = [[printable(cell) for cell in line] for line in cells(sweep, table)]
     return f"{aligned(shown)}\n\nmean ± standard deviation over n seeds; accuracies in %"
 
 
-def write(sweep: Sweep, table: Sequence[Row], output: Path) -> Path:
+def write(sweep: Sweep, table: Sequence[GridRow], output: Path) -> Path:
     """Write the table atomically, as CSV, Markdown or JSON by suffix; with all digits except in .md.
 
     Raises:
@@ -292,8 +292,8 @@ def write(sweep: Sweep, table: Sequence[Row], output: Path) -> Path:
     return output
 
 
-def _csv(sweep: Sweep, table: Sequence[Row]) -> str:
-    from pearl.reports.parts import Table
+def _csv(sweep: Sweep, table: Sequence[GridRow]) -> str:
+    from pearl.reports.html import Table
 
     metrics = [f"{key} {what}" for key in columns(sweep) for what in ("mean", "std")]
     lines = [
@@ -307,11 +307,11 @@ def _csv(sweep: Sweep, table: Sequence[Row]) -> str:
     return Table(sweep.recipe, [*(sweep.axes or ["recipe"]), "n", *metrics], lines).csv
 
 
-def _markdown(sweep: Sweep, table: Sequence[Row]) -> str:
+def _markdown(sweep: Sweep, table: Sequence[GridRow]) -> str:
     return rows_as_markdown(cells(sweep, table)) + "\n"
 
 
-def _json(sweep: Sweep, table: Sequence[Row]) -> str:
+def _json(sweep: Sweep, table: Sequence[GridRow]) -> str:
     rows = [
         {
             "settings": row.point,

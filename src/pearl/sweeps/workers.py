@@ -8,7 +8,7 @@ from pearl.storage.files import check_writable
 from pearl.sweeps.executors import Executor
 from pearl.sweeps.local import Local
 
-Place = Literal["local", "slurm", "submitit-local"]
+ExecutorName = Literal["local", "slurm", "submitit-local"]
 
 
 def executor_for(
@@ -16,7 +16,7 @@ def executor_for(
     folder: Path,
     *,
     workers: int | None,
-    executor: Place,
+    executor: ExecutorName,
     device: str,
     per_gpu: int,
     slurm: Mapping[str, Any] | None,

@@ -8,7 +8,7 @@ from pearl.reports.text import duration
 from pearl.settings.config import RunConfig
 from pearl.storage.tabular import aligned
 from pearl.tables import spec
-from pearl.tables.objects import CPU_CORE, GPU, seconds
+from pearl.tables.model_values import CPU_CORE, GPU, seconds
 from pearl.tables.spec import Size
 from pearl.tables.values import Filled, Missing, fill
 from pearl.tables.words import Lines

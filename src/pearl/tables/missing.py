@@ -9,7 +9,7 @@ from pathlib import Path
 from pearl.errors import PearlError, RunError
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory
-from pearl.sweeps.jobs import Job, Outcome, one_line, run_jobs
+from pearl.sweeps.jobs import Job, JobResult, one_line, run_jobs
 from pearl.sweeps.live_status import LiveStatus
 from pearl.tables.values import Filled
 
@@ -24,7 +24,7 @@ def run_missing(
     device: str = "auto",
     per_gpu: int = 1,
     show: LiveStatus | None = None,
-) -> list[Outcome]:
+) -> list[JobResult]:
     """Run missing runs of cells, and return their outcomes. The same call resumes an interrupted one.
 
     Raises:
@@ -41,7 +41,7 @@ def run_missing(
         try:
             measure(job.run, device=device)
         except PearlError as error:
-            outcomes.append(Outcome(job, job.run, "failed", one_line(str(error).splitlines())))
+            outcomes.append(JobResult(job, job.run, "failed", one_line(str(error).splitlines())))
     return outcomes
 
 
@@ -67,9 +67,9 @@ def measure(run: Path, *, device: str = "auto") -> float:
     import numpy as np
     import torch
 
-    from pearl.lifecycle.model import Model
+    from pearl.lifecycle.model import StoredModel
 
-    model = Model.open(run, device=device)
+    model = StoredModel.open(run, device=device)
     side = model.config.images.stored
     pixels = np.random.default_rng(0).integers(0, 256, (IMAGES, side, side, 3), dtype=np.uint8)
     model.logits(pixels)  # creates the cached objects

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from pearl.reports import plots
-from pearl.reports.parts import Chapter, Figure, Link, Part, Table, bar_figure, curve_figure, render
+from pearl.reports.html import Chapter, Figure, Link, PagePart, Table, bar_figure, curve_figure, render
 from pearl.storage.files import check_output, write_output
 from pearl.storage.tabular import aligned, rows_as_csv, rows_as_markdown
 from pearl.tables import spec, words
@@ -89,23 +89,23 @@ def _html(filled: Filled, folder: Path) -> str:
     parts = []
     if body := words.lines(filled):
         note = f"{' '.join(words.about(filled)[1:])} {words.READING}"
-        parts.append(Part(table.where, [], [Table(table.title, words.head(filled), body)], note))
+        parts.append(PagePart(table.where, [], [Table(table.title, words.head(filled), body)], note))
     if figures := _figures(filled):
         note = "" if body else " ".join(words.about(filled)[1:])
-        parts.append(Part("Drawn" if body else table.where, figures, note=note))
+        parts.append(PagePart("Drawn" if body else table.where, figures, note=note))
     if not parts:
-        parts.append(Part(table.where, note=" ".join(words.about(filled))))
+        parts.append(PagePart(table.where, note=" ".join(words.about(filled))))
     if verdicts := words.verdicts(filled):
-        parts.append(Part("Does it hold here?", [], [Table("Claims", words.VERDICT, verdicts)]))
+        parts.append(PagePart("Does it hold here?", [], [Table("Claims", words.VERDICT, verdicts)]))
     if notes := words.notes(filled):
-        parts.append(Part("Notes", [], [Table("Notes", ["note"], [[note] for note in notes])]))
+        parts.append(PagePart("Notes", [], [Table("Notes", ["note"], [[note] for note in notes])]))
     if filled.runs:
         links: list[list[str | Link]] = [
             [Link(path.name, _address(path, folder)) if _goes_along(path, folder) else path.name, row]
             for path, row in filled.runs.items()
         ]
         made = "; ".join(words.made(filled))
-        parts.append(Part("Runs", [], [Table("Runs", ["directory", "used for"], links)], made))
+        parts.append(PagePart("Runs", [], [Table("Runs", ["directory", "used for"], links)], made))
     return render(table.title, [Chapter(table.title, parts)])
 
 

@@ -170,7 +170,7 @@ class Claim(_Section):
         return [key for key in (self.more, self.less, *self.than, *self.spread, self.rises, self.peaks) if key]
 
 
-class Table(_Section):
+class PaperTable(_Section):
     """A table or figure of the paper, or an additional one."""
 
     name: str
@@ -191,12 +191,12 @@ class Table(_Section):
     notes: dict[str, str] = {}
 
     @model_validator(mode="after")
-    def _has_second_rows(self) -> "Table":
+    def _has_second_rows(self) -> "PaperTable":
         self.rows = [one for row in self.rows for one in ([row, row.told_apart()] if row.statistics else [row])]
         return self
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "Table":
+    def _fits_together(self) -> "PaperTable":
         columns, rows = [column.id for column in self.columns], [row.name for row in self.rows]
         for names in (columns, rows):
             twice = [name for name in names if names.count(name) > 1]
@@ -302,7 +302,7 @@ def names() -> list[str]:
     return [table.name for table in sorted(map(read, _files()), key=lambda table: _order(table.where))]
 
 
-def read(name: str) -> Table:
+def read(name: str) -> PaperTable:
     """Read a table by name.
 
     Raises:
@@ -314,7 +314,7 @@ def read(name: str) -> Table:
     text = (resources.files("pearl.tables") / f"{name}.yaml").read_text(encoding="utf-8")
     try:
         raw = parse_yaml(text)
-        return Table.model_validate({"name": name, **raw})
+        return PaperTable.model_validate({"name": name, **raw})
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"table {name}: {' '.join(str(error).split())}") from None
     except ValidationError as error:
@@ -330,6 +330,6 @@ def _files() -> tuple[str, ...]:
 def _order(where: str) -> tuple[int, int]:
     """Sort tables, figures, and additional ones; by number."""
     kind, _, number = where.partition(" ")
-    return ("Table", "Figure").index(kind) if kind in {"Table", "Figure"} else 2, int(
+    return ("PaperTable", "Figure").index(kind) if kind in {"PaperTable", "Figure"} else 2, int(
         number
     ) if number.isdecimal() else 0

@@ -15,9 +15,9 @@ from pearl.errors import RunError
 from pearl.reports.compared import spread
 from pearl.reports.records import Record, flat
 from pearl.storage.paths import runs_root
-from pearl.tables.measured import StreamRecord, complete_run, measured
-from pearl.tables.objects import classes_per_task, implied_rank, parameters
-from pearl.tables.spec import CellKey, Claim, Column, Printed, Request, Row, Size, Table
+from pearl.tables.model_values import classes_per_task, implied_rank, parameters
+from pearl.tables.run_metrics import StreamRecord, complete_run, measured
+from pearl.tables.spec import CellKey, Claim, Column, PaperTable, Printed, Request, Row, Size
 
 LEVEL = 0.05  # significance level of claims
 
@@ -95,7 +95,7 @@ class Verdict:
 class Filled:
     """A table with the values of the runs on this machine."""
 
-    table: Table
+    table: PaperTable
     size: Size
     seeds: int
     cells: Mapping[CellKey, Cell] = field(repr=False)
@@ -153,7 +153,7 @@ class Filled:
         return [verdict(claim, self.cells, titles) for claim in self.table.claims]
 
 
-def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> Filled:
+def fill(table: PaperTable, size: Size, seeds: int | None = None, extra: Sequence[str] = ()) -> Filled:
     """Collect the existing runs of each cell. `extra` is set in all of them. A damaged run counts as missing.
 
     Raises:
@@ -175,7 +175,7 @@ def fill(table: Table, size: Size, seeds: int | None = None, extra: Sequence[str
 class _Filling:
     """Cells from runs; each run is read once."""
 
-    def __init__(self, table: Table, size: Size, seeds: int, extra: tuple[str, ...]) -> None:
+    def __init__(self, table: PaperTable, size: Size, seeds: int, extra: tuple[str, ...]) -> None:
         self.table, self.size, self.seeds, self.extra = table, size, seeds, extra
         self.records: dict[Path, Record | StreamRecord | None] = {}
         self.damaged: list[str] = []

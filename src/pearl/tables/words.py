@@ -6,7 +6,7 @@ Each row has up to three lines: what the paper prints or quotes, ours, and the d
 from contextlib import suppress
 
 from pearl.errors import RunError, counted
-from pearl.reports.parts import shown
+from pearl.reports.html import shown
 from pearl.reports.text import duration
 from pearl.storage.durations import reused_seconds, total_seconds
 from pearl.storage.run_directory import RunDirectory

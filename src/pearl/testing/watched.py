@@ -158,7 +158,7 @@ class Watch(Engine):
 
 
 @dataclass(frozen=True)
-class Course:
+class WatchedLearning:
     """The state of a method after each of three tasks, with observations that several checks share."""
 
     methods: tuple[Method, ...]
@@ -170,14 +170,14 @@ class Course:
 
 @lru_cache(maxsize=2)
 @torch.enable_grad()  # whichever check asks first, and where: what it is inside of is not part of the course
-def course(make: Make) -> Course:
+def course(make: Make) -> WatchedLearning:
     """Learn three tasks, watched."""
     engine, method, methods, tasks = Watch(), make(), [], []
     for t in range(3):
         tasks += learn(method, range(t, t + 1), engine)
         methods.append(copy.deepcopy(method))
     engine.finish(method)
-    return Course(tuple(methods), tuple(tasks), tuple(engine.wrong), tuple(engine.idle), tuple(engine.trained))
+    return WatchedLearning(tuple(methods), tuple(tasks), tuple(engine.wrong), tuple(engine.idle), tuple(engine.trained))
 
 
 def after(make: Make, tasks: int) -> Method:

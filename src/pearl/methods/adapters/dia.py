@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from pearl.data.batches import Batch, Task
 from pearl.methods.adapters.bottleneck import Adapters, Bottleneck, mixed
 from pearl.methods.base import Phase
+from pearl.methods.common.class_moments import ClassMoments
 from pearl.methods.common.frozen_vit import FrozenVit
-from pearl.methods.common.statistics import ClassStatistics
 from pearl.nn import vit
 from pearl.nn.precision import full, outside_autocast
 from pearl.nn.task_modules import Grown
@@ -108,7 +108,7 @@ class Dia(FrozenVit):
         depth = len(backbone.blocks)  # type: ignore[arg-type]
         self.adapters = Adapters(range(depth), lambda: Integration(self.dim, width, single))
         self.pdl, self.prototypes, self.beta, self.align_among = pdl, prototypes, beta, align_among
-        self.statistics = ClassStatistics(self.dim)
+        self.statistics = ClassMoments(self.dim)
 
     def learn(self, task: Task) -> Iterator[Phase]:
         """Train adapters, signatures and the head of the new task; then all heads on images and prototypes."""

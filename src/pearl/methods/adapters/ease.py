@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.methods.adapters.bottleneck import Bottleneck, Count, Dropout, TaskAdapters
 from pearl.methods.base import Phase, own_loss
+from pearl.methods.common.class_moments import ClassMoments, cosines
 from pearl.methods.common.frozen_vit import FrozenVit
-from pearl.methods.common.statistics import ClassStatistics, cosines
 from pearl.nn import vit
 from pearl.nn.precision import full, outside_autocast
 from pearl.nn.task_modules import CosineHeads
@@ -50,7 +50,7 @@ class Ease(FrozenVit):
         depth, dim = len(backbone.blocks), self.dim  # type: ignore[arg-type]
         self.adapters = TaskAdapters(range(depth), lambda: Bottleneck(dim, ffn_num, scale=0.1, dropout=dropout))
         self.alpha = alpha
-        self.statistics = ClassStatistics(dim)  # of a task's classes in the existing spaces, concatenated
+        self.statistics = ClassMoments(dim)  # of a task's classes in the existing spaces, concatenated
 
     def learn(self, task: Task) -> Iterator[Phase]:
         """Train the adapters of a new space; then compute the prototypes of the new classes in all spaces."""

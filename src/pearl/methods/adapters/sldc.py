@@ -21,7 +21,7 @@ from pearl.methods.common.alignment import alignment, draws_of_classes, symmetri
 from pearl.methods.common.gaussians import Pairs, linear_map
 from pearl.nn.functional import functional_call
 from pearl.nn.precision import full
-from pearl.nn.task_modules import Classifier, TaskHeads
+from pearl.nn.task_modules import LinearHead, TaskHeads
 from pearl.settings.declared import PhaseSpec
 
 RIDGE = 1e-4  # ridge of the linear operator
@@ -30,7 +30,7 @@ SAMPLES = 10  # features per class and dimension that the nonlinear operator map
 Weight = Annotated[float, Field(ge=0)]
 
 
-class Scaled(Classifier):
+class Scaled(LinearHead):
     """A linear classifier without bias; each logit is multiplied by a trained factor."""
 
     def __init__(self, dim: int, classes: int) -> None:

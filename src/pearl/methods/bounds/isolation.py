@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.base import Phase, whole
-from pearl.methods.common.subnetworks import HEADS, Classifier, SubNetworks
+from pearl.methods.common.subnetworks import HEADS, ClassifierOptions, SubNetworks
 from pearl.settings.parts import CLASSIFIERS
 
 
@@ -22,7 +22,7 @@ class Isolation(SubNetworks):
         self,
         backbone: nn.Module,
         *,
-        classifier: Annotated[Classifier, CLASSIFIERS] = HEADS,
+        classifier: Annotated[ClassifierOptions, CLASSIFIERS] = HEADS,
     ) -> None:
         super().__init__(backbone.requires_grad_(False), classifier)  # the initial weights of every copy, never trained
         self.networks = nn.ModuleDict()  # by task number

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Batches, Task
 from pearl.methods.base import Method, Network, Phase
+from pearl.methods.common.class_moments import ClassMoments, class_covariances
 from pearl.methods.common.gaussians import GaussianDraws
 from pearl.methods.common.scatter import pack, unpack
-from pearl.methods.common.statistics import ClassStatistics, class_covariances
 from pearl.nn.precision import full
 from pearl.nn.task_modules import TaskHeads, TaskTensors
 from pearl.settings.declared import UpcomingTask
@@ -66,7 +66,7 @@ class Aligned(Method):
 
     def __init__(self, backbone: nn.Module, **options: Any) -> None:
         super().__init__(backbone, **options)
-        self.statistics = ClassStatistics(self.heads.dim)
+        self.statistics = ClassMoments(self.heads.dim)
         self.covariances = TaskTensors(buffers=True)  # "t" (k, dim (dim + 1) / 2)
 
     @torch.no_grad()

@@ -17,7 +17,7 @@ from pearl.methods.common.class_statistics import ClassStatistics
 from pearl.methods.common.retained import retained
 from pearl.methods.common.scatter import drawn
 from pearl.methods.common.statistics_options import StatisticsOptions
-from pearl.methods.common.subnetworks import Classifier, Spaces, SubNetworkClassifier, SubNetworks
+from pearl.methods.common.subnetworks import ClassifierOptions, Spaces, SubNetworkClassifier, SubNetworks
 from pearl.methods.common.whitening import Whitening
 from pearl.nn.intermediate_features import WithInner, inner_layers
 from pearl.nn.precision import computing, outside_autocast
@@ -31,7 +31,7 @@ COSINES = 4.0  # factor of cosines in training with a cosine head
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statistics(StatisticsOptions, Classifier):
+class Statistics(StatisticsOptions, ClassifierOptions):
     """Class statistics in the feature spaces of the first sub-networks; see `common.class_statistics`.
 
     Options:
@@ -54,7 +54,7 @@ class Statistics(StatisticsOptions, Classifier):
     """
 
     def prepare(self, method: SubNetworks) -> None:
-        """See `Classifier.prepare`. Classes may come again, and are compared with those of other tasks."""
+        """See `ClassifierOptions.prepare`. Classes may come again, and are compared with those of other tasks."""
         method.class_statistics = ClassStatistics(self)
         method.layers = inner_layers(method.backbone, self.layers)
         if self.head == "cosine":
@@ -62,11 +62,11 @@ class Statistics(StatisticsOptions, Classifier):
         method.task_local_loss, method.allows_repeated_classes = False, True
 
     def of(self, method: SubNetworks) -> SubNetworkClassifier:
-        """See `Classifier.of`."""
+        """See `ClassifierOptions.of`."""
         return StatisticsClassifier(method)
 
     def trains_on(self, task: UpcomingTask) -> bool:
-        """See `Classifier.trains_on` and `StatisticsClassifier.untrained`."""
+        """See `ClassifierOptions.trains_on` and `StatisticsClassifier.untrained`."""
         if not task.id:
             return True
         spaces = 1 + sum(len(classes) > 1 for classes in task.counts[1:-1])

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.methods.base import Expert, Method, Phase
 from pearl.methods.classifier import TaskClassifier
-from pearl.nn.fast.fusing import Part, fuse, fusible
+from pearl.nn.fast.fusing import FusedModule, fuse, fusible
 from pearl.nn.once import once
 from pearl.settings.declared import UpcomingTask
 from pearl.settings.parts import CLASSIFIERS
@@ -25,7 +25,7 @@ from pearl.storage.checkpoint import WEIGHTS
 Spaces = Callable[[Tensor], Sequence[Tensor]]  # maps images to the raw features of every feature space's sub-network
 
 
-class Classifier:
+class ClassifierOptions:
     """Base class of the options of a classifier, a frozen dataclass that is registered in `settings.parts`."""
 
     def prepare(self, method: "SubNetworks") -> None:
@@ -108,11 +108,11 @@ class SubNetworkClassifier(TaskClassifier):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads(Classifier):
+class Heads(ClassifierOptions):
     """The concatenated raw logits of the heads, as in the PEARL paper."""
 
     def of(self, method: "SubNetworks") -> SubNetworkClassifier:
-        """See `Classifier.of`."""
+        """See `ClassifierOptions.of`."""
         return HeadsClassifier(method)
 
 
@@ -153,9 +153,9 @@ class SubNetworks(Method):
     isolated = False  # True: no tensor of a task depends on other tasks, see `lifecycle.forget`; not inherited
     layers: Sequence[str] = ()  # layers whose outputs the classifier uses, besides the features
 
-    def __init__(self, backbone: nn.Module, classifier: Classifier = HEADS) -> None:
+    def __init__(self, backbone: nn.Module, classifier: ClassifierOptions = HEADS) -> None:
         super().__init__(backbone)
-        self._fusible: list[Part] | None = None
+        self._fusible: list[FusedModule] | None = None
         self._classifier = classifier
         classifier.prepare(self)
 

@@ -21,15 +21,15 @@ from pearl.methods.base import Phase
 from pearl.methods.prompts.coda_prompt import orthonormal
 from pearl.methods.prompts.dualprompt import NotNegative
 from pearl.methods.prompts.pool import PromptMethod
-from pearl.methods.prompts.text import TextFeatures
+from pearl.methods.prompts.text_features import TextFeatures
 from pearl.nn import vit
 from pearl.nn.precision import full
-from pearl.nn.task_modules import Classifier, TaskHeads, TaskTensors
+from pearl.nn.task_modules import LinearHead, TaskHeads, TaskTensors
 
 Count = Annotated[int, Field(ge=1)]
 
 
-class NormedClassifier(Classifier):
+class NormedClassifier(LinearHead):
     """A LayerNorm and a linear classifier."""
 
     def __init__(self, dim: int, classes: int) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Phase, own_loss
+from pearl.methods.common.class_moments import ClassMoments
 from pearl.methods.common.frozen_vit import IMAGES
-from pearl.methods.common.statistics import ClassStatistics
 from pearl.methods.common.transport import transport
 from pearl.methods.prompts.pool import PromptMethod
 from pearl.nn import vit
@@ -75,7 +75,7 @@ class EvoPrompt(PromptMethod):
         self.writer = nn.Parameter(torch.empty(depth, length * self.dim, hidden_dim).uniform_(-1, 1) / hidden_dim**0.5)
         self.register_buffer("hidden_use", torch.zeros(depth, hidden_dim))
         self.register_buffer("output_use", torch.zeros(depth, length * self.dim))
-        self.statistics = ClassStatistics(self.dim)
+        self.statistics = ClassMoments(self.dim)
 
     def learn(self, task: Task) -> Iterator[Phase]:
         """Compose the new head, train it and the memory; then align and fuse."""

@@ -16,7 +16,7 @@ from pearl.errors import ConfigError
 from pearl.methods.base import Phase
 from pearl.methods.common.draws import ImageDraws
 from pearl.methods.prompts.dualprompt import Blocks, DualPrompt, Length, NotNegative, on_cifar
-from pearl.methods.prompts.text import TextFeatures
+from pearl.methods.prompts.text_features import TextFeatures
 from pearl.nn.precision import full
 from pearl.nn.task_modules import TaskTensors
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.methods.adapters.bottleneck import Count
 from pearl.methods.base import Phase
-from pearl.methods.common.statistics import ClassStatistics, cosines
+from pearl.methods.common.class_moments import ClassMoments, cosines
 from pearl.methods.prototypes.first_session import FORMS, FirstSession, Form, of_forms
 from pearl.nn import vit
 from pearl.nn.task_modules import CosineHeads
@@ -54,7 +54,7 @@ class Aper(FirstSession):
         form: Form = tuning if tuning != "auto" else "ssf" if vit.is_plain(backbone) else "finetune"
         super().__init__(backbone, form, "aper", width=ffn_num, length=prompt_token_num, extractor="given")
         self.merged = bool(backbone.pretrained)
-        self.statistics = ClassStatistics(self.heads.dim * (2 if self.merged else 1))
+        self.statistics = ClassMoments(self.heads.dim * (2 if self.merged else 1))
 
     def learn(self, task: Task) -> Iterator[Phase]:
         """Adapt to the first task; compute class means in every task."""

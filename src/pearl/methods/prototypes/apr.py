@@ -17,9 +17,9 @@ from pearl.data.augment import Draws
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Phase
 from pearl.methods.common.alignment import Aligned
+from pearl.methods.common.class_moments import cosines
 from pearl.methods.common.gaussians import Pairs
 from pearl.methods.common.scatter import pack, unpack
-from pearl.methods.common.statistics import cosines
 from pearl.methods.common.teacher import distillation, frozen
 from pearl.methods.prototypes.closed_form import correlation, mahalanobis, shrink
 from pearl.nn.precision import full

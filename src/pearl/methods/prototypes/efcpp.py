@@ -22,7 +22,7 @@ from pearl.methods.common.rotations import TURNS, turned, turned_labels
 from pearl.methods.common.teacher import frozen
 from pearl.nn import lowrank
 from pearl.nn.precision import full
-from pearl.nn.task_modules import Classifier, TaskHeads
+from pearl.nn.task_modules import LinearHead, TaskHeads
 from pearl.settings.declared import PhaseSpec, UpcomingTask
 
 FLOOR = 1e-5  # added to variances
@@ -41,7 +41,7 @@ class PlainHeads(TaskHeads):
 
     def block(self, classes: int) -> nn.Linear:
         """Return a classifier for one task."""
-        return Classifier(self.dim, classes, bias=False)
+        return LinearHead(self.dim, classes, bias=False)
 
 
 class FeaturesAndDraws:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.base import Phase
-from pearl.methods.common.statistics import class_covariances
+from pearl.methods.common.class_moments import class_covariances
 from pearl.methods.prototypes.closed_form import correlation, mahalanobis, shrink
 from pearl.methods.prototypes.extractor import FrozenExtractor
 from pearl.nn.lowrank import has_attention

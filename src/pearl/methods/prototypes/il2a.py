@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Phase
-from pearl.methods.common.statistics import class_covariances
+from pearl.methods.common.class_moments import class_covariances
 from pearl.methods.common.teacher import frozen
 from pearl.methods.prototypes.non_exemplar import NonExemplar, old_classes, raised_logits
 from pearl.nn.precision import full

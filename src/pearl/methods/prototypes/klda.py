@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.base import Phase
+from pearl.methods.common.class_moments import ClassMoments
 from pearl.methods.common.random_features import FourierFeatures
 from pearl.methods.common.scatter import root, shrunk
-from pearl.methods.common.statistics import ClassStatistics
 from pearl.methods.prototypes.extractor import FrozenExtractor
 from pearl.nn.task_modules import TaskTensors
 from pearl.storage.checkpoint import RUNNING, in_weights
@@ -32,7 +32,7 @@ class Discriminant(nn.Module):
     def __init__(self, dim: int, count: int) -> None:
         super().__init__()
         self.lift = FourierFeatures(dim, count)
-        self.statistics = ClassStatistics(count)
+        self.statistics = ClassMoments(count)
         self.kept = TaskTensors(buffers=True)  # "scatter" (count, count), "weight" (count, classes), "bias" (classes,)
 
     @torch.no_grad()

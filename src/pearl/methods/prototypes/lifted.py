@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.base import Phase
+from pearl.methods.common.class_moments import ClassMoments
 from pearl.methods.common.random_features import RandomFeatures
-from pearl.methods.common.statistics import ClassStatistics
 from pearl.methods.prototypes.first_session import FirstSession, Form
 from pearl.nn.task_modules import CosineHeads, TaskTensors
 from pearl.storage.checkpoint import RUNNING, in_weights
@@ -36,7 +36,7 @@ class Lifted(FirstSession):
     ) -> None:
         super().__init__(backbone, form, phase, width=width, length=length, extractor=extractor)
         self.lift = RandomFeatures(self.heads.dim, lifted)
-        self.statistics = ClassStatistics(lifted)
+        self.statistics = ClassMoments(lifted)
         self.kept = TaskTensors(buffers=True)  # "head" (lifted, classes); further tensors of a subclass
 
     def learn(self, task: Task) -> Iterator[Phase]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.base import Phase
-from pearl.methods.common.statistics import cosines
+from pearl.methods.common.class_moments import cosines
 from pearl.methods.prototypes.closed_form import nearest_mean
 from pearl.methods.prototypes.extractor import FrozenExtractor
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Phase
+from pearl.methods.common.class_moments import class_covariances
 from pearl.methods.common.rotations import TURNS, turned, turned_labels
-from pearl.methods.common.statistics import class_covariances
 from pearl.methods.common.teacher import frozen
 from pearl.methods.prototypes.non_exemplar import NonExemplar, old_classes
 from pearl.nn.precision import full

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.base import Method
-from pearl.methods.common.statistics import ClassStatistics
+from pearl.methods.common.class_moments import ClassMoments
 from pearl.nn.precision import full
 
 
@@ -16,7 +16,7 @@ class PrototypeMethod(Method):
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__(backbone)
-        self.statistics = ClassStatistics(self.heads.dim)
+        self.statistics = ClassMoments(self.heads.dim)
 
     def train(self, mode: bool = True) -> "PrototypeMethod":
         """Set the mode; a frozen backbone keeps its running statistics."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task
 from pearl.methods.base import Method, Phase
-from pearl.methods.common.statistics import ClassStatistics
+from pearl.methods.common.class_moments import ClassMoments
 from pearl.methods.common.teacher import frozen
 from pearl.nn.precision import full
 from pearl.nn.task_modules import Grown, TaskTensors
@@ -66,7 +66,7 @@ class Seed(Method):
         self.most, self.width, self.alpha, self.temperature = experts, features, alpha, temperature
         self.copies = Grown(lambda: copy.deepcopy(self.backbone))  # the second expert and later ones
         self.bottlenecks = Grown(lambda: nn.Linear(self.heads.dim, features))
-        self.statistics = ClassStatistics(features)  # of the first expert
+        self.statistics = ClassMoments(features)  # of the first expert
         self.gaussians = TaskTensors(buffers=True)  # "t.j.mean" (k, features), "t.j.root" (k, features, features)
 
     def train(self, mode: bool = True) -> "Seed":

@@ -23,7 +23,7 @@ from pearl.methods.rehearsal.er import Images
 from pearl.methods.rehearsal.mean_teacher import Chance, Decay, MeanTeacher, Rehearsing, Tasks, Weight, on_short_tasks
 from pearl.methods.rehearsal.tamil import Count
 from pearl.nn.precision import full
-from pearl.nn.task_modules import Classifier, TaskHeads
+from pearl.nn.task_modules import LinearHead, TaskHeads
 
 TEMPERATURE = 0.07
 DIM = 64  # dimension of the embeddings
@@ -35,7 +35,7 @@ class Unbiased(TaskHeads):
 
     def block(self, classes: int) -> nn.Linear:
         """Return a classifier for one task."""
-        return Classifier(self.dim, classes, bias=False)
+        return LinearHead(self.dim, classes, bias=False)
 
 
 class OcdNet(Rehearsing):

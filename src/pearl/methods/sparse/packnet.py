@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Task
 from pearl.methods.base import Phase, own_loss
-from pearl.methods.common.subnetworks import HEADS, Classifier, SubNetworks
+from pearl.methods.common.subnetworks import HEADS, ClassifierOptions, SubNetworks
 from pearl.methods.sparse.masks import Owners, weight_names
 from pearl.nn.functional import functional_call
 from pearl.settings.parts import CLASSIFIERS
@@ -41,7 +41,7 @@ class PackNet(SubNetworks):
         backbone: nn.Module,
         *,
         prune: Annotated[float, Field(ge=0, lt=1)] = 0.75,
-        classifier: Annotated[Classifier, CLASSIFIERS] = HEADS,
+        classifier: Annotated[ClassifierOptions, CLASSIFIERS] = HEADS,
     ) -> None:
         super().__init__(backbone, classifier)
         self.prune = prune

@@ -18,7 +18,7 @@ from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Expert, Phase, own_loss
 from pearl.methods.bounds.isolation import Isolation
-from pearl.methods.common.subnetworks import HEADS, Classifier, HeadsClassifier, Spaces
+from pearl.methods.common.subnetworks import HEADS, ClassifierOptions, HeadsClassifier, Spaces
 from pearl.nn import lowrank
 from pearl.nn.functional import shallow_copy
 from pearl.nn.intermediate_features import pooling
@@ -52,7 +52,7 @@ class Progressive(Isolation):
         backbone: nn.Module,
         *,
         stages: str = r"(layer|stages\.|blocks\.)\d+",
-        classifier: Annotated[Classifier, CLASSIFIERS] = HEADS,
+        classifier: Annotated[ClassifierOptions, CLASSIFIERS] = HEADS,
     ) -> None:
         super().__init__(backbone, classifier=classifier)
         names = [name for name, _ in backbone.named_modules() if name]

@@ -23,7 +23,7 @@ SUMS = {operator.add, torch.add}
 RELUS = {F.relu, torch.relu}
 
 
-class Part(NamedTuple):
+class FusedModule(NamedTuple):
     """A module of a network, and its forward pass rewritten with fused convolutions."""
 
     name: str
@@ -32,7 +32,7 @@ class Part(NamedTuple):
     """Names in the module -> True with a ReLU inside."""
 
 
-def fusible(network: nn.Module) -> list[Part]:
+def fusible(network: nn.Module) -> list[FusedModule]:
     """Return what `fuse` can rewrite in a network, and in all with its structure, from its graph.
 
     A graph has no branches, contexts or aliases, so only modules of `FOLLOWED` are rewritten; others, and those with
@@ -45,7 +45,7 @@ def fusible(network: nn.Module) -> list[Part]:
 
 
 @torch.no_grad()
-def fuse(network: nn.Module, parts: list[Part]) -> nn.Module:
+def fuse(network: nn.Module, parts: list[FusedModule]) -> nn.Module:
     """Rewrite a copy for evaluation on the CPU in place; `parts` are from `fusible` of its structure.
 
     Results equal the network's up to rounding, under autocast up to that of bfloat16. Calls that need gradients or
@@ -148,7 +148,7 @@ def _followed(module: nn.Module) -> bool:
     return type(module) is nn.Sequential or type(module).__module__ in FOLLOWED
 
 
-def _parts(network: nn.Module, name: str) -> Iterator[Part]:
+def _parts(network: nn.Module, name: str) -> Iterator[FusedModule]:
     modules = dict(network.named_modules())
     if not any(isinstance(module, nn.Conv2d) for module in modules.values()):
         return
@@ -158,7 +158,7 @@ def _parts(network: nn.Module, name: str) -> Iterator[Part]:
     if graph is not None and all(node.op != "get_attr" for node in graph.nodes):
         inside = {str(node.target): modules[str(node.target)] for node in graph.nodes if node.op == "call_module"}
         if convs := _Rewriting(graph, modules).convs():
-            yield Part(name, type(fx.GraphModule(network, graph)).forward, convs)
+            yield FusedModule(name, type(fx.GraphModule(network, graph)).forward, convs)
     for below, module in inside.items():
         yield from _parts(module, f"{name}.{below}".strip("."))
 
@@ -170,7 +170,7 @@ class _Rewriting:
         self.graph, self.modules = graph, modules
 
     def convs(self) -> dict[str, bool]:
-        """Rewrite the graph; see `Part.convs`. Empty if nothing follows a convolution directly."""
+        """Rewrite the graph; see `FusedModule.convs`. Empty if nothing follows a convolution directly."""
         for node in self.graph.nodes:
             if self._is(node, nn.Identity):
                 self._drop(node, node.args[0])

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from pearl.nn.task_modules import TaskTensors
 
 
-class ClassStatistics(nn.Module):
+class ClassMoments(nn.Module):
     """Count, mean and (if `covariance`) scatter of each class, in float64, as buffers of each task.
 
     Batches are merged pairwise (Chan, Golub & LeVeque, 1983): there is no sum of squares, so digits do not cancel. A
@@ -72,7 +72,7 @@ def class_covariances(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Return covariances (classes, dim, dim), float64, of features (N, dim) with labels (N,) from 0; divided by count -
     1.
     """
-    spread = ClassStatistics(features.shape[1], covariance=True)
+    spread = ClassMoments(features.shape[1], covariance=True)
     spread.grow(classes, features.device)
     for some, row_labels in zip(features.split(1024), labels.split(1024), strict=True):
         spread.update(some, row_labels)

@@ -22,7 +22,7 @@ from pearl.nn.intermediate_features import Layers, WithInner, inner_layers
 from pearl.online.frozen import frozen_network
 from pearl.online.learner import Learner, Network, Setup
 from pearl.online.spaces import BARE, Spaces, StreamingSpace, joint_log_probabilities, left_out_scores
-from pearl.online.statistics import discriminants
+from pearl.online.streaming_statistics import discriminants
 from pearl.online.unknown import Fits, left_out_fits
 from pearl.online.window import Window, confused_classes
 from pearl.settings.parts import METHODS

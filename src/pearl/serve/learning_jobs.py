@@ -25,7 +25,7 @@ BUSY = "the model is learning or changing already; wait for that to end, or canc
 
 
 @dataclass(frozen=True)
-class Job:
+class LearningJob:
     """State of a job at one time; `version` counts the changes.
 
     `photos` counts them by class. `done` of `total` are steps of `phase`, which may take `seconds_left` more.
@@ -79,7 +79,7 @@ class Teacher:
         stopped: Callable[[], object],
     ) -> None:
         self.path, self.device, self.method, self.learnt, self.stopped = path, device, method, learnt, stopped
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, LearningJob] = {}
         self.ended: Counter[str] = Counter()  # jobs by how they ended
         self._process: Any = None
         self._cancelled = self._closed = self._held = False
@@ -87,11 +87,13 @@ class Teacher:
         self._lock = threading.Lock()
 
     @property
-    def current(self) -> Job | None:
+    def current(self) -> LearningJob | None:
         """Return the running job."""
         return next((job for job in self.jobs.values() if not job.ended), None)
 
-    def start(self, images: np.ndarray, labels: Sequence[str], *, task: str, fast: bool, allow_new_style: bool) -> Job:
+    def start(
+        self, images: np.ndarray, labels: Sequence[str], *, task: str, fast: bool, allow_new_style: bool
+    ) -> LearningJob:
         """Start to learn images (N, S, S, 3) uint8 with a class each.
 
         Raises:
@@ -100,7 +102,7 @@ class Teacher:
         with self._lock:
             if self._closed or self._held or self.current:
                 raise Unavailable
-            job = Job(secrets.token_hex(8), task, dict(Counter(labels)))
+            job = LearningJob(secrets.token_hex(8), task, dict(Counter(labels)))
             for old in [*self.jobs][: max(0, len(self.jobs) + 1 - KEPT)]:
                 del self.jobs[old]
             self.jobs[job.id], self._cancelled = job, False

@@ -81,7 +81,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """A heading of the page with its contents."""
 
     title: str
@@ -97,7 +97,7 @@ class Chapter:
     """A run, a model, or a comparison."""
 
     title: str
-    parts: Sequence[Part]
+    parts: Sequence[PagePart]
     unfinished: str = ""
 
 

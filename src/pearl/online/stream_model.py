@@ -40,7 +40,7 @@ BATCH = 64
 
 
 @dataclass(frozen=True)
-class Taken:
+class Intake:
     """Counts of the images that were taken up from a stream at once, and are stored."""
 
     learnt: int = 0  # labelled images
@@ -48,10 +48,10 @@ class Taken:
     unknown: int = 0  # of these, those that look unknown
     problems: tuple[str, ...] = ()  # a line for each file that cannot be read
 
-    def __add__(self, other: "Taken") -> "Taken":
+    def __add__(self, other: "Intake") -> "Intake":
         """Return both together."""
         counts = self.learnt + other.learnt, self.scored + other.scored, self.unknown + other.unknown
-        return Taken(*counts, self.problems + other.problems)
+        return Intake(*counts, self.problems + other.problems)
 
 
 class StreamModel:
@@ -98,7 +98,7 @@ class StreamModel:
         with self._session(show) as work:
             self._learn(work, np.asarray(inputs.images), [inputs.classes[label] for label in inputs.labels])
 
-    def observe_files(self, data: str | Path, *, unlabelled: str = UNLABELLED, show: Observer | None = None) -> Taken:
+    def observe_files(self, data: str | Path, *, unlabelled: str = UNLABELLED, show: Observer | None = None) -> Intake:
         """Learn from the new images of a .csv in its order, or of a folder per class in the order of their time stamps.
 
         Images that were learnt before, by their path and class, are left out. Images directly in the folder, or in the
@@ -109,11 +109,11 @@ class StreamModel:
         """
         there = listed(Path(data), unlabelled)
         with self._session(show) as work:
-            return sum(self._take(work, self._journal(), there, there), Taken())
+            return sum(self._take(work, self._journal(), there, there), Intake())
 
     def watch(
         self, folder: str | Path, *, every: float = 5.0, unlabelled: str = UNLABELLED, show: Observer | None = None
-    ) -> Iterator[Taken]:
+    ) -> Iterator[Intake]:
         """As `observe_files` for a folder, and then for the files that appear in it, without end.
 
         The folder is read every so many seconds. A file is taken up once it has not changed between two readings. New
@@ -141,7 +141,7 @@ class StreamModel:
 
     def _take(
         self, work: Session, journal: Journal, there: Sequence[Arrived], ready: Sequence[Arrived]
-    ) -> Iterator[Taken]:
+    ) -> Iterator[Intake]:
         """Learn from the new ones of the `ready` files, then score those without a class; `there` are all files."""
         labelled = [one for one in ready if one.name]
         done, total = 0, len(labelled)
@@ -156,7 +156,7 @@ class StreamModel:
             self._learn(work, pixels, [names[file] for file in read])
             done += len(batch)
             work.log.step(done, max(done, total))
-            yield Taken(learnt=len(read), problems=tuple(problems))
+            yield Intake(learnt=len(read), problems=tuple(problems))
         yield from self._score([one for one in ready if not one.name])
 
     def _read(self, files: Sequence[Arrived]) -> tuple[list[Path], np.ndarray, list[str]]:
@@ -200,7 +200,7 @@ class StreamModel:
 
     # ------------------------------------------------------------------------------------------ images without a class
 
-    def _score(self, files: Sequence[Arrived]) -> Iterator[Taken]:
+    def _score(self, files: Sequence[Arrived]) -> Iterator[Intake]:
         """Score the images that were not scored yet, once there are two classes."""
         if not files or not self.learner.finds_unknown or len(self.classes) < 2:
             return
@@ -218,7 +218,7 @@ class StreamModel:
                     lines[str(file)] |= {"score": score, "threshold": threshold, "nearest": self.classes[row]}
                     unknown += score < threshold
             arrivals.record_scores(directory, lines.values())
-            yield Taken(scored=len(read), unknown=unknown, problems=tuple(problems))
+            yield Intake(scored=len(read), unknown=unknown, problems=tuple(problems))
 
     def unknown_files(self) -> list[Path]:
         """Return the images without a class that looked unknown when they arrived, and have not been learnt or removed.

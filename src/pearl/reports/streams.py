@@ -11,7 +11,7 @@ from pearl.storage.run_directory import RunDirectory
 from pearl.storage.tabular import aligned
 
 if TYPE_CHECKING:
-    from pearl.online.run import OnlineRun
+    from pearl.online.stream_run import OnlineRun
 
 
 def online_page(run: "OnlineRun") -> str:
