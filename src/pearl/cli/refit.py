@@ -36,8 +36,7 @@ def command(
     """
     begun(f"refit {directory}", quiet)
     from pearl.errors import ConfigError
-    from pearl.lifecycle.refit import refit
-    from pearl.lifecycle.remodel import refit_model
+    from pearl.lifecycle.refit import refit, refit_model
     from pearl.reports.progress import display
     from pearl.reports.text import run_page
     from pearl.settings.config import parse_value

@@ -29,6 +29,7 @@ from pearl.lifecycle.needs import needs
 from pearl.lifecycle.recognition import check_known
 from pearl.lifecycle.saved import build_method, learnt_images, load_method, read_config, resume_command
 from pearl.lifecycle.session import session
+from pearl.methods.base import has_frozen_features
 from pearl.names import class_name, without_marks
 from pearl.settings.config import ModelConfig, check_config
 from pearl.storage.aside import remove_leftovers
@@ -144,7 +145,7 @@ def _learn(
         # before decoding images: errors here are cheaper to find
         written = done > 0 or (known.get("config") == settings and directory.reference_manifest.is_file())
         method = build_method(config, structure_only=written, without_timm=True)
-        if options.fast and not (method.has_frozen_features(done) and has_statistics(config)):
+        if options.fast and not (has_frozen_features(method, done) and has_statistics(config)):
             raise ConfigError(
                 f"{path}: without training, classes can only be added to a model with class statistics "
                 f"(method.classifier=statistics), after its first task or to a pretrained network"

@@ -374,7 +374,7 @@ class StoredModel:
         Raises:
             PearlError: any user error; nothing is created then.
         """
-        from pearl.lifecycle.remodel import refit_model
+        from pearl.lifecycle.refit import refit_model
 
         folders = [data] if isinstance(data, str | Path) else data
         arguments: dict[str, Any] = {

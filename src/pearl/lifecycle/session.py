@@ -155,7 +155,7 @@ class Session:
             task_facts = self._facts(learnt, task, also, images, seconds)
             return task_facts | facts | learnt.facts(task.id) | {**measure(learnt)}
 
-        if first_answer and method.answers_first(task) and self.directory.first_answer is None:
+        if first_answer and method.classifier.learns_at_once(task) and self.directory.first_answer is None:
             self._answer_first(method, task, described)
         try:
             seconds = self.engine.learn(method, task, self.resume)
@@ -174,7 +174,7 @@ class Session:
         about = described(method, seconds)
         if self.lock:
             self.lock.check()
-        storage: dict[str, Any] = {"features": method.features_of_images(), "within": self.path}
+        storage: dict[str, Any] = {"features": method.classifier.features_of_images(), "within": self.path}
         write_part(self.directory.folder_of(task.id, task.name), added, about, method.file_of, **storage)
         try:
             self.directory.list_classes()

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, Literal, Self
 
 import torch
@@ -12,8 +11,6 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Batches, Task
 from pearl.methods.classifier import TaskClassifier
-from pearl.nn.fast.folding import folded, norms_after_convs
-from pearl.nn.once import once
 from pearl.nn.task_modules import TaskHeads
 from pearl.settings.declared import Phases, UpcomingTask
 from pearl.storage.checkpoint import in_weights
@@ -193,21 +190,6 @@ class Method(nn.Module):
         """Return the columns of a task's classes among all logits."""
         return self.heads.columns(task)
 
-    def expert(self, t: int, network: Callable[[], Network]) -> Expert:
-        """Return a frozen expert of task t: its head on a network that is created once, on first use."""
-        made = once(network)
-        return Expert(f"task {t}", lambda x: self.heads[t](made()(x)), frozen=True, task=t)
-
-    def evaluated(self, network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-        """Return a copy of a network of the backbone's structure with these weights, in its fastest form for
-        evaluation.
-        """
-        return folded(network, weights, self._norms_to_fold if self.fast else {})
-
-    @cached_property
-    def _norms_to_fold(self) -> dict[str, str]:
-        return norms_after_convs(self.backbone)
-
     def notes(self, task: Task) -> list[str]:
         """Return warnings for the user before the method learns a task."""
         return []
@@ -221,21 +203,6 @@ class Method(nn.Module):
 
         Such tensors are neither copied before the task nor compared after its phases.
         """
-        return False
-
-    def has_frozen_features(self, task: int) -> bool:
-        """Return True if there are frozen features before task `task`: earlier tasks', or a pretrained network's."""
-        return task > 0 or (self.frozen_start and bool(self.backbone.pretrained))
-
-    def features_of_images(self) -> dict[str, Tensor]:
-        """Return tensors about the images of the task learnt last, to be stored beside the state; empty by default.
-
-        Nothing but `pearl forget` reads them.
-        """
-        return {}
-
-    def answers_first(self, task: Task) -> bool:
-        """Return True if a task that will be trained can also be learnt at once, without training."""
         return False
 
     def size(self) -> int:
@@ -254,6 +221,11 @@ def own_loss(features: Callable[[Tensor], Tensor], head: nn.Module, task: Task) 
         return F.cross_entropy(head(features(batch.x)), batch.y - task.first_class)
 
     return loss
+
+
+def has_frozen_features(method: Method, task: int) -> bool:
+    """Return True if there are frozen features before task `task`: earlier tasks', or a pretrained network's."""
+    return task > 0 or (method.frozen_start and bool(method.backbone.pretrained))
 
 
 def whole(name: str, network: nn.Module, head: nn.Module, task: Task, extra: nn.Module | None = None) -> Phase:

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pearl.data.batches import Task
+
 Scored = tuple[Tensor, Tensor]  # logits (B, classes) and in-distribution scores (B,)
 
 
@@ -94,6 +96,17 @@ class TaskClassifier:
         When the task was learnt, `right` of its `images` were correct. Returns None without an estimate.
         """
         return None
+
+    def learns_at_once(self, task: Task) -> bool:
+        """Return True if a task that will be trained can also be learnt at once, without training."""
+        return False
+
+    def features_of_images(self) -> dict[str, Tensor]:
+        """Return tensors about the images of the task learnt last, to be stored beside the state; empty by default.
+
+        Only `pearl forget` reads them.
+        """
+        return {}
 
     def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
         """Return how many tasks' weights, from the first, predictions need; None: all."""

@@ -1,8 +1,10 @@
 """A digest of everything that determines a phase's result, so that phases with equal digests are trained once.
 
-A phase declares the modules that its loss depends on (`Phase.depends_on`). The digest covers their tensors, structure
-and code, the task's images and labels, settings and machine, and the values held by the loss: a function by its source
-and closure. If one of these cannot be digested, the phase has no digest.
+A phase declares the modules that its loss depends on (`Phase.depends_on`). The digest covers their tensors and
+structure, the task's images and labels, the settings, the machine, the bytes of pearl's source files, and the values
+that the loss holds. A function is named by its position in those files, so that any change of the code is another
+digest. If one of these cannot be digested, the phase has no digest: a loss, a module or a class in a user's file, for
+example, is never taken from the cache.
 """
 
 import hashlib
@@ -33,7 +35,7 @@ ROOMS = ("settings", "storage", "data", "nn", "methods", "training")  # rooms of
 # packages whose version determines their code; pearl's source is read
 _TRUSTED = sys.stdlib_module_names | {"torch", "torchvision", "timm", "numpy", "lightning_fabric"}
 # exactly these types: subclasses may do anything
-_PLAIN = {type(None), type(...), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format}
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format}
 _TENSORS = {Tensor, nn.Parameter}
 _OF_MODULES = nn.Module().__dict__.keys() - {"training"}  # attributes of every torch module
 
@@ -73,18 +75,18 @@ def digest(phase: Phase, task: Task, facts: Mapping[str, Any]) -> str:
     if not phase.depends_on or phase.keep_optimizer or any(hooks) or not isinstance(data, Task):
         return ""
     try:
-        said = _Said(phase.depends_on)
-        names = {id(p): name for name, p in said.whole.named_parameters(remove_duplicate=False)}
+        described = _Description(phase.depends_on)
+        names = {id(p): name for name, p in described.whole.named_parameters(remove_duplicate=False)}
         content = {
             "format": FORMAT,
             "code": code(),
             "phase": phase.name,
             "capturable": phase.capturable,
-            "modules": said.of(said.whole),
-            "tied": _tied(said.whole),
+            "modules": described.of(described.whole),
+            "tied": _tied(described.whole),
             "trained": {group: [names[id(p)] for p in params] for group, params in phase.groups.items()},
-            "loss": said.of(phase.loss),
-            "data": said.of(data),
+            "loss": described.of(phase.loss),
+            "data": described.of(data),
             **facts,
         }
     # it trains undeclared modules, a cell of its loss is empty, or a tensor or array has no readable bytes
@@ -98,8 +100,8 @@ def together(modules: Sequence[nn.Module]) -> nn.Module:
     return nn.ModuleList(modules)
 
 
-class _Said:
-    """Converts values to JSON that is equal only if they compute the same. Only declared modules are supported."""
+class _Description:
+    """A converter of values to JSON, which is equal only if they compute the same; only declared modules have one."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self.whole = together(modules)
@@ -140,10 +142,8 @@ class _Said:
         if isinstance(value, nn.Module):
             return self._of_module(value)
         if isinstance(value, types.FunctionType):
-            held = [cell.cell_contents for cell in value.__closure__ or ()]  # several functions may have the same name
-            return [_name(value), self.of([value.__code__, held, value.__defaults__, value.__kwdefaults__])]
-        if isinstance(value, types.CodeType):
-            return ["code", self.of([value.co_firstlineno, value.co_code, value.co_names, value.co_consts])]
+            held = [cell.cell_contents for cell in value.__closure__ or ()]
+            return [_name(value), _position(value), self.of([held, value.__defaults__, value.__kwdefaults__])]
         if isinstance(value, types.MethodType):
             return ["method", self.of([value.__func__, value.__self__])]
         if isinstance(value, types.BuiltinFunctionType):
@@ -185,6 +185,18 @@ def _tied(whole: nn.Module) -> list[list[str]]:
         if tensor.numel():
             names.setdefault((tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())), []).append(name)
     return [each for each in names.values() if len(each) > 1]
+
+
+def _position(function: types.FunctionType) -> list[tuple[int, int]]:
+    """Return the lines and columns of a function in its file: two functions of one file may have the same name.
+
+    Raises:
+        Unknown: Python was started without columns (-X no_debug_ranges).
+    """
+    parts = {(line, column) for line, _, column, _ in function.__code__.co_positions() if line is not None}
+    if any(column is None for _, column in parts):
+        raise Unknown
+    return sorted(parts)  # type: ignore[arg-type]
 
 
 def _name(value: Any) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pearl.data.batches import Batch, Task, derive_seed
 from pearl.errors import TrainingError
-from pearl.methods.base import Expert
+from pearl.methods.base import Expert, has_frozen_features
 from pearl.methods.classifier import Predictions
 from pearl.methods.common.class_statistics import ClassStatistics
 from pearl.methods.common.retained import retained
@@ -103,9 +103,9 @@ class StatisticsClassifier(SubNetworkClassifier):
             return f"since the first {options.spaces} sub-networks serve all tasks (method.classifier.spaces)"
         return None
 
-    def answers_first(self, task: Task) -> bool:
-        """See `Method.answers_first`: in the frozen features that there are."""
-        return self.untrained(task) is None and self.method.has_frozen_features(task.id)
+    def learns_at_once(self, task: Task) -> bool:
+        """See `TaskClassifier.learns_at_once`: in the frozen features that exist."""
+        return self.untrained(task) is None and has_frozen_features(self.method, task.id)
 
     def notes(self, task: Task) -> list[str]:
         """Return notes: that nothing is trained, with the reason."""

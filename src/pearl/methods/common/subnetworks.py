@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from pearl.data.batches import Task
 from pearl.methods.base import Expert, Method, Phase
 from pearl.methods.classifier import TaskClassifier
+from pearl.nn.fast.folding import folded, norms_after_convs
 from pearl.nn.fast.fusing import FusedModule, fuse, fusible
 from pearl.nn.once import once
 from pearl.settings.declared import UpcomingTask
@@ -51,14 +52,6 @@ class SubNetworkClassifier(TaskClassifier):
     def untrained(self, task: Task) -> str | None:
         """Return the reason why a task gets no trained sub-network; None if it gets one."""
         return None
-
-    def answers_first(self, task: Task) -> bool:
-        """See `Method.answers_first`."""
-        return False
-
-    def features_of_images(self) -> dict[str, Tensor]:
-        """See `Method.features_of_images`."""
-        return {}
 
     def check(self, task: Task) -> None:
         """Check before a task is trained that what is stored fits together."""
@@ -131,8 +124,12 @@ class HeadsClassifier(SubNetworkClassifier):
 
     def experts(self) -> Iterable[Expert]:
         """Return an expert per task."""
-        method = self.method
-        return [method.expert(t, partial(method.evaluated_network, t)) for t in range(len(method.heads))]
+        return [self._expert(t) for t in range(len(self.method.heads))]
+
+    def _expert(self, t: int) -> Expert:
+        """Return the frozen expert of task t: its head on its sub-network, which is merged once, on first use."""
+        method, network = self.method, once(partial(self.method.evaluated_network, t))
+        return Expert(f"task {t}", lambda x: method.heads[t](network()(x)), frozen=True, task=t)
 
 
 HEADS = Heads()
@@ -180,7 +177,11 @@ class SubNetworks(Method):
 
     def merged(self, t: int) -> nn.Module:
         """Return task t's sub-network as a separate network in evaluation mode, without hooks."""
-        return self.evaluated(*self.sub_network(t))
+        return folded(*self.sub_network(t), self._norms_to_fold if self.fast else {})
+
+    @cached_property
+    def _norms_to_fold(self) -> dict[str, str]:
+        return norms_after_convs(self.backbone)
 
     # --------------------------------------------------------------------------------------------------- learning
 
@@ -263,14 +264,6 @@ class SubNetworks(Method):
         owner = TASK_TENSOR.fullmatch(name) if vars(type(self)).get("isolated") else None
         owner = owner or _TASK_STATISTICS.match(name)
         return owner is not None and int(owner["task"]) < task
-
-    def features_of_images(self) -> dict[str, Tensor]:
-        """See `Method.features_of_images`."""
-        return self.classifier.features_of_images()
-
-    def answers_first(self, task: Task) -> bool:
-        """See `Method.answers_first`: the classifier decides it."""
-        return self.classifier.answers_first(task)
 
     def facts(self, task: int) -> dict[str, Any]:
         """See `Method.facts`."""
