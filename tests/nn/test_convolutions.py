@@ -9,9 +9,8 @@ from torch import nn
 
 from pearl.methods.bounds.finetune import Finetune
 from pearl.nn.bsconv import bsc
-from pearl.nn.fast import products, winograd
+from pearl.nn.fast import winograd
 from pearl.nn.fast.convolutions import FastConvolutions
-from pearl.nn.fast.ways import Convolution, Ways
 from pearl.nn.resnet import resnet18
 from pearl.testing.tiny import SIZE, config, make_task
 from pearl.training.engine import Engine
@@ -64,7 +63,6 @@ def test_nothing_changes_without_autocast():
         (partial(bsc, width=4), "fp32", False),
         (partial(resnet18, width=4), "fp32", False),
         pytest.param(partial(resnet18, width=4), "bf16", False, marks=needs_bf16),
-        pytest.param(partial(resnet18, width=64), "bf16", True, marks=needs_bf16),
     ],
 )
 def test_the_engine_trains_so_where_it_is_faster(network, precision, used, monkeypatch):
@@ -76,60 +74,26 @@ def test_the_engine_trains_so_where_it_is_faster(network, precision, used, monke
     assert bool(met) == used
 
 
-@pytest.mark.parametrize(
-    "ways", [products.EVERY_PART, Ways(None, None, products.weight_gradient), Ways(products.output)]
-)
-@pytest.mark.parametrize(("side", "stride", "padding", "k"), [(4, 1, 1, 3), (7, 2, 1, 3), (6, 2, 0, 3), (5, 1, 2, 5)])
-def test_a_product_is_the_convolution_with_its_gradients(side, stride, padding, k, ways):
+@pytest.mark.parametrize("side", [4, 7])
+def test_the_whole_convolution_with_its_gradients(side):
     torch.manual_seed(0)
     x = torch.randn(3, 4, side, side + 2, dtype=torch.float64, requires_grad=True)
-    filters = torch.randn(6, 4, k, k, dtype=torch.float64, requires_grad=True)
-    wanted = F.conv2d(x, filters, None, stride, padding)
-    found = Convolution.apply(x, filters, stride, padding, ways)
-    torch.testing.assert_close(found, wanted)
-    towards = torch.randn_like(wanted)
-    of_wanted = torch.autograd.grad(wanted, (x, filters), towards)
-    torch.testing.assert_close(torch.autograd.grad(found, (x, filters), towards, retain_graph=True), of_wanted)
-    for i, one in enumerate((x, filters)):  # what is not asked for is not computed
-        torch.testing.assert_close(torch.autograd.grad(found, one, towards, retain_graph=True)[0], of_wanted[i])
-
-
-@pytest.mark.parametrize(
-    ("side", "filters", "stride", "ways"),
-    [
-        (4, (512, 512, 3, 3), 1, products.EVERY_PART),
-        (8, (512, 256, 3, 3), 2, products.EVERY_PART),
-        (8, (512, 512, 3, 3), 1, Ways(weight_gradient=products.weight_gradient)),
-        (9, (512, 512, 3, 3), 1, None),
-        (4, (256, 256, 3, 3), 1, None),
-        (4, (512, 512, 1, 1), 1, None),
-    ],
-)
-def test_wide_filters_of_small_maps_are_products(side, filters, stride, ways):
-    assert products.ways((2, filters[1], side, side), filters, stride, 1) == ways
-
-
-def test_only_training_in_bfloat16_computes_them(applied):
-    conv = nn.Conv2d(256, 512, 3, padding=1, bias=False)
-    x = torch.randn(1, 256, 2, 2)
-    with FastConvolutions():
-        conv(x)
-        with torch.autocast("cpu", torch.bfloat16):
-            with torch.no_grad():
-                conv(x)
-            nn.Conv2d(256, 512, 3, padding=1)(x)  # a bias
-            nn.Conv2d(256, 512, 3, padding=2, dilation=2, bias=False)(x)
-            nn.Conv2d(256, 512, 3, padding="same", bias=False)(x)
-            assert not applied
-            assert conv(x).dtype == torch.bfloat16
-    assert [args[0].dtype for args in applied] == [torch.bfloat16]
+    filters = torch.randn(6, 4, 3, 3, dtype=torch.float64, requires_grad=True)
+    expected = F.conv2d(x, filters, None, 1, 1)
+    computed = winograd.Convolution.apply(x, filters)
+    torch.testing.assert_close(computed, expected)
+    towards = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, (x, filters), towards)
+    torch.testing.assert_close(torch.autograd.grad(computed, (x, filters), towards, retain_graph=True), gradients)
+    for i, one in enumerate((x, filters)):  # a gradient that is not needed is not computed
+        torch.testing.assert_close(torch.autograd.grad(computed, one, towards, retain_graph=True)[0], gradients[i])
 
 
 @pytest.fixture
 def applied(monkeypatch):
-    """What convolutions were computed in another way with."""
+    """The arguments of convolutions that are computed by Winograd's algorithm."""
     met = []
-    monkeypatch.setattr(Convolution, "apply", lambda *args: met.append(args) or F.conv2d(*args[:2], None, *args[2:4]))
+    monkeypatch.setattr(winograd.Convolution, "apply", lambda *args: met.append(args) or F.conv2d(*args, None, 1, 1))
     return met
 
 
@@ -185,14 +149,12 @@ def test_in_float32_it_differs_by_rounding(side):
     ],
 )
 def test_which_filters_need_fewer_multiplications(shape, filters, stride, padding, so, avx2):
-    assert winograd.ways(shape, filters, stride, padding) == (
-        Ways(None, None, winograd.weight_gradient) if so else None
-    )
+    assert winograd.is_faster(shape, filters, stride, padding) == so
 
 
 def test_with_wider_registers_none_does(monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    assert winograd.ways((32, 64, 32, 32), (64, 64, 3, 3), 1, 1) is None
+    assert not winograd.is_faster((32, 64, 32, 32), (64, 64, 3, 3), 1, 1)
 
 
 def test_only_training_in_float32_and_channels_last_computes_so(applied, avx2):
@@ -213,7 +175,7 @@ def test_only_training_in_float32_and_channels_last_computes_so(applied, avx2):
 
 
 def test_gradients_that_are_differentiated_or_mapped_over_are_those_of_pytorch(avx2, monkeypatch):
-    monkeypatch.setattr(winograd, "weight_gradient", lambda grad, x, shape, *_: torch.full(shape, 7.0))  # to be told by
+    monkeypatch.setattr(winograd, "weight_gradient", lambda grad, x, shape: torch.full(shape, 7.0))  # to be recognised
     conv = nn.Conv2d(64, 64, 3, padding=1, bias=False)
     x = torch.randn(32, 64, 8, 8).to(memory_format=torch.channels_last)
 

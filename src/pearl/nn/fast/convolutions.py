@@ -7,18 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pearl.nn.fast import products, winograd
-from pearl.nn.fast.ways import Convolution, Ways
+from pearl.nn.fast import winograd
 from pearl.nn.precision import outside_autocast
 
 
 class FastConvolutions(TorchFunctionMode):
-    """Context in which three kinds of convolutions do not use oneDNN's default kernels.
+    """Context in which two kinds of convolutions do not use oneDNN's default kernels.
 
     Grouped convolutions with strides or several filters per group run outside autocast. oneDNN has no fast bfloat16
     kernel for their gradients: with AVX-512 BF16 a depthwise 3x3 of 512 channels, stride 2, takes 125 ms forward and
-    backward, in float32 9 ms (docs/performance.md). Wide convolutions of small maps become matrix products (see
-    `products.ways`). In float32, gradients of 3x3 filters take fewer multiplications (see `winograd.ways`).
+    backward, in float32 9 ms (docs/performance.md). In float32 on a CPU with AVX2, gradients of 3x3 filters take fewer
+    multiplications (see `winograd.is_faster`).
     """
 
     def __torch_function__(
@@ -30,11 +29,9 @@ class FastConvolutions(TorchFunctionMode):
             bf16 = torch.is_autocast_enabled(x.device.type)
             if bf16 and is_slow(stride, groups, len(weight)):
                 return _in_float32(x, weight, bias, (stride, padding, dilation, groups))
-            plain = bias is None and groups == 1 and dilation == (1, 1) and _square(stride, padding)
-            if plain and torch.is_grad_enabled() and not _transformed():
-                ways = _ways(x, weight, stride[0], padding[0], bf16)
-                if ways:
-                    return _by(ways, x, weight, stride[0], padding[0])
+            plain = bias is None and groups == 1 and dilation == (1, 1) and _square(stride, padding) and not bf16
+            if plain and torch.is_grad_enabled() and not _transformed() and _by_winograd(x, weight, stride, padding):
+                return winograd.Convolution.apply(x, weight)
         return func(*args, **(kwargs or {}))
 
 
@@ -47,13 +44,10 @@ def has_slow(module: nn.Module | None, *, bf16: bool) -> bool:
     """Return True if a module may contain such convolutions, so that `FastConvolutions` makes its steps faster."""
     convs = (m for m in module.modules() if isinstance(m, nn.Conv2d)) if module is not None else ()
     if bf16:
-        return any(
-            is_slow(conv.stride, conv.groups, conv.out_channels) or products.ways((1, 1, 1, 1), conv.weight.shape, 1, 1)
-            for conv in convs
-        )
+        return any(is_slow(conv.stride, conv.groups, conv.out_channels) for conv in convs)
     plain = (conv for conv in convs if conv.bias is None and conv.groups == 1 and _square(conv.stride, conv.padding))
     best = (1024, 1, 16, 16)  # many images with a size that fits tiles
-    return any(winograd.ways(best, conv.weight.shape, conv.stride[0], int(conv.padding[0])) for conv in plain)
+    return any(winograd.is_faster(best, conv.weight.shape, conv.stride[0], int(conv.padding[0])) for conv in plain)
 
 
 def _square(stride: Sequence[int], padding: Sequence[int] | str) -> bool:
@@ -65,21 +59,13 @@ def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def _ways(x: Tensor, weight: Tensor, stride: int, padding: int, bf16: bool) -> Ways | None:
-    if bf16:
-        return products.ways(x.shape, weight.shape, stride, padding)
+def _by_winograd(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
+    """Return True for a trained float32 weight in channels_last whose gradient is faster by Winograd's algorithm."""
     alike = x.dtype == weight.dtype == torch.float32 and x.is_contiguous(memory_format=torch.channels_last)
-    return winograd.ways(x.shape, weight.shape, stride, padding) if alike and weight.requires_grad else None
+    return alike and weight.requires_grad and winograd.is_faster(x.shape, weight.shape, stride[0], padding[0])
 
 
 def _in_float32(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: tuple[Any, ...]) -> Tensor:
     with outside_autocast(x):
         result = torch.conv2d(x.float(), weight.float(), None if bias is None else bias.float(), *arguments)
     return result.to(torch.get_autocast_dtype(x.device.type))  # in the layout of the other kernel, for later layers
-
-
-def _by(ways: Ways, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    with outside_autocast(x):
-        return Convolution.apply(x.to(dtype), weight.to(dtype), stride, padding, ways)
