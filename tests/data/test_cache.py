@@ -5,6 +5,7 @@ import os
 import shutil
 import tempfile
 import time
+import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -544,7 +545,10 @@ def test_decompression_bombs_are_refused_by_their_header(tmp_path: Path, root: P
 
 def test_harmless_warnings_of_pillow_are_not_shown(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 300)
-    decode(split_of(save(tmp_path / "a.png", pixels(20, 20, 3))), 8, root=root)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        assert len(decode(split_of(save(tmp_path / "a.png", pixels(20, 20, 3))), 8, root=root)) == 1
+    assert not shown
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])

@@ -407,7 +407,9 @@ def test_names_cannot_break_the_page(own):
 @pytest.mark.parametrize("name", ["\x00\x08\ud800", "a\n数字 ☃", "", "$\\frac{1}$ --> ]]>" * 50])
 def test_odd_names(own, name, tmp_path):
     edit(own / "results.json", lambda value: value["tasks"][0].update(name=name))
-    Reader(write([own], tmp_path / "page.html").read_text())
+    reader = Reader(write([own], tmp_path / "page.html").read_text())
+    assert not [tag for tag, _ in reader.tags if tag == "script"]
+    assert len(reader.files["class-il-accuracy-of-each-task-after-each-task.csv"]) > 2
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@x", "\t=1", " =1", "\r=1", "＝1"])

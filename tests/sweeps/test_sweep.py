@@ -526,12 +526,16 @@ def test_slurm_has_at_least_one_worker(fake, workers):
 
 
 def test_one_that_cannot_be_cancelled_does_not_keep_the_others_from_it():
+    cancelled = []
+
     def cancel(check=True):
+        cancelled.append(check)
         if check:
             raise subprocess.CalledProcessError(1, "scancel")
         raise FileNotFoundError("scancel")
 
     slurm._Submitted(SimpleNamespace(cancel=cancel), real=True).stop()
+    assert cancelled == [False]
 
 
 @pytest.mark.parametrize(
