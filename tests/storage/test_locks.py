@@ -147,7 +147,7 @@ def test_a_number_that_another_process_got_is_not_the_holder(tmp_path, monkeypat
     refusing(monkeypatch, 38)
     forge(tmp_path, started="1", pid=os.getppid())
     with locked(tmp_path):
-        pass
+        assert json.loads((tmp_path / ".holder.json").read_text())["pid"] == os.getpid()
 
 
 ELSEWHERE = {"host": "another", "boot": "another"}
