@@ -121,7 +121,7 @@ def page(file: Path, rows: dict[str, Any]) -> None:
         "`python benchmarks/probes.py`; mean ± standard deviation over n seeds. Ranks are compared with those "
         "of the full probe, task by task: overlap in parameters, correlation over the layers."
     )
-    lines = ["# Cheaper ranks", "", about]
+    lines = ["# Cheaper probes", "", about]
     for stream in STREAMS:
         if not any(key.startswith(f"{stream} |") for key in rows):
             continue

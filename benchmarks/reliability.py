@@ -50,7 +50,7 @@ def main() -> None:
         print(table)
     else:
         text = (
-            f"## Runs that were killed\n\n"
+            f"## Killed runs\n\n"
             f"`python benchmarks/reliability.py --kills {options.kills}`: SIGKILL at random "
             f"moments of a run on digits (ResNet-18 of width 4, 5 tasks), restarted until it is done; then the next "
             f"run. Compared with an uninterrupted run: the bytes of every weight file, and every JSON and YAML file "

@@ -60,7 +60,7 @@ def main() -> None:
     rows = [f"| {kind} | {tried[kind]} | {cut[kind]} | {wrong[kind]} |" for kind in KINDS]
     head = "| what happened to the cache | trials | a phase was trained again | ended otherwise |"
     text = (
-        f"## Caches that were disturbed\n\n`python benchmarks/attack/cache.py --trials {options.trials} --seed "
+        f"## Disturbed caches\n\n`python benchmarks/attack/cache.py --trials {options.trials} --seed "
         f"{options.seed}`: runs that load their first phases from a cache, or wait for another run that trains "
         f"them. Compared with a run without a cache: the bytes of every weight file, and all JSON except seconds "
         f"and marks of reuse.\n\n" + "\n".join([head, f"|{'---|' * 4}", *rows]) + "\n"

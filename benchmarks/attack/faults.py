@@ -165,7 +165,7 @@ def text(told: list[dict[str, Any]], counts: dict[str, int]) -> str:
         lines.append([verb, count, len(of), ends["ended well"], ends["refused"], stored, ends["killed"], wrong])
     table = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
     return (
-        f"## Operations on files that failed\n\n"
+        f"## Failing file operations\n\n"
         f"`python benchmarks/attack/faults.py`, {len(told)} of {sum(counts.values())} cases: one operation on a file "
         f"(opened to be written, written, synced, renamed, made, removed) fails with ENOSPC or EIO, or the process is "
         f"killed there, in turn; then the same command is repeated. Its files must equal those of an undisturbed one, "

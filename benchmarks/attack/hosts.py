@@ -213,7 +213,7 @@ def machines() -> Iterator[None]:
 def table(lines: list[str], silence: float) -> str:
     """Return the results as Markdown."""
     return (
-        f"## Machines that lose each other\n\n"
+        f"## Lost connections between machines\n\n"
         f"`python benchmarks/attack/hosts.py --silence {silence:g}`: two network namespaces with a cable between them "
         f"train one run, and are disturbed in the middle of a phase. Exit codes: {UNREACHABLE} a machine is lost, "
         f"{INTERRUPTED} interrupted, 2 another process has ended. A process that is stopped or killed has none. "

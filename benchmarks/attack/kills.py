@@ -205,7 +205,7 @@ def table(told: list[dict[str, object]], seed: int) -> str:
         counts = " | ".join(str(kinds[verb, kind]) for kind in KINDS)
         lines.append(f"| {verb} | {counts} | {cut[verb]} | {bad[verb]} |")
     return (
-        f"## Moments at which a command was disturbed\n\n"
+        f"## Commands disturbed at random moments\n\n"
         f"`python benchmarks/attack/kills.py --moments {len(told)} --seed {seed}`: {len(told)} random moments, "
         f"after each of which the same command was repeated. Compared with an undisturbed command: all its files "
         f"except logs and seconds, and its output. A moment after the end, or enough free space, interrupted "

@@ -118,7 +118,7 @@ def made(filled: Filled) -> list[str]:
     lines = []
     for facts, took in alike.items():
         every, reused = (sum(each) for each in zip(*took, strict=True))
-        shared = f", {duration(reused)} of it in phases shared with others of them" if reused else ""
+        shared = f", {duration(reused)} of it in phases that several of these runs share" if reused else ""
         lines.append(f"{counted(len(took), 'run')} in {duration(every)}{shared}: {facts}")
     return lines
 
