@@ -124,5 +124,5 @@ def test_a_model_that_has_its_name_is_called_stored(tmp_path, monkeypatch):
     left = tmp_path / f".model.{'0' * 32}.new"
     left.mkdir()
     with pytest.raises(RunError, match="exists; choose another name"):
-        copying.check_place(tmp_path / "model", tmp_path / "base")
+        copying.check_target(tmp_path / "model", tmp_path / "base")
     assert not left.exists()

@@ -36,14 +36,14 @@ class View:
     def draw(self, count: int, shape: tuple[int, int], generator: torch.Generator) -> Draws:
         """Draw the random numbers of one epoch: `count` rows for images of `shape` (H, W)."""
         images = self.images
-        draws = self._draw_places(count, shape, generator)
+        draws = self._draw_positions(count, shape, generator)
         if images.policy != "none":
             draws = *draws, draw_policy(images.policy, count, shape, generator)
         if images.brightness:
             draws = *draws, 1 + images.brightness * (2 * torch.rand(count, generator=generator) - 1)
         return draws
 
-    def _draw_places(self, count: int, shape: tuple[int, int], generator: torch.Generator) -> Draws:
+    def _draw_positions(self, count: int, shape: tuple[int, int], generator: torch.Generator) -> Draws:
         images = self.images
         if images.augment == "none":
             return ()

@@ -62,9 +62,7 @@ class Task:
         seed_part: int | str | None = None,
     ) -> None:
         self.id = id
-        self.seed_part = (
-            id if seed_part is None else seed_part
-        )  # of `derive_seed`, for the random numbers of its training
+        self.seed_part = id if seed_part is None else seed_part  # determines the random numbers of its training
         self.name = name
         self.classes = classes  # names of the new ones; class i has logit index first_class + i
         self.train = train  # False: class statistics suffice, no sub-network is trained
@@ -72,7 +70,7 @@ class Task:
         self.shown = np.unique(labels)  # logit indices of all its classes, ascending
         self.view = view
         self.device = device
-        self._images = _place(torch.from_numpy(np.ascontiguousarray(images)), device)
+        self._images = _on_device(torch.from_numpy(np.ascontiguousarray(images)), device)
         self._labels = torch.from_numpy(labels).to(device)
         self._open = True
         self._parts: list[Task] = []
@@ -236,7 +234,7 @@ def batch_bounds(count: int, size: int) -> list[tuple[int, int]]:
     return bounds
 
 
-def _place(images: Tensor, device: torch.device) -> Tensor:
+def _on_device(images: Tensor, device: torch.device) -> Tensor:
     """Put images on the device if they take at most half of its free memory, else into host memory.
 
     It is pinned unless the images are in a file, see `scratch`.

@@ -66,7 +66,7 @@ PLAIN = Decoding()
 
 
 def upright_square(image: Image.Image, size: int, decoding: Decoding = PLAIN, *, in_place: bool = False) -> Image.Image:
-    """Convert an opened image as `pictures.read_image` does. With `in_place`, the image itself is changed, which saves
+    """Convert an opened image as `images.read_image` does. With `in_place`, the image itself is changed, which saves
     memory.
 
     Raises:

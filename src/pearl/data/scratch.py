@@ -45,7 +45,7 @@ def described(shape: tuple[int, ...]) -> str:
     size = math.prod(shape)
     if not is_large(size):
         return f"{size / 1e6:.1f} MB in memory"
-    folder = _place()
+    folder = _folder_of_files()
     free = shutil.disk_usage(folder).free / 1e9
     where = f"in a file without a name in {printable(str(folder))}, where {free:.1f} GB are free"
     return f"{size / 1e9:.1f} GB, more than a quarter of the memory: {where}"
@@ -60,7 +60,7 @@ def room(shape: tuple[int, ...]) -> np.ndarray:
     size = math.prod(shape)
     if not is_large(size):
         return np.empty(shape, np.uint8)
-    folder = _place()
+    folder = _folder_of_files()
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             _allocate(file.fileno(), size)
@@ -73,7 +73,7 @@ def room(shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(mapped, np.uint8).reshape(shape)
 
 
-def _place() -> Path:
+def _folder_of_files() -> Path:
     return _folder.get() or Path(tempfile.gettempdir())
 
 

@@ -104,7 +104,7 @@ def is_copy(path: Path, start: Path, name: str) -> bool:
     return made.config_file.is_file() and there(made)[: len(copied)] == copied and added_names in ([], [name])
 
 
-def check_place(path: Path, source: Path | None, instead: str = "choose another name") -> None:
+def check_target(path: Path, source: Path | None, instead: str = "choose another name") -> None:
     """Refuse a directory with other contents, and an existing one that a copy would create."""
     directory = RunDirectory(path)
     if directory.config_file.exists() or directory.tasks_folder.exists():

@@ -24,7 +24,7 @@ from pearl.data.inputs import Inputs, check_aliases, given, name_of
 from pearl.errors import ConfigError, DataError, RunError, TrainingError, printable
 from pearl.lifecycle import accuracy_estimate
 from pearl.lifecycle.choices import LearnOptions, config_for, has_statistics
-from pearl.lifecycle.copying import check_place, copy_model, is_copy
+from pearl.lifecycle.copying import check_target, copy_model, is_copy
 from pearl.lifecycle.needs import needs
 from pearl.lifecycle.recognition import check_known
 from pearl.lifecycle.saved import build_method, learnt_images, load_method, read_config, resume_command
@@ -82,7 +82,7 @@ def learn(
     source = None if start is None or is_copy(path, Path(start), name) else Path(start)
     if start is not None and source is None:  # the copy is complete, but its process was possibly killed right then
         remove_leftovers(path)
-    check_place(path, source, "leave out --from to continue it, or choose another name")
+    check_target(path, source, "leave out --from to continue it, or choose another name")
     config = config_for(path, source, options)
     with scratch.beside(path):
         _learn(path, data, config, options, source=source, device=device, show=show, minutes=minutes, plan=plan)

@@ -19,7 +19,7 @@ from pearl.data.decoding import Decoding
 from pearl.data.inputs import Inputs, check_aliases, given
 from pearl.data.sources import some
 from pearl.errors import ConfigError, DataError, RunError, counted, printable
-from pearl.lifecycle.copying import check_place, check_whole, copy_beside, copy_part, made_aside
+from pearl.lifecycle.copying import check_target, check_whole, copy_beside, copy_part, made_aside
 from pearl.lifecycle.learning import decode, facts_of
 from pearl.lifecycle.runs import Run, execute
 from pearl.lifecycle.saved import check_method, load_method, read_config
@@ -194,7 +194,7 @@ def refit_model(
     before = read_config(path)
     check_method(path, before, method)
     config = _model_config(path, before, classifier)
-    check_place(to, path)
+    check_target(to, path)
     check_whole(path)
     infos = RunDirectory(path).tasks
     if not infos:

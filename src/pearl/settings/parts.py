@@ -126,8 +126,8 @@ LEARNERS = Registry(
     {
         "pearl": "pearl.online.online_pearl:OnlinePearl",
         "slda": "pearl.online.frozen:Slda",
-        "ncm": "pearl.online.frozen:NearestMean",
-        "ranpac": "pearl.online.frozen:RanPac",
+        "ncm": "pearl.online.frozen:OnlineNearestMean",
+        "ranpac": "pearl.online.frozen:OnlineRanPac",
         "er": "pearl.online.rehearsal:OnlineEr",
         "derpp": "pearl.online.rehearsal:OnlineDerPlusPlus",
     },

@@ -110,12 +110,10 @@ def start(devices: int, arguments: Sequence[str]) -> int:
         with handled(forward):
             try:
                 for rank in range(devices):
-                    environment = {
-                        key: str(value) for key, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()
-                    }
-                    processes.append(
-                        child(arguments, environment, said[rank] if rank else None)
-                    )  # only the first prints
+                    ranks = {**common, "RANK": rank, "LOCAL_RANK": rank}
+                    environment = {key: str(value) for key, value in ranks.items()}
+                    output = said[rank] if rank else None  # only the first prints
+                    processes.append(child(arguments, environment, output))
                 codes = _wait(processes)
             finally:
                 for process in processes:

@@ -63,15 +63,15 @@ def image_files(folder: Path) -> list[Path]:
 
 
 def tree(root: Path, *, nested: bool = False) -> Files:
-    """Return the images of ROOT/CLASS/* by class, sorted; for `nested` see `class_places`.
+    """Return the images of ROOT/CLASS/* by class, sorted; for `nested` see `class_folders`.
 
     Raises:
         DataError: no folder, no class in it, or a class without images.
     """
-    return class_images(class_places(root, nested=nested))
+    return class_images(class_folders(root, nested=nested))
 
 
-def class_places(root: Path, *, nested: bool = False) -> dict[str, Path]:
+def class_folders(root: Path, *, nested: bool = False) -> dict[str, Path]:
     """Return the folder of each class, sorted by name.
 
     Classes are the folders in ROOT, or, if `nested`, the innermost ones, at any depth, named by their path: a/b.
@@ -146,7 +146,7 @@ def images_in(folder: Path) -> list[Path]:
 
 def left_out(root: Path, *, nested: bool = False) -> list[str]:
     """Describe the files in class folders that are not read, with counts."""
-    folders = class_places(root, nested=nested).values()
+    folders = class_folders(root, nested=nested).values()
     inside = [file for folder in folders for file in folder.iterdir() if is_users(file.name)]
     lines = no_images(root, inside)
     deeper = {folder: sum(len(image_files(inner)) for inner in _folders(folder)) for folder in folders}

@@ -40,8 +40,8 @@ class Isolation(SubNetworks):
 
     def network(self, t: int) -> nn.Module:
         """Return task t's network; the initial one if the task was not trained."""
-        key_of_task = f"{t}"
-        return self.networks[key_of_task] if key_of_task in self.networks else self.backbone  # noqa: SIM401 - ModuleDict has no get
+        key = f"{t}"
+        return self.networks[key] if key in self.networks else self.backbone  # noqa: SIM401 - ModuleDict has no get
 
     def task_features(self, x: Tensor, t: int) -> Tensor:
         """See `SubNetworks.task_features`."""
