@@ -330,6 +330,6 @@ def _files() -> tuple[str, ...]:
 def _order(where: str) -> tuple[int, int]:
     """Sort tables, figures, and additional ones; by number."""
     kind, _, number = where.partition(" ")
-    return ("PaperTable", "Figure").index(kind) if kind in {"PaperTable", "Figure"} else 2, int(
+    return ("Table", "Figure").index(kind) if kind in {"Table", "Figure"} else 2, int(
         number
     ) if number.isdecimal() else 0
