@@ -212,7 +212,7 @@ def test_a_changed_value_would_be_seen() -> None:
 
 @needs_source
 def test_tables_and_figures_have_the_papers_numbers() -> None:
-    for kind, title in (("table", "PaperTable"), ("figure", "Figure")):
+    for kind, title in (("table", "Table"), ("figure", "Figure")):
         labels = [re.findall(r"\\label\{([^}]*)\}", text)[-1] for text in environments(kind)]
         ours = {read(name).label: read(name).where for name in TABLES if read(name).where.startswith(title)}
         assert ours == {label: f"{title} {number}" for number, label in enumerate(labels, start=1)}
