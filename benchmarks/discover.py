@@ -139,8 +139,8 @@ def joined(made: Sequence[Tensor], classes: np.ndarray, start: int) -> tuple[Ten
 
 def kmeans(rows: np.ndarray, count: int) -> np.ndarray:
     """Return the best of ten k-means clusterings (N,)."""
-    found: np.ndarray = KMeans(count, n_init=10, random_state=0).fit_predict(rows)
-    return found
+    results: np.ndarray = KMeans(count, n_init=10, random_state=0).fit_predict(rows)
+    return results
 
 
 def ari(true: np.ndarray, labels: np.ndarray) -> float:

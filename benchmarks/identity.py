@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of runs")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = {}
+    measured = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"PEARL_RUNS": folder, "PEARL_DATA": folder, "PEARL_CACHE": "off"}
         # not real text features: only LGCL's use of them is compared
@@ -87,13 +87,13 @@ def main() -> None:
         np.savez(Path(folder) / "texts.npz", names=[str(digit) for digit in range(10)], features=texts)
         for name, overrides in settings().items():
             if not arguments.only or name in arguments.only:
-                found[name] = stored(pearl.run("digits", quiet=True, **overrides))
-                print(f"{name}: {len(found[name]['tensors'])} tensors", flush=True)
-    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+                measured[name] = stored(pearl.run("digits", quiet=True, **overrides))
+                print(f"{name}: {len(measured[name]['tensors'])} tensors", flush=True)
+    arguments.out.write_text(json.dumps(measured, indent=1) + "\n")
     if arguments.against:
         before = json.loads(arguments.against.read_text())
-        lines = differences({name: before[name] for name in before.keys() & found.keys()}, found)
-        print("\n".join(lines or [f"{len(found)} runs, every bit as it was"]))
+        lines = differences({name: before[name] for name in before.keys() & measured.keys()}, measured)
+        print("\n".join(lines or [f"{len(measured)} runs, every bit as it was"]))
         sys.exit(bool(lines))
 
 

@@ -40,7 +40,7 @@ TABLE = read("online")
 JOINT = "joint training"
 
 
-def place(made: RunConfig) -> Path:
+def folder(made: RunConfig) -> Path:
     """Return the directory of a run."""
     return runs_root() / "cached-features" / made.id
 
@@ -64,8 +64,8 @@ def remembering(make: Callable[[Setup, Layers], Network]) -> Callable[[Setup, La
             if new := [i for i, key in enumerate(keys) if key not in known]:
                 with torch.no_grad():
                     known.update(zip([keys[i] for i in new], network(images[new]), strict=True))
-            found = torch.stack([known[key] for key in keys])
-            return found if layers == "auto" else found[:, -width:]
+            computed = torch.stack([known[key] for key in keys])
+            return computed if layers == "auto" else computed[:, -width:]
 
         return network_once
 
@@ -102,18 +102,18 @@ def measured(run: OnlineRun, batch: int = 64) -> dict[str, float]:
 
 def collect() -> list[dict[str, Any]]:
     """Return all finished runs under $PEARL_RUNS, with their curves."""
-    found = []
+    computed = []
     for row in TABLE.rows:
         for seed in range(10):
             made = config(row, seed)
-            directory = RunDirectory(place(made))
+            directory = RunDirectory(folder(made))
             if isinstance(made, OnlineRunConfig) and OnlineRun(directory.path, made).done:
-                found.append({"row": row.name, "seed": seed, **facts_of(OnlineRun(directory.path, made))})
+                computed.append({"row": row.name, "seed": seed, **facts_of(OnlineRun(directory.path, made))})
             elif directory.results["stages"] and directory.is_done:
-                found.append(
+                computed.append(
                     {"row": row.name, "seed": seed, "a_last": read_run(directory.path).summary["class_il.final"]}
                 )
-    return found
+    return computed
 
 
 def facts_of(run: OnlineRun) -> dict[str, Any]:
@@ -195,24 +195,24 @@ def main() -> None:
             made, show = config(row, seed), display(quiet=True)
             online = isinstance(made, OnlineRunConfig)
             run: Any = (
-                execute(made, path=place(made), device="cpu", show=show)
+                execute(made, path=folder(made), device="cpu", show=show)
                 if online
-                else execute_tasks(made, path=place(made), device="cpu", show=show)
+                else execute_tasks(made, path=folder(made), device="cpu", show=show)
             )  # type: ignore[arg-type]
             print(row.name, seed, {key: round(value, 2) for key, value in run.summary.items()}, flush=True)
     elif args.what == "time":
         times = {}
         for row, seed in rows(args):
             made = config(row, seed)
-            if isinstance(made, OnlineRunConfig) and (run := OnlineRun(place(made), made)).done:
+            if isinstance(made, OnlineRunConfig) and (run := OnlineRun(folder(made), made)).done:
                 times[row.name.partition(": ")[2]] = measured(run)
         file.write_text(json.dumps({**before, "times": {**before.get("times", {}), **times}}, indent=1))
     else:
         rank = {row.name: i for i, row in enumerate(TABLE.rows)}
-        found = {
+        computed = {
             (row["row"], row["seed"]): row for row in [*before.get("rows", []), *collect()]
         }  # also of other machines
-        ordered = [found[key] for key in sorted(found, key=lambda key: (rank[key[0]], key[1]))]
+        ordered = [computed[key] for key in sorted(computed, key=lambda key: (rank[key[0]], key[1]))]
         results = {**before, "rows": ordered}
         file.write_text(json.dumps(results, indent=1))
         start, marker, _ = text.read_text().partition("<!-- tables -->\n")

@@ -8,13 +8,13 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MARK = "\n<!-- words -->\n"  # text below it is written by hand
 
 
-def cell(values: Iterable[float | None], places: int, *, spread: bool = True) -> str:
+def cell(values: Iterable[float | None], digits: int, *, spread: bool = True) -> str:
     """Return mean ± sample standard deviation of the values; a single value without."""
     there = [value for value in values if value is not None]  # a method without ranks, or a row older than its column
     if not there:
         return "-"
-    around = f" ± {stdev(there):.{places}f}" if spread and len(there) > 1 else ""
-    return f"{fmean(there):.{places}f}{around}"
+    around = f" ± {stdev(there):.{digits}f}" if spread and len(there) > 1 else ""
+    return f"{fmean(there):.{digits}f}{around}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

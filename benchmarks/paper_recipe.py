@@ -141,10 +141,10 @@ def page(file: Path, rows: dict[str, Any]) -> None:
     for width in sorted({key.partition(" | ")[0] for key in rows}, key=lambda text: int(text.split()[1])):
         body = []
         for name in CANDIDATES:
-            found = [value for key, value in rows.items() if key.startswith(f"{width} | {name} | ")]
-            if found:
-                cells = [cell((one[column] for one in found), PLACES.get(column, 1)) for column in COLUMNS]
-                body.append([name, str(len(found)), *cells])
+            results = [value for key, value in rows.items() if key.startswith(f"{width} | {name} | ")]
+            if results:
+                cells = [cell((one[column] for one in results), PLACES.get(column, 1)) for column in COLUMNS]
+                body.append([name, str(len(results)), *cells])
         lines += ["", f"## {width.capitalize()}", "", *table(["candidate", "n", *COLUMNS.values()], body)]
     write_page(file, lines)
 

@@ -83,13 +83,13 @@ def write(rows: dict[str, dict[str, float]]) -> None:
         body = []
         for variant in VARIANTS:
             seeds = sorted(key.rpartition(" | ")[2] for key in rows if key.startswith(f"{data} | {variant} | "))
-            found = [rows[f"{data} | {variant} | {seed}"] for seed in seeds]
+            results = [rows[f"{data} | {variant} | {seed}"] for seed in seeds]
             first = [rows.get(f"{data} | {FIRST} | {seed}") for seed in seeds]
-            apart = [a["class_il.final"] - b["class_il.final"] for a, b in zip(found, first, strict=True) if b]
-            if found:
-                cells = [cell((one["class_il.final"] for one in found), 1), cell(apart, 1)]
-                cells += [cell((one[name] for one in found), 1) for name in ("task_il.final", "mean_rank", "seconds")]
-                body.append([variant, str(len(found)), *cells])
+            apart = [a["class_il.final"] - b["class_il.final"] for a, b in zip(results, first, strict=True) if b]
+            if results:
+                cells = [cell((one["class_il.final"] for one in results), 1), cell(apart, 1)]
+                cells += [cell((one[name] for one in results), 1) for name in ("task_il.final", "mean_rank", "seconds")]
+                body.append([variant, str(len(results)), *cells])
         lines += ["", f"## {data}", "", *table([*titles, "mean rank", "CPU seconds"], body)]
     write_page(RESULTS / "photo_recipe.md", lines)
 

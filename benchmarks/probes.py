@@ -127,14 +127,14 @@ def page(file: Path, rows: dict[str, Any]) -> None:
             continue
         body = []
         for probe in PROBES:
-            found = []
+            results = []
             for key, value in sorted(rows.items()):
                 if key.startswith(f"{stream} | {probe} | "):
                     full = rows[f"{stream} | {FULL} | {key.rpartition('| ')[2]}"]
-                    found.append(value | agreement(value, full))
-            if found:
-                cells = [cell((one[column] for one in found), PLACES.get(column, 1)) for column in COLUMNS]
-                body.append([probe, str(len(found)), *cells])
+                    results.append(value | agreement(value, full))
+            if results:
+                cells = [cell((one[column] for one in results), PLACES.get(column, 1)) for column in COLUMNS]
+                body.append([probe, str(len(results)), *cells])
         command = f"`pearl run {' '.join(STREAMS[stream])}`"
         lines += ["", f"## {stream}", "", command, "", *table(["probe", "n", *COLUMNS.values()], body)]
     write_page(file, lines)

@@ -185,7 +185,7 @@ def write_table(recipe: str, rows: list[dict]) -> None:
     )
     body = []
     for method, of in methods.items():
-        cells = (cell((r.get(key) for r in of), places) for key, places in ROUND.items())
+        cells = (cell((r.get(key) for r in of), digits) for key, digits in ROUND.items())
         body.append([method, str(len(of)), *cells])
     notes = [f"- {', '.join(names)}: {how}" for how, names in made.items()]
     write_page(RESULTS / f"{recipe}.md", [f"# {recipe}", "", measures, "", *table(head, body), "", *notes])

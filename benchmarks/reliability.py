@@ -1,6 +1,6 @@
 """Kill runs with SIGKILL at random moments, resume each time, and compare with an uninterrupted run.
 
-    python benchmarks/reliability.py                      50 kills of pearl and of finetune, written to docs/results
+    python benchmarks/reliability.py                      50 kills of pearl and of finetune, written to docs/actual
     python benchmarks/reliability.py --kills 5 --print    a few, printed
 
 A process that has imported everything but computed nothing forks a child per attempt, so that Python starts only once.
@@ -27,7 +27,7 @@ from pearl.nn import resnet  # noqa: F401
 from pearl.settings.config import RunConfig, load_config
 from pearl.training.engine import Observer
 
-RESULT = Path(__file__).parents[1] / "docs" / "results" / "reliability.md"
+RESULT = Path(__file__).parents[1] / "docs" / "actual" / "reliability.md"
 TIMES = {"seconds", "evaluation_seconds", "started", "time"}  # permitted differences of two equal runs
 SMALL = ["backbone.width=4", "engine.channels_last=false", "stream.per_class=40", "train.epochs=4"]
 SMALL += ["train.phases.probe.epochs=3", "stream.test_per_class=20"]
@@ -63,11 +63,11 @@ def main() -> None:
 
 
 def write_section(name: str, text: str) -> None:
-    """Write a section of docs/results/reliability.md, replacing the one of this name, or at the end."""
+    """Write a section of docs/actual/reliability.md, replacing the one of this name, or at the end."""
     start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-    before, found, rest = RESULT.read_text().partition(start)
-    after = rest.partition(end)[2] if found else ""
-    RESULT.write_text(f"{before if found else before.rstrip() + chr(10) * 2}{start}{text}{end}{after}")
+    before, actual, rest = RESULT.read_text().partition(start)
+    after = rest.partition(end)[2] if actual else ""
+    RESULT.write_text(f"{before if actual else before.rstrip() + chr(10) * 2}{start}{text}{end}{after}")
 
 
 def trial(method: str, kills: int, rng: random.Random) -> str:
@@ -89,16 +89,18 @@ def trial(method: str, kills: int, rng: random.Random) -> str:
                 # at most a third of a run, so that one run is killed several times
                 done = attempt(config, broken, kill_after=rng.uniform(0, length / 3) if left else None)
                 if not done:
-                    place = where(broken)
-                    fallen[place] = fallen.get(place, 0) + 1
-            found = contents(broken)
-            different = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+                    phase_name = where(broken)
+                    fallen[phase_name] = fallen.get(phase_name, 0) + 1
+            actual = contents(broken)
+            different = sorted(
+                name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name)
+            )
             if different:
                 print(f"{method}, run {runs}: {', '.join(different)} differ", file=sys.stderr)
                 equal = False
             shutil.rmtree(broken)
-    places = ", ".join(f"{count} {place}" for place, count in sorted(fallen.items()))
-    return f"| {method} | {sum(fallen.values())} | {places} | {runs} | {'yes' if equal else 'NO'} |"
+    phase_names = ", ".join(f"{count} {phase_name}" for phase_name, count in sorted(fallen.items()))
+    return f"| {method} | {sum(fallen.values())} | {phase_names} | {runs} | {'yes' if equal else 'NO'} |"
 
 
 def attempt(config: RunConfig, path: Path, kill_after: float | None = None) -> bool:
@@ -145,13 +147,13 @@ def where(path: Path) -> str:
 
 def contents(path: Path) -> dict[str, object]:
     """Return the files of a run that must be equal: bytes of weights and settings, JSON without seconds."""
-    found: dict[str, object] = {}
+    actual: dict[str, object] = {}
     for file in sorted(path.rglob("*")):
         name = str(file.relative_to(path))
         if not file.is_file() or name in {"events.jsonl", ".lock", ".holder.json"}:
             continue  # the log records kills, and the last lock holder may be a killed process
-        found[name] = timeless(json.loads(file.read_text())) if file.suffix == ".json" else file.read_bytes()
-    return found
+        actual[name] = timeless(json.loads(file.read_text())) if file.suffix == ".json" else file.read_bytes()
+    return actual
 
 
 def timeless(value: object) -> object:

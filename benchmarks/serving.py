@@ -126,9 +126,9 @@ def in_python(path: Path, files: list[bytes]) -> tuple[Predictions, float, float
     many = files * 5
     model.predict([Image.open(io.BytesIO(file)) for file in files[:2]])
     began, cpu = time.perf_counter(), time.process_time()
-    found = model.predict([Image.open(io.BytesIO(file)) for file in many], top=99)
+    results = model.predict([Image.open(io.BytesIO(file)) for file in many], top=99)
     rate, spent = len(many) / (time.perf_counter() - began), 1000 * (time.process_time() - cpu) / len(many)
-    return [dict(zip(each.classes, each.probabilities, strict=True)) for each in found[: len(files)]], rate, spent
+    return [dict(zip(each.classes, each.probabilities, strict=True)) for each in results[: len(files)]], rate, spent
 
 
 def same(answer: dict[str, float], expected: dict[str, float]) -> bool:
@@ -189,8 +189,8 @@ def learn(url: str, lesson: list[tuple[bytes, int]]) -> str:
 
 def get(url: str) -> dict[str, Any]:
     with urlopen(url) as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
+        results: dict[str, Any] = json.load(answer)
+        return results
 
 
 if __name__ == "__main__":

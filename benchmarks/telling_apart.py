@@ -90,9 +90,9 @@ def main(arguments: Sequence[str]) -> None:
     file = RESULTS / "telling_apart.json"
     rows: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     chosen = [name for name in STREAMS if any(name.startswith(given) for given in options.streams)]
-    places = [(stream, seed) for seed in options.seeds for stream in chosen if seed == 0 or stream != LARGE]
+    pairs = [(stream, seed) for seed in options.seeds for stream in chosen if seed == 0 or stream != LARGE]
     subnetworks.WithInner = Remembering  # type: ignore[misc]
-    for stream, seed in places:
+    for stream, seed in pairs:
         recipe, *rest = [*STREAMS[stream], f"seed={seed}"]
         trained = None
         for label, classifier in CLASSIFIERS.items():
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> None:
                 rows[key]["seconds"] = seconds(trained, rows[key]["passes"])
                 write(file, rows)
         Remembering.known.clear()
-    for stream, seed in places:
+    for stream, seed in pairs:
         recipe, *rest = [*STREAMS[stream], f"seed={seed}"]
         for rival in rivals(stream):
             key = f"{stream} | {rival} | {seed}"
@@ -157,7 +157,7 @@ def row(run: Run) -> dict[str, Any]:
     logits, labels = asked(run, data, method, range(len(tasks)))
     share = logits.softmax(1).numpy()
     diagram = reliability(share.max(1), share.argmax(1) == labels)
-    found = {
+    results = {
         "class_il": summary["class_il.final"],
         "average": summary["class_il.average"],
         "task_il": summary["task_il.final"],
@@ -167,16 +167,16 @@ def row(run: Run) -> dict[str, Any]:
         "auroc": None,
         "run": run.path.name,
     }
-    found["refused"] = None
+    results["refused"] = None
     if (in_distribution_scores := in_distribution(run, data, method)) is not None:
         threshold = method.classifier.threshold(0.05)
-        found["refused"] = 100 * float((np.concatenate(in_distribution_scores) < threshold).mean())
+        results["refused"] = 100 * float((np.concatenate(in_distribution_scores) < threshold).mean())
     half = len(tasks) // 2  # tasks that the model has learnt; classes of the others are unknown
     scores = in_distribution(run, data, load_method(run.path, run.config, half))
     if scores is not None:
         known = np.repeat([t < half for t in range(len(tasks))], [len(part) for part in scores])
-        found["auroc"] = 100 * float(roc_auc_score(known, np.concatenate(scores)))
-    return found
+        results["auroc"] = 100 * float(roc_auc_score(known, np.concatenate(scores)))
+    return results
 
 
 def kept(method: Any) -> int:

@@ -56,8 +56,8 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     rows: dict[str, list[dict[str, float]]] = {}
     for stream, (data, styles, *shape) in STREAMS.items():
-        found = features(data, styles)
-        rows[stream] = [row(found, styles, *shape, seed=seed) for seed in options.seeds]
+        results = features(data, styles)
+        rows[stream] = [row(results, styles, *shape, seed=seed) for seed in options.seeds]
         write(rows)
 
 
@@ -102,23 +102,23 @@ def of_classes(source: Source, most: int, size: int) -> Iterator[np.ndarray]:
 
 
 @torch.no_grad()
-def row(found: Features, styles: int, photos: int, tasks: int, classes: int, *, seed: int) -> dict[str, float]:
+def row(results: Features, styles: int, photos: int, tasks: int, classes: int, *, seed: int) -> dict[str, float]:
     """Learn a stream of classes drawn by the seed, each task with `photos` per class; return results in percent."""
-    order = np.random.default_rng(seed).permutation(sorted({c for _, c in found}))
+    order = np.random.default_rng(seed).permutation(sorted({c for _, c in results}))
     known = order[: classes * (tasks if styles == 1 else 1)]
     groups = [(t, known) if styles > 1 else (0, known[t * classes : (t + 1) * classes]) for t in range(tasks)]
     label = {c: i for i, c in enumerate(known.tolist())}
     class_statistics = ClassStatistics(Statistics(spaces=1))
     for style, own in groups:
-        raw = torch.cat([found[style, c][0][:photos] for c in own])
+        raw = torch.cat([results[style, c][0][:photos] for c in own])
         if not len(class_statistics):
             class_statistics.add_space(0, raw)
         class_statistics.observe(
             [class_statistics.spaces()[0](raw)], torch.tensor([label[c] for c in own]).repeat_interleave(photos)
         )
-    tests = [torch.cat([found[style, c][1] for c in own]) for style, own in groups]
-    strange = torch.cat([found[style, c][1] for style in range(styles) for c in order if c not in label])
-    bank = torch.cat([found[style, c][0][:photos] for style, own in groups for c in own])
+    tests = [torch.cat([results[style, c][1] for c in own]) for style, own in groups]
+    strange = torch.cat([results[style, c][1] for style in range(styles) for c in order if c not in label])
+    bank = torch.cat([results[style, c][0][:photos] for style, own in groups for c in own])
     scores = [class_statistics.logits_and_scores([x])[1].numpy() for x in (*tests, strange)]
     least = class_statistics.scores().threshold(0.05)
     refused = [100 * float((part < least).mean()) for part in scores[:-1]]

@@ -27,8 +27,8 @@ def measured(recipe: str) -> dict[str, dict[str, float | None]]:
         # others are variants of one; PEARL with class statistics is the default
         if row["method"] in METHODS.builtin or row["method"] == "pearl, statistics":
             rows.setdefault(row["method"], []).append(row)
-    found = {method: {key: _mean([row.get(key) for row in of]) for key in COLUMNS} for method, of in rows.items()}
-    return dict(sorted(found.items(), key=lambda item: -(item[1]["class_il.final"] or 0)))
+    results = {method: {key: _mean([row.get(key) for row in of]) for key in COLUMNS} for method, of in rows.items()}
+    return dict(sorted(results.items(), key=lambda item: -(item[1]["class_il.final"] or 0)))
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -50,9 +50,9 @@ def table(recipe: str, methods: dict[str, dict[str, float | None]]) -> Iterator[
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Write the installed file, and the page with the tables between their marks."""
-    found = {recipe: measured(recipe) for recipe in RECIPES}
-    yield DATA, json.dumps(found, indent=1) + "\n"
-    lines = [line for recipe, methods in found.items() for line in table(recipe, methods)]
+    results = {recipe: measured(recipe) for recipe in RECIPES}
+    yield DATA, json.dumps(results, indent=1) + "\n"
+    lines = [line for recipe, methods in results.items() for line in table(recipe, methods)]
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
     yield PAGE, before + START + "\n".join(["", *lines]) + END + rest.partition(END)[2]
 

@@ -67,8 +67,8 @@ class Fake:
         return made
 
     def lines(self, kind):
-        found = self.ledger.read_text().splitlines() if self.ledger.exists() else []
-        return [line.split()[1] for line in found if line.startswith(kind)]
+        actual = self.ledger.read_text().splitlines() if self.ledger.exists() else []
+        return [line.split()[1] for line in actual if line.startswith(kind)]
 
     def most_at_once(self):
         now = most = 0

@@ -80,17 +80,17 @@ def learn(path, data, *, device="auto", show=None, minutes=10.0, **options: Any)
 
 def files_of(path: Path) -> dict[str, tuple[bytes, int]]:
     """Bytes and time of every file that learning on may not touch."""
-    places = [path / "config.yaml", *(path / "reference").rglob("*"), *(path / "tasks").rglob("*")]
+    paths = [path / "config.yaml", *(path / "reference").rglob("*"), *(path / "tasks").rglob("*")]
     return {
-        str(place.relative_to(path)): (place.read_bytes(), place.stat().st_mtime_ns)
-        for place in places
-        if place.is_file()
+        str(location.relative_to(path)): (location.read_bytes(), location.stat().st_mtime_ns)
+        for location in paths
+        if location.is_file()
     }
 
 
 def weights_of(path: Path) -> dict[str, bytes]:
     """The weights and statistics of every task."""
-    return {str(place.relative_to(path)): place.read_bytes() for place in path.rglob("*.safetensors")}
+    return {str(location.relative_to(path)): location.read_bytes() for location in path.rglob("*.safetensors")}
 
 
 @contextmanager

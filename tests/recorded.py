@@ -17,4 +17,4 @@ class Record(Observer):
 
     def of(self, kind):
         """The facts of all events of a kind."""
-        return [facts for found, facts in self.events if found == kind]
+        return [facts for actual, facts in self.events if actual == kind]

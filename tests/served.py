@@ -74,8 +74,8 @@ def ended(client: httpx.Client, job: str, seconds: float = 60) -> dict[str, Any]
     """How a job has ended, once it has."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        found: dict[str, Any] = client.get(f"/v1/jobs/{job}").json()
-        if found["state"] in ("done", "failed", "cancelled"):
-            return found
+        actual: dict[str, Any] = client.get(f"/v1/jobs/{job}").json()
+        if actual["state"] in ("done", "failed", "cancelled"):
+            return actual
         time.sleep(0.05)
-    raise AssertionError(f"the job still runs after {seconds} s: {found}")
+    raise AssertionError(f"the job still runs after {seconds} s: {actual}")

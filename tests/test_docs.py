@@ -22,10 +22,10 @@ def test_links_lead_to_files_that_are_committed(page):
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no git checkout")
     files = {(ROOT / name).resolve() for name in listed.splitlines()}
-    places = files | {folder for file in files for folder in file.parents}
+    paths = files | {folder for file in files for folder in file.parents}
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
     links = re.findall(r"\]\(([^)#\s]+)", text)
-    dead = [link for link in links if "://" not in link and ((ROOT / page).parent / link).resolve() not in places]
+    dead = [link for link in links if "://" not in link and ((ROOT / page).parent / link).resolve() not in paths]
     assert not dead
 
 

@@ -40,26 +40,26 @@ def test_rows_of_other_methods_and_seeds_stay(results):
     first = ["--recipes", "digits", "--methods", "finetune", "--seeds", "0"]
     second = ["--recipes", "digits", "--methods", "pearl", "finetune", "--seeds", "1"]
     assert real_images.main(first) == real_images.main(second) == 0
-    found = rows(results)
-    assert [(r["method"], r["seed"]) for r in found] == [("finetune", 0), ("pearl", 1), ("finetune", 1)]
-    assert found[0]["command"] == f"python benchmarks/real_images.py {' '.join(first)}"
+    actual = rows(results)
+    assert [(r["method"], r["seed"]) for r in actual] == [("finetune", 0), ("pearl", 1), ("finetune", 1)]
+    assert actual[0]["command"] == f"python benchmarks/real_images.py {' '.join(first)}"
 
-    both = [r["class_il.final"] for r in found if r["method"] == "finetune"]
+    both = [r["class_il.final"] for r in actual if r["method"] == "finetune"]
     shown = table(results)
     assert shown["finetune"]["n"] == "2" and shown["pearl"]["n"] == "1"
     assert shown["finetune"]["class-IL A_T"] == f"{mean(both):.2f} ± {stdev(both):.2f}"
     assert shown["finetune"]["mean rank"] == "-"
-    assert shown["pearl"]["class-IL A_T"] == f"{found[1]['class_il.final']:.2f}"
+    assert shown["pearl"]["class-IL A_T"] == f"{actual[1]['class_il.final']:.2f}"
     text = (results / "digits.md").read_text(encoding="utf-8")
     assert "- finetune seed 0: `python benchmarks/real_images.py --recipes digits --methods finetune --seeds 0`" in text
     assert "- pearl seed 1, finetune seed 1: `python" in text
     assert str(Path.cwd()) not in text and str(results.parent) not in text
 
-    assert [r["memory_mb"] for r in found] == [106, 105, 106] and shown["pearl"]["memory (MB)"] == "105"
+    assert [r["memory_mb"] for r in actual] == [106, 105, 106] and shown["pearl"]["memory (MB)"] == "105"
 
     assert real_images.main(first) == 0  # a finished run again takes its own place
     assert [(r["method"], r["seed"], r["run"]) for r in rows(results)] == [
-        (r["method"], r["seed"], r["run"]) for r in found
+        (r["method"], r["seed"], r["run"]) for r in actual
     ]
 
 
@@ -93,12 +93,12 @@ def test_memory_can_be_measured_alone(results, monkeypatch):
 
 def test_memory_is_that_of_a_process_of_its_own():
     """A ResNet-18 of width 32 has 2.8 million weights, and as many gradients and velocities."""
-    found = MEMORY("digits", ["method=finetune", *TINY, "backbone.width=32", "stream.classes=2", "stream.tasks=1"])
-    assert 3 * 4 * 2.8 < found < 1000
+    actual = MEMORY("digits", ["method=finetune", *TINY, "backbone.width=32", "stream.classes=2", "stream.tasks=1"])
+    assert 3 * 4 * 2.8 < actual < 1000
 
 
 @pytest.mark.parametrize(
-    ("values", "places", "text"), [([1.5], 2, "1.50"), ([1, 3], 1, "2.0 ± 1.4"), ([7], 0, "7"), ([None], 1, "-")]
+    ("values", "digits", "text"), [([1.5], 2, "1.50"), ([1, 3], 1, "2.0 ± 1.4"), ([7], 0, "7"), ([None], 1, "-")]
 )
-def test_cell(values, places, text):
-    assert real_images.cell(values, places) == text
+def test_cell(values, digits, text):
+    assert real_images.cell(values, digits) == text

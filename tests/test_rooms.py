@@ -126,18 +126,18 @@ def packages(module: str, modules: Source) -> list[str]:
 def brings_torch(modules: Source) -> set[str]:
     """The modules whose import imports torch, by whatever way."""
     early = {module: [item for item in imports(text, modules) if not item.late] for module, text in modules.items()}
-    found = {
+    actual = {
         module for module, items in early.items() if any(not i.own and i.name.split(".")[0] in TORCH for i in items)
     }
     while True:
         more = {
             module
             for module, items in early.items()
-            if any(i.own and found & {*packages(i.name, modules)} for i in items) and module not in found
+            if any(i.own and actual & {*packages(i.name, modules)} for i in items) and module not in actual
         }
         if not more:
-            return found
-        found |= more
+            return actual
+        actual |= more
 
 
 def wrong_imports(modules: Source, name: str) -> list[str]:
@@ -324,8 +324,8 @@ def test_a_sound_package_has_no_complaint() -> None:
 def test_a_wrong_import_is_seen(module: str, line: str, complaint: str) -> None:
     modules = {**TOY, module: f"{TOY.get(module, '')}\n{line}"} | ({"novel": ""} if "novel" in line else {})
     room = room_of(module)
-    found = wrong_imports(modules, room.name if room else "settings")
-    assert [complaint in each for each in found if "in no room" not in each or module == "novel"] == [True]
+    actual = wrong_imports(modules, room.name if room else "settings")
+    assert [complaint in each for each in actual if "in no room" not in each or module == "novel"] == [True]
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def rows(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def accuracy(found):
-    return np.mean([Path(row["file"]).parent.name == row["class"] for row in found])
+def accuracy(actual):
+    return np.mean([Path(row["file"]).parent.name == row["class"] for row in actual])
 
 
 def test_three_months(photos, tmp_path):

@@ -56,10 +56,10 @@ def texts(file: Path) -> Iterator[Text]:
                 yield token.start[0], "comment", token.string.lstrip("#: ")
 
 
-def faults(found: Iterator[Text]) -> list[str]:
+def faults(actual: Iterator[Text]) -> list[str]:
     """Return a line for each marker in texts."""
     problems = []
-    for line, kind, text in found:
+    for line, kind, text in actual:
         words = " ".join(re.sub(r"`[^`]*`", "X", text).split())
         if kind == "docstring" and HEADLESS.match(words):
             problems.append(f"{line}: begin with the thing or a verb: {words[:60]}")

@@ -53,7 +53,7 @@ class Process:
             for i, fd in enumerate(ours)
         )
         self._line = socket.socket(socket.AF_UNIX)
-        self._line.connect(place())
+        self._line.connect(folder())
         own = {key: os.environ[key] for key in (PLACE, SESSION)}
         given = (os.fsdecode(os.fspath(argument)) for argument in arguments)
         asked = {"program": [*map(str, program)], "arguments": [*given], "group": group}
@@ -167,7 +167,7 @@ def child(arguments, environment, out=None, *, module="pearl"):
     )
 
 
-def place():
+def folder():
     """The socket of the zygote, which the first who asks starts; all test processes of a session share it."""
     path = Path(os.environ[PLACE])
     if not path.exists():

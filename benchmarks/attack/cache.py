@@ -45,10 +45,10 @@ def main() -> None:
     if OWN not in os.environ:
         sys.exit(subprocess.call(["unshare", "-rm", sys.executable, *sys.argv], env={**os.environ, OWN: "1"}))
     tried, cut, wrong = Counter(), Counter(), Counter()
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as target:
         os.environ |= {"OMP_NUM_THREADS": "1", "PEARL_DATA": "data", "PEARL_CACHE": "data/phases"}
-        os.environ |= {zygote.PLACE: f"{place}/zygote", zygote.SESSION: str(os.getpid())}
-        stage = Stage(Path(place))
+        os.environ |= {zygote.PLACE: f"{target}/zygote", zygote.SESSION: str(os.getpid())}
+        stage = Stage(Path(target))
         for number in range(options.trials):
             kind = KINDS[number % len(KINDS)]
             noticed, problems = stage.trial(kind, random.Random(f"{options.seed}-{number}"))
@@ -81,7 +81,7 @@ class Stage:
         self.expected = {}
         for variant in (ENERGY, SECOND):
             _ended(start(self.folder, f"alone-{variant}", variant, PEARL_CACHE="off"))
-            self.expected[variant] = found(self.folder / f"alone-{variant}")
+            self.expected[variant] = results(self.folder / f"alone-{variant}")
             shutil.rmtree(self.folder / f"alone-{variant}")
         _ended(start(self.folder, "first"))
         shutil.rmtree(self.folder / "first")
@@ -103,8 +103,8 @@ class Stage:
             file.write_bytes(data)
         elif kind == "clock jumped":
             then = time.time() + rng.choice([-1, 1]) * rng.uniform(1, 10) * 365 * 24 * 3600
-            for place in [*files, *{file.parent for file in files}]:
-                os.utime(place, (then, then))
+            for target in [*files, *{file.parent for file in files}]:
+                os.utime(target, (then, then))
         elif kind == "read-only":
             for cache in caches:
                 subprocess.run(["mount", "--bind", cache, cache], check=True)
@@ -129,7 +129,7 @@ class Stage:
             for cache in mounted:
                 subprocess.run(["umount", cache], check=True)
         for name, variant in runs.items():
-            if variant and not problems and found(self.folder / name) != self.expected[variant]:
+            if variant and not problems and results(self.folder / name) != self.expected[variant]:
                 problems.append(f"{name} has other bits")
         reused = [manifest.get("reused") for manifest in _manifests(self.folder / "one")]
         return not all(reused), problems
@@ -157,9 +157,9 @@ def _ended(process: zygote.Process) -> None:
         raise RuntimeError(problems[0])
 
 
-def found(runs: Path) -> dict[str, object]:
+def results(runs: Path) -> dict[str, object]:
     """Return the files of the one run in a folder that must be equal."""
-    (run,) = (place for place in runs.iterdir() if place.is_dir())
+    (run,) = (target for target in runs.iterdir() if target.is_dir())
     return {name: _without_marks(value) for name, value in contents(run).items() if name != "environment.json"}
 
 

@@ -101,13 +101,13 @@ def main() -> None:
     options = parser.parse_args()
     lines = options.state.read_text().splitlines() if options.state and options.state.exists() else []
     known = {(line["verb"], line["at"]): line for line in map(json.loads, lines)}
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as target:
         os.environ |= {"OMP_NUM_THREADS": "1", "PEARL_DATA": "data", "PEARL_RUNS": "runs", "PEARL_CACHE": "off"}
-        os.environ |= {zygote.PLACE: f"{place}/zygote", zygote.SESSION: str(os.getpid())}
+        os.environ |= {zygote.PLACE: f"{target}/zygote", zygote.SESSION: str(os.getpid())}
         stages = {}
         for verb in options.verbs:
-            (Path(place) / f"disk-{verb}").mkdir()
-            stages[verb] = Stage(Path(place) / f"disk-{verb}", verb, Path(place))
+            (Path(target) / f"disk-{verb}").mkdir()
+            stages[verb] = Stage(Path(target) / f"disk-{verb}", verb, Path(target))
         counts = {verb: int(stage.count.read_text()) for verb, stage in stages.items()}
         cases = [(verb, at) for verb, count in counts.items() for at in range(1, count + 1)]
         random.Random(options.seed).shuffle(cases)
@@ -134,7 +134,7 @@ def fault(stage: Stage, at: int, kind: str) -> dict[str, object]:
     stage.fresh()
     code, _, error = stage.go(at, kind)
     wrong, end = [], "refused"
-    there = stage.found() == stage.expected
+    there = stage.results() == stage.expected
     if kind == "SIGKILL" and code == -9:
         end = "killed"
     elif code == 0:
@@ -146,11 +146,11 @@ def fault(stage: Stage, at: int, kind: str) -> dict[str, object]:
     elif there and "stored" not in error and stage.verb.result == "new":
         wrong.append(f"did not report that everything is stored: {error!r}")
     again, _, error = stage.go()
-    found = stage.found()
-    if again and not (found == stage.expected and "is there already" in error):  # `refit` makes a model once
+    results = stage.results()
+    if again and not (results == stage.expected and "is there already" in error):  # `refit` makes a model once
         wrong.append(f"the same command ended with {again}: {error}")
-    names = found.keys() | stage.expected.keys()
-    wrong += [f"{name} differs" for name in sorted(names) if found.get(name) != stage.expected.get(name)]
+    names = results.keys() | stage.expected.keys()
+    wrong += [f"{name} differs" for name in sorted(names) if results.get(name) != stage.expected.get(name)]
     return {"end": end, "stored": end == "refused" and there, "wrong": wrong}
 
 

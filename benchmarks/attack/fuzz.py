@@ -108,8 +108,8 @@ def build(root: Path) -> Stage:
             Case(task, ["learn", str(stage.model), "--data", str(stage.photos / task), *backbone, "-q"], env=env), root
         )
     answers: dict[str, Any] = {"page": answer_of(["run"], sound(Case("run", RUN, env=env), root))}
-    for name, place in (("model", stage.model), ("run", stage.run)):
-        for verb, question in asked(place, stage.photos).items():
+    for name, target in (("model", stage.model), ("run", stage.run)):
+        for verb, question in asked(target, stage.photos).items():
             if (name, verb) != ("run", "evaluate"):
                 answers[f"{name} {verb}"] = answer_of(question, sound(Case(verb, question, env=env), root))
     (root / "answers.json").write_text(json.dumps(answers))
@@ -146,11 +146,11 @@ def digests(model: Path | None, learns: bool) -> dict[str, str]:
     """Return digests of what must not change: all files of a model, or its finished tasks."""
     if model is None or not model.is_dir():
         return {}
-    places = [model / "config.yaml", *(model / "reference").glob("*"), *(model / "tasks").glob("*/*")] if learns else []
+    paths = [model / "config.yaml", *(model / "reference").glob("*"), *(model / "tasks").glob("*/*")] if learns else []
     return {
-        str(place): hashlib.sha256(place.read_bytes()).hexdigest()
-        for place in places or model.rglob("*")
-        if place.is_file() and place.name not in {".lock", ".holder.json"} and place.stat().st_size < 2**24
+        str(target): hashlib.sha256(target.read_bytes()).hexdigest()
+        for target in paths or model.rglob("*")
+        if target.is_file() and target.name not in {".lock", ".holder.json"} and target.stat().st_size < 2**24
     }
 
 

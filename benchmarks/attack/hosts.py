@@ -1,7 +1,7 @@
 """Two machines that train one run lose their connection: all processes must end with a reason, and the same command
 resumes.
 
-    python benchmarks/attack/hosts.py                                       all, written to docs/results/reliability.md
+    python benchmarks/attack/hosts.py                                       all, written to docs/actual/reliability.md
     python benchmarks/attack/hosts.py --silence 5 --attacks "link down"     one, sooner, printed
 
 The machines are network namespaces with a cable between them (a veth pair) and host names of their own; their disk is
@@ -134,14 +134,14 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS, default=[*ATTACKS])
     options = parser.parse_args()
     lines, failed = [], False
-    with tempfile.TemporaryDirectory() as place, machines():
-        left_alone = Path(place) / "alone"
+    with tempfile.TemporaryDirectory() as target, machines():
+        left_alone = Path(target) / "alone"
         left_alone.mkdir()
         ended = Pair(left_alone, options.silence).wait(600)
         assert [code for code, *_ in ended] == [0, 0], ended
         expected = contents(run_of(left_alone))
         for name in options.attacks:
-            line, wrong = attack(name, Path(place), expected, options.silence)
+            line, wrong = attack(name, Path(target), expected, options.silence)
             failed |= bool(wrong)
             lines.append(line)
             for problem in wrong:
@@ -153,12 +153,12 @@ def main() -> None:
     sys.exit(failed)
 
 
-def attack(name: str, place: Path, expected: dict[str, object], silence: float) -> tuple[str, list[str]]:
+def attack(name: str, target: Path, expected: dict[str, object], silence: float) -> tuple[str, list[str]]:
     """Return a row of the table, and the errors."""
     act, right = ATTACKS[name]
     if silence < GRACE + 10:  # after that, an unanswered signal ends the process
         right = {rank: UNREACHABLE if code == INTERRUPTED else code for rank, code in right.items()}
-    folder, wrong = place / name.replace(" ", "-"), []
+    folder, wrong = target / name.replace(" ", "-"), []
     folder.mkdir()
     pair = Pair(folder, silence)
     pair.until_training()
@@ -180,8 +180,10 @@ def attack(name: str, place: Path, expected: dict[str, object], silence: float) 
     again = Pair(folder, silence).wait(600)
     if any(code for code, *_ in again):
         wrong.append(f"the same command ended so: {again}")
-    found = contents(run_of(folder))
-    wrong += [f"{key} differs" for key in sorted(found.keys() | expected.keys()) if found.get(key) != expected.get(key)]
+    actual = contents(run_of(folder))
+    wrong += [
+        f"{key} differs" for key in sorted(actual.keys() | expected.keys()) if actual.get(key) != expected.get(key)
+    ]
     return f"| {name} | {' | '.join(cells)} | {'no' if wrong else 'yes'} |", wrong
 
 
@@ -211,7 +213,7 @@ def machines() -> Iterator[None]:
 
 
 def table(lines: list[str], silence: float) -> str:
-    """Return the results as Markdown."""
+    """Return the actual as Markdown."""
     return (
         f"## Lost connections between machines\n\n"
         f"`python benchmarks/attack/hosts.py --silence {silence:g}`: two network namespaces with a cable between them "

@@ -305,10 +305,10 @@ def names(rng: random.Random, stage: Stage, folder: Path) -> Case:
     root, name = folder / "third", f"{rng.choice(NAMES)}{rng.choice(['', 'x'])}"
     other = f"{rng.choice(NAMES)}y"
     for source, called in zip(SECOND, (name, other), strict=True):
-        place = os.fsencode(root / called)
-        shutil.copytree(os.fsencode(stage.photos / "second" / source), place)
+        target = os.fsencode(root / called)
+        shutil.copytree(os.fsencode(stage.photos / "second" / source), target)
         if rng.random() < 0.5:
-            os.rename(place + b"/0.png", place + os.fsencode(f"/{rng.choice(NAMES)}.png"))  # noqa: PTH104
+            os.rename(target + b"/0.png", target + os.fsencode(f"/{rng.choice(NAMES)}.png"))  # noqa: PTH104
     verb = rng.choice(["learn", "predict", "evaluate", "inspect", "run", "report", "copy"])
     question = {"predict": ["third", rng.choice(["--csv", "--json", "--top=4"])], "evaluate": ["--data", "third"]}
     if verb == "learn":

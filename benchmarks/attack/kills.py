@@ -75,10 +75,10 @@ def main() -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", disk], check=True)
     lines = options.state.read_text().splitlines() if options.state and options.state.exists() else []
     known = {line["moment"]: line for line in map(json.loads, lines)}
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as target:
         os.environ |= {"OMP_NUM_THREADS": "1", "PEARL_DATA": "data", "PEARL_RUNS": "runs", "PEARL_CACHE": "off"}
-        os.environ |= {zygote.PLACE: f"{place}/zygote", zygote.SESSION: str(os.getpid())}
-        stages = {name: Stage(disk, name, Path(place)) for name in options.verbs}
+        os.environ |= {zygote.PLACE: f"{target}/zygote", zygote.SESSION: str(os.getpid())}
+        stages = {name: Stage(disk, name, Path(target)) for name in options.verbs}
         for number in range(options.moments):
             if number not in known:
                 known[number] = {"moment": number, **moment(stages, number, options.seed)}
@@ -119,7 +119,7 @@ class Stage:
         code, self.said, error = self.go()
         assert code == 0, error
         self.seconds, self.bytes = time.monotonic() - started, used(disk) - before
-        self.expected = self.found()
+        self.expected = self.results()
 
     def fresh(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -137,13 +137,13 @@ class Stage:
                 said.append(io.TextIOWrapper(file, "utf-8", "replace").read())
         return process.returncode, *said
 
-    def found(self) -> dict[str, object]:
+    def results(self) -> dict[str, object]:
         """Return all files except the inputs, logs and lock holders, including empty folders."""
-        folders = (place.relative_to(self.folder) for place in self.folder.rglob("*") if place.is_dir())
-        found = {f"{folder}/": "folder" for folder in folders} | contents(self.folder)
+        folders = (target.relative_to(self.folder) for target in self.folder.rglob("*") if target.is_dir())
+        results = {f"{folder}/": "folder" for folder in folders} | contents(self.folder)
         inputs = ("first/", "second/", "base/") if (self.folder / "base").exists() else ("data/",)
-        found = {name: value for name, value in found.items() if not name.startswith(inputs)}
-        return {name: value for name, value in found.items() if "/logs/" not in name and not name.endswith(IGNORED)}
+        results = {name: value for name, value in results.items() if not name.startswith(inputs)}
+        return {name: value for name, value in results.items() if "/logs/" not in name and not name.endswith(IGNORED)}
 
 
 IGNORED = ("events.jsonl", ".lock", ".holder.json", "environment.json")
@@ -180,11 +180,11 @@ def moment(stages: dict[str, Stage], number: int, seed: int) -> dict[str, object
         if again == 69:
             time.sleep(1)
             again, said, error = stage.go()
-    found = stage.found()
+    results = stage.results()
     if again or "Traceback" in error:
         wrong.append(f"the same command ended with {again}: {error}")
-    names = found.keys() | stage.expected.keys()
-    wrong += [f"{name} differs" for name in sorted(names) if found.get(name) != stage.expected.get(name)]
+    names = results.keys() | stage.expected.keys()
+    wrong += [f"{name} differs" for name in sorted(names) if results.get(name) != stage.expected.get(name)]
     if name != "export" and said != stage.said:
         wrong.append(f"it said {said!r}")
     return {"verb": name, "kind": kind, "cut": code != 0, "wrong": wrong}

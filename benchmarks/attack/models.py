@@ -74,12 +74,12 @@ def settings(rng: random.Random, stage: Stage, folder: Path) -> Case:
 def records(rng: random.Random, stage: Stage, folder: Path) -> Case:
     """Changed or damaged JSON files."""
     name = rng.choice(["model", "run"])
-    place = stage.copy(folder, name)
-    files = sorted(file for file in place.rglob("*.json*") if not file.name.startswith("."))
+    model = stage.copy(folder, name)
+    files = sorted(file for file in model.rglob("*.json*") if not file.name.startswith("."))
     if rng.random() < 0.1:
-        (place / "resume").mkdir(exist_ok=True)
-        (place / "resume" / "task.json").write_text('{"format": 1, "data": "x", "name": "y", "index": 9, "config": {}}')
-        files = [place / "resume" / "task.json"]
+        (model / "resume").mkdir(exist_ok=True)
+        (model / "resume" / "task.json").write_text('{"format": 1, "data": "x", "name": "y", "index": 9, "config": {}}')
+        files = [model / "resume" / "task.json"]
     file = rng.choice(files)
     if rng.random() < 0.7 and file.suffix == ".json":
         raw, _, what = odd.mutated(rng, json.loads(file.read_text()))
@@ -89,14 +89,14 @@ def records(rng: random.Random, stage: Stage, folder: Path) -> Case:
         file.write_bytes(data)
     else:
         what = odd.replaced(rng, file)
-    return question(rng, stage, folder, name, f"{file.relative_to(place)}: {what}", same=file.name != "results.json")
+    return question(rng, stage, folder, name, f"{file.relative_to(model)}: {what}", same=file.name != "results.json")
 
 
 def tensors(rng: random.Random, stage: Stage, folder: Path) -> Case:
     """Other tensors, or none, with a matching checksum."""
     name = rng.choice(["model", "run"])
-    place = stage.copy(folder, name)
-    file = rng.choice(sorted(place.rglob("*.safetensors")))
+    model = stage.copy(folder, name)
+    file = rng.choice(sorted(model.rglob("*.safetensors")))
     state = load(file.read_bytes())
     key = rng.choice([*state])
     value = state[key]
@@ -142,17 +142,17 @@ def tensors(rng: random.Random, stage: Stage, folder: Path) -> Case:
 def directories(rng: random.Random, stage: Stage, folder: Path) -> Case:
     """Files and folders of a model that are replaced, moved, swapped, or point outside."""
     name = rng.choice(["model", "run"])
-    place = stage.copy(folder, name)
-    there = sorted(path for path in place.rglob("*") if not path.name.startswith("."))
+    model = stage.copy(folder, name)
+    there = sorted(path for path in model.rglob("*") if not path.name.startswith("."))
     chosen = rng.choice(there)
-    tasks = sorted((place / "tasks").iterdir())
+    tasks = sorted((model / "tasks").iterdir())
     outside = folder / "outside"
     outside.mkdir()
     (outside / "kept.txt").write_text("of another user")
 
     def lead_outside() -> str:
         target = outside / "kept.txt"
-        where = place / rng.choice(
+        where = model / rng.choice(
             ["events.jsonl", "events.jsonl", ".lock", ".holder.json", "classes.json", "resume", "tasks"]
         )
         if where.is_dir():
@@ -164,17 +164,17 @@ def directories(rng: random.Random, stage: Stage, folder: Path) -> Case:
 
     def swap() -> str:
         names = [task.name for task in tasks]
-        tasks[0].rename(place / "aside")
-        tasks[1].rename(place / "tasks" / names[0])
-        (place / "aside").rename(place / "tasks" / names[1])
+        tasks[0].rename(model / "aside")
+        tasks[1].rename(model / "tasks" / names[0])
+        (model / "aside").rename(model / "tasks" / names[1])
         return "tasks swapped"
 
     def renumber() -> str:
-        tasks[1].rename(place / "tasks" / rng.choice(["002-x", "000-z", "001-other", "999999999999-x", "00١-x", "001"]))
+        tasks[1].rename(model / "tasks" / rng.choice(["002-x", "000-z", "001-other", "999999999999-x", "00١-x", "001"]))
         return "a task renamed"
 
     def double() -> str:
-        shutil.copytree(tasks[rng.randrange(2)], place / "tasks" / rng.choice(["002-x", "000-0", "001-zz"]))
+        shutil.copytree(tasks[rng.randrange(2)], model / "tasks" / rng.choice(["002-x", "000-0", "001-zz"]))
         return "a task twice"
 
     def move() -> str:
@@ -187,7 +187,7 @@ def directories(rng: random.Random, stage: Stage, folder: Path) -> Case:
         return f"{chosen.name} shut"
 
     def more() -> str:
-        strange = os.fsencode(place / "tasks") + rng.choice([b"/\xff", b"/000-" + b"x" * 200, b"/003-\x1b[31m"])
+        strange = os.fsencode(model / "tasks") + rng.choice([b"/\xff", b"/000-" + b"x" * 200, b"/003-\x1b[31m"])
         os.mkdir(strange)  # noqa: PTH102
         return "a strange folder"
 

@@ -68,21 +68,21 @@ def value(rng: random.Random) -> Any:
     return rng.choice(kinds)()
 
 
-def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def paths(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Return the paths to all values of a document."""
-    found = [path]
+    results = [path]
     items = (
         document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
     )
     for key, item in items:
-        found += places(item, (*path, key))
-    return found
+        results += paths(item, (*path, key))
+    return results
 
 
 def mutated(rng: random.Random, document: Any) -> tuple[Any, tuple[Any, ...], str]:
     """Return a document with one value changed, removed or added; its path; and a description."""
     document = json.loads(json.dumps(document))
-    path = rng.choice(places(document)[1:] or [()])
+    path = rng.choice(paths(document)[1:] or [()])
     if not path:
         return value(rng), (), "another document"
     parent = document
@@ -145,26 +145,26 @@ def _aliases() -> bytes:
     return "\n".join(lines).encode()
 
 
-def replaced(rng: random.Random, place: Path) -> str:
+def replaced(rng: random.Random, folder: Path) -> str:
     """Replace a file or folder by something else, and return a description."""
     what = rng.choice(["FIFO", "folder", "loop", "device", "nowhere", "gone", "sparse", "socket"])
-    if place.is_dir() and not place.is_symlink():
-        place.rename(place.with_name("was-there"))
+    if folder.is_dir() and not folder.is_symlink():
+        folder.rename(folder.with_name("was-there"))
     else:
-        place.unlink(missing_ok=True)
+        folder.unlink(missing_ok=True)
     if what == "FIFO":
-        os.mkfifo(place)
+        os.mkfifo(folder)
     elif what == "folder":
-        place.mkdir()
+        folder.mkdir()
     elif what == "loop":
-        place.symlink_to(place.name)
+        folder.symlink_to(folder.name)
     elif what == "device":
-        place.symlink_to(rng.choice(["/dev/zero", "/dev/random", "/dev/tty"]))
+        folder.symlink_to(rng.choice(["/dev/zero", "/dev/random", "/dev/tty"]))
     elif what == "nowhere":
-        place.symlink_to("/nowhere/at/all")
+        folder.symlink_to("/nowhere/at/all")
     elif what == "sparse":
-        with place.open("wb") as file:
+        with folder.open("wb") as file:
             file.truncate(2**31)
     elif what == "socket":
-        os.mknod(place, 0o140644)
-    return f"{place.name} is a {what}" if what != "gone" else f"{place.name} is gone"
+        os.mknod(folder, 0o140644)
+    return f"{folder.name} is a {what}" if what != "gone" else f"{folder.name} is gone"

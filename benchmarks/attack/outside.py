@@ -67,10 +67,10 @@ def _guessed(rng: random.Random, model: Path, home: Path) -> str:
 def _beside(rng: random.Random, model: Path, home: Path) -> str:
     """Create a link beside a command's output, or move the user's folder and link to it."""
     made = rng.choice(["new", "out.pt2", "model"])
-    place = model.with_name(rng.choice(BESIDE).format(made))
-    place.symlink_to(home, target_is_directory=True)
+    path = model.with_name(rng.choice(BESIDE).format(made))
+    path.symlink_to(home, target_is_directory=True)
     if rng.random() < 0.5:
-        place.unlink()
-        home.rename(place)
-        home.symlink_to(place, target_is_directory=True)
-    return f"{place.name} is a user's"
+        path.unlink()
+        home.rename(path)
+        home.symlink_to(path, target_is_directory=True)
+    return f"{path.name} is a user's"

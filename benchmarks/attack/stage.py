@@ -44,7 +44,7 @@ class Stage:
     @property
     def run(self) -> Path:
         """Return the run's directory."""
-        return next(place for place in self.runs.iterdir() if place.is_dir())
+        return next(path for path in self.runs.iterdir() if path.is_dir())
 
     @property
     def answers(self) -> dict[str, Any]:

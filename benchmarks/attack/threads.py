@@ -68,16 +68,16 @@ class Stage:
         self.pixels: dict[str, np.ndarray] = {}
         self.answers: dict[str, list[tuple[int, str, Tensor]]] = {}
         for name, settings in MODELS.items():
-            pearl.learn(self.place(name), root / "first", quiet=True, **{**SETTINGS, **FAST, **settings})
+            pearl.learn(self.target(name), root / "first", quiet=True, **{**SETTINGS, **FAST, **settings})
             if name == next(iter(MODELS)):
-                shutil.copytree(self.place(name), root / "before")
-            pearl.learn(self.place(name), root / "second", quiet=True)
-            model = pearl.load(self.place(name))
+                shutil.copytree(self.target(name), root / "before")
+            pearl.learn(self.target(name), root / "second", quiet=True)
+            model = pearl.load(self.target(name))
             self.pixels[name] = pixels(model.config.images.stored)
             self.answers[name] = [(n, kind, ask(model, self.pixels[name][:n], kind)) for n, kind in questions(model)]
-        self.learnt = digest(self.place(next(iter(MODELS))))
+        self.learnt = digest(self.target(next(iter(MODELS))))
 
-    def place(self, name: str) -> Path:
+    def target(self, name: str) -> Path:
         """Return the directory of a model."""
         return self.root / hashlib.sha256(name.encode()).hexdigest()[:8]
 
@@ -121,9 +121,9 @@ def foreign(done: threading.Event) -> str | None:
 def learn(stage: Stage, done: threading.Event) -> str | None:
     """Let a model learn its second task."""
     with tempfile.TemporaryDirectory(dir=stage.root) as folder:
-        place = shutil.copytree(stage.root / "before", Path(folder) / "model")
-        pearl.learn(place, stage.root / "second", quiet=True)
-        if digest(place) != stage.learnt:
+        target = shutil.copytree(stage.root / "before", Path(folder) / "model")
+        pearl.learn(target, stage.root / "second", quiet=True)
+        if digest(target) != stage.learnt:
             return "another model was learnt"
     return None
 
@@ -134,7 +134,7 @@ def load(stage: Stage, done: threading.Event) -> str | None:
     count, kind, expected = stage.answers[name][0]
     while not done.is_set():
         timm.create_model("test_resnet")
-        if not torch.equal(ask(pearl.load(stage.place(name)), stage.pixels[name][:count], kind), expected):
+        if not torch.equal(ask(pearl.load(stage.target(name)), stage.pixels[name][:count], kind), expected):
             return "a model that was loaded meanwhile answered something else"
     return None
 
@@ -161,7 +161,7 @@ def beside(work: ParallelLora | None) -> Iterator[list[str]]:
 
 def attack(stage: Stage, name: str, work: ParallelLora | None) -> list[str]:
     """Run one round; return its errors."""
-    model, waiting = pearl.load(stage.place(name)), list(stage.answers[name])
+    model, waiting = pearl.load(stage.target(name)), list(stage.answers[name])
 
     def request() -> str | None:
         count, kind, expected = waiting.pop()

@@ -56,11 +56,11 @@ class Choice:
     def settings(self, epochs: int) -> str:
         """Return the overrides for as many passes of images as `epochs` without rotations have."""
         length = round(epochs / TURNS) if self.rotations else epochs
-        found = [f"images.policy={self.policy}", f"method.rotations={str(self.rotations).lower()}"]
+        results = [f"images.policy={self.policy}", f"method.rotations={str(self.rotations).lower()}"]
         for phase in ("reference", "adapt"):
-            found.append(f"train.phases.{phase}.epochs={length}")
-            found += [f"train.phases.{phase}.batch_size=32"] * self.rotations  # 128 images with their rotations
-        return " ".join([*found, ADAMW] if self.optimizer == "adamw" else found)
+            results.append(f"train.phases.{phase}.epochs={length}")
+            results += [f"train.phases.{phase}.batch_size=32"] * self.rotations  # 128 images with their rotations
+        return " ".join([*results, ADAMW] if self.optimizer == "adamw" else results)
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ class Lanes:
         """Run the variants; return the chosen one, and the epochs for which the time left suffices."""
         file = self.out / "chosen.json"
         if file.exists():
-            found = json.loads(file.read_text())
-            return Choice(**found["chosen"]), found["epochs"]
+            results = json.loads(file.read_text())
+            return Choice(**results["chosen"]), results["epochs"]
         began = time.monotonic()
         made = {name: Choice(*parts) for name, parts in VARIANTS.items()}
         self.run(

@@ -80,12 +80,12 @@ def main() -> None:
     rows: list[dict] = []
     for facts, work in checks() if options.check else figures(options):
         try:
-            found = work(Watch(deadline))
+            results = work(Watch(deadline))
         except (Interrupted, KeyboardInterrupt):
-            found = {"unfinished": "out of time"}
+            results = {"unfinished": "out of time"}
         except Exception as error:  # a failed one does not stop the others
-            found = {"error": f"{type(error).__name__}: {error}"}
-        rows.append({**facts, **found})
+            results = {"error": f"{type(error).__name__}: {error}"}
+        rows.append({**facts, **results})
         (options.out / "gpu.json").write_text(json.dumps(rows, indent=1) + "\n")
         if time.monotonic() > deadline:
             return

@@ -47,12 +47,12 @@ def row(net: str, precision: str, repeats: int) -> Row:
         for kind in KINDS[turn % 3 :] + KINDS[: turn % 3]:
             command = [sys.executable, __file__, "--turn", kind, net, precision]
             spent[kind].append(int(subprocess.run(command, env=clean, check=True, capture_output=True).stdout))
-    found: Row = {"net": net, "precision": precision, "tasks": TASKS, "batch": BATCH, "batches": BATCHES}
-    found["milliseconds"] = {kind: statistics.median(times) for kind, times in spent.items()}
+    results: Row = {"net": net, "precision": precision, "tasks": TASKS, "batch": BATCH, "batches": BATCHES}
+    results["milliseconds"] = {kind: statistics.median(times) for kind, times in spent.items()}
     for kind in KINDS[:-1]:
         each = sorted(ours / plain for ours, plain in zip(spent[kind], spent[KINDS[-1]], strict=True))
-        found[f"{kind} / plain passes"] = [round(v, 3) for v in (statistics.median(each), each[0], each[-1])]
-    return found
+        results[f"{kind} / plain passes"] = [round(v, 3) for v in (statistics.median(each), each[0], each[-1])]
+    return results
 
 
 def main() -> None:

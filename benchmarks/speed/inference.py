@@ -122,8 +122,8 @@ def main() -> None:
         label = {"net": name, "size": size}
         for precision in precisions if "test" in options.part else []:
             cast = torch.autocast(options.device, torch.bfloat16, enabled=precision == "bf16")
-            found = test_sets(method, images(batch), options.batches, cast, options.repeats)
-            rows.append(label | {"part": "test sets", "precision": precision} | found)
+            results = test_sets(method, images(batch), options.batches, cast, options.repeats)
+            rows.append(label | {"part": "test sets", "precision": precision} | results)
         if "few" in options.part:
             rows += [
                 label | {"part": "few images"} | few_images(method, images(n), options.repeats) for n in options.few

@@ -29,11 +29,11 @@ def runs(epochs: int, cache: str, rules: Sequence[str] = RULES) -> tuple[float, 
     os.environ["PEARL_CACHE"] = cache
     overrides = [f"train.epochs={epochs}", f"train.phases.probe.epochs={epochs}"]
     started = time.process_time()
-    found = []
+    results = []
     for rule in rules:
         config = load_config("digits", [*overrides, f"method.rank={rule}"])
-        found.append(execute(config, path=runs_root() / (Path(cache).name or "each") / rule))
-    return time.process_time() - started, found
+        results.append(execute(config, path=runs_root() / (Path(cache).name or "each") / rule))
+    return time.process_time() - started, results
 
 
 def main() -> None:

@@ -62,13 +62,13 @@ def measure(tasks: int, folder: Path) -> Row:
     memory, started = Memory(), time.perf_counter()
     run = execute(config, path=folder / "run", show=memory)
     seconds = time.perf_counter() - started
-    places = RunDirectory(run.path).finished
+    paths = RunDirectory(run.path).finished
     return {
         "tasks": tasks,
         "seconds": round(seconds, 1),
-        "learning": [round(sum(read_manifest(place)["seconds"].values()), 3) for place in places],
+        "learning": [round(sum(read_manifest(target)["seconds"].values()), 3) for target in paths],
         "evaluation": [stage["evaluation_seconds"] for stage in run.results["stages"]],
-        "bytes": [sum(file.stat().st_size for file in place.iterdir()) for place in places],
+        "bytes": [sum(file.stat().st_size for file in target.iterdir()) for target in paths],
         "parameters": [stage["parameters"] for stage in run.results["stages"]],
         "memory": memory.after,
     }
@@ -117,8 +117,8 @@ def main() -> None:
         row = measure(options.tasks, Path(folder))
     show("many tasks", [summary(row)], options.out)
     if options.out is not None:
-        found = json.loads(options.out.read_text()) | {"series": row}
-        options.out.write_text(json.dumps(found) + "\n")
+        measured = json.loads(options.out.read_text()) | {"series": row}
+        options.out.write_text(json.dumps(measured) + "\n")
         options.out.with_suffix(".svg").write_text(standalone(figure(row)) + "\n", encoding="utf-8")
 
 

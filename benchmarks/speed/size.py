@@ -110,15 +110,15 @@ def answers(path: Path) -> Row:
     """Open the model, and predict one photo and 64."""
     pixels = np.random.default_rng(0).integers(0, 256, (64, 32, 32, 3), dtype=np.uint8)
     model = pearl.load(path)
-    found: Row = {
+    results: Row = {
         "open: all tensors that answer read and checked (s)": timed(lambda: model.method),
         "the first answer, for which discriminants are made (s)": timed(lambda: model.predict_pixels(pixels[:1])),
         "one photo (ms)": round(1e3 * timed(lambda: model.predict_pixels(pixels[:1]))),
         "64 photos (ms)": round(1e3 * timed(lambda: model.predict_pixels(pixels))),
     }
-    found["peak memory of answering (MB)"] = peak()
-    found["the first question of what is unknown (s)"] = timed(lambda: model.logits_and_scores(pixels[:1]))
-    return found
+    results["peak memory of answering (MB)"] = peak()
+    results["the first question of what is unknown (s)"] = timed(lambda: model.logits_and_scores(pixels[:1]))
+    return results
 
 
 def learning(path: Path) -> Row:

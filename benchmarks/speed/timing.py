@@ -38,11 +38,11 @@ def ratios(work: Mapping[str, Callable[[], object]], repeats: int, device: str =
             if turn:  # the first is a warm-up
                 seconds[name].append(clock() - start)
     *ours, peer = names
-    found: Row = {"milliseconds": {name: round(statistics.median(times) * 1e3, 3) for name, times in seconds.items()}}
+    results: Row = {"milliseconds": {name: round(statistics.median(times) * 1e3, 3) for name, times in seconds.items()}}
     for name in ours:
         each = [mine / its for mine, its in zip(seconds[name], seconds[peer], strict=True)]
-        found[f"{name} / {peer}"] = [round(value, 3) for value in (statistics.median(each), min(each), max(each))]
-    return found
+        results[f"{name} / {peer}"] = [round(value, 3) for value in (statistics.median(each), min(each), max(each))]
+    return results
 
 
 def peak_above(work: Callable[[], object]) -> int:

@@ -63,11 +63,11 @@ def make_task(settings, index: int = 1, device: str = "cpu") -> Task:
 
 def engines(backbone: str, size: int, steps: int, device: str, precision: str) -> dict[str, Engine]:
     """Return our engines by name; on a GPU also with CUDA graphs."""
-    found = {"engine": Engine(config(backbone, size, steps, precision=precision), device=device)}
+    results = {"engine": Engine(config(backbone, size, steps, precision=precision), device=device)}
     if device == "cuda":
         graphed = config(backbone, size, steps, precision=precision, graphs=True)
-        found["engine, graphs"] = Engine(graphed, device=device)
-    return found
+        results["engine, graphs"] = Engine(graphed, device=device)
+    return results
 
 
 def overhead(backbone: str, repeats: int, steps: int, device: str, precision: str) -> list[Row]:

@@ -241,12 +241,12 @@ def directories(tmp_path):
     (tmp_path / "file").write_text("")
     save_file({"odd": torch.zeros(1)}, tmp_path / "odd.safetensors")
     for name, settings, holds in (("other", [], ["seed=5"]), ("lost", [], []), ("changed", TINY, TINY)):
-        place = tmp_path / name / load_config("digits", settings).id
-        write_file(place / "config.yaml", config_bytes(load_config("digits", holds)))
+        path = tmp_path / name / load_config("digits", settings).id
+        write_file(path / "config.yaml", config_bytes(load_config("digits", holds)))
         if name == "lost":
-            write_json(place / "classes.json", {"format": 1, "tasks": [{"name": "one", "classes": ["cat"]}]})
-        write_json(place / "data.json", {"format": 1, "images_sha256": {}, "stream_sha256": ""})
-        write_part(place / "reference", {}, {})
+            write_json(path / "classes.json", {"format": 1, "tasks": [{"name": "one", "classes": ["cat"]}]})
+        write_json(path / "data.json", {"format": 1, "images_sha256": {}, "stream_sha256": ""})
+        write_part(path / "reference", {}, {})
 
 
 @pytest.mark.parametrize("refused", REFUSED)

@@ -32,10 +32,10 @@ needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the 
 def faults(**env: str) -> list[int]:
     """Of blocks of 128 MiB, one after the other, in a process that has been pearl's."""
     clean = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "GLIBC_TUNABLES"}
-    found = subprocess.run(
+    actual = subprocess.run(
         [sys.executable, "-c", FAULTS], env=clean | env, capture_output=True, text=True, check=True, timeout=100
     )
-    return [int(line) for line in found.stdout.split("\n")[1:] if line]
+    return [int(line) for line in actual.stdout.split("\n")[1:] if line]
 
 
 @needs_glibc

@@ -60,7 +60,7 @@ def call(*arguments, **how):
 
 def tree(*roots):
     """Every path there is, with the bytes of files."""
-    return {place: place.is_file() and place.read_bytes() for root in roots for place in root.rglob("*")}
+    return {target: target.is_file() and target.read_bytes() for root in roots for target in root.rglob("*")}
 
 
 # --------------------------------------------------------------------------------------------------- learn
@@ -106,9 +106,9 @@ def test_only_training_changes_from_task_to_task(shop, one, cli):
 
 
 def test_strange_names_stay_where_they_belong(shop):
-    places = [place.relative_to(shop / "model").as_posix() for place in (shop / "model").glob("tasks/*")]
-    assert sorted(places) == ["tasks/000-first", "tasks/001-evil-a-b"]
-    assert {place.name for place in shop.iterdir()} == {"first", "second", "odd", "one", "model"}
+    paths = [target.relative_to(shop / "model").as_posix() for target in (shop / "model").glob("tasks/*")]
+    assert sorted(paths) == ["tasks/000-first", "tasks/001-evil-a-b"]
+    assert {target.name for target in shop.iterdir()} == {"first", "second", "odd", "one", "model"}
     second = pearl.load(shop / "model").tasks[1]
     assert second.name == TASK
     assert set(second.classes) == set(NAMES)
@@ -123,7 +123,7 @@ def test_task_names(shop, one, cli, name):
     assert pearl.load(one).tasks[1].name == name
     (folder,) = (one / "tasks").glob("001*")
     assert folder.parent == one / "tasks"
-    assert {place.name for place in one.parent.iterdir()} == {"one"}
+    assert {target.name for target in one.parent.iterdir()} == {"one"}
     assert tree(shop) == before
     for verb in (
         ["inspect", one],
@@ -547,7 +547,7 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def place(shop, tmp_path_factory):
+def target(shop, tmp_path_factory):
     """A folder with all that the mistakes need."""
     root = tmp_path_factory.mktemp("place")
     for name, source in (("M", "model"), ("one", "one"), ("first", "first"), ("second", "second"), ("mixed", "first")):
@@ -576,14 +576,14 @@ def place(shop, tmp_path_factory):
         for arguments, message in lines
     ],
 )
-def test_wrong_input(place, cli, monkeypatch, verb, arguments, message):
-    monkeypatch.chdir(place)
-    before = tree(place)
+def test_wrong_input(target, cli, monkeypatch, verb, arguments, message):
+    monkeypatch.chdir(target)
+    before = tree(target)
     out, err = cli(verb, *arguments.split(" "), code=2) if arguments else cli(verb, code=2)
     assert out == ""
     assert message in re.sub(r"no such option '(--\w+)'", r"no such option: \1", err)  # as older versions say it
     assert "Traceback" not in err
-    assert tree(place) == before
+    assert tree(target) == before
     assert not Path(os.environ["PEARL_RUNS"]).exists()
     lines = err.splitlines()
     if "cannot be read: remove" in err:

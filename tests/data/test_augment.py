@@ -119,11 +119,11 @@ def test_without_augmentation_training_sees_what_testing_sees() -> None:
 def test_brightness_multiplies_each_image_by_a_factor_of_its_own(augment: str) -> None:
     raw, plain = images(300, 16, 16), view(augment=augment, mean=MEAN, std=STD)
     see = view(augment=augment, mean=MEAN, std=STD, brightness=0.25)
-    *places, factor = draws = see.draw(300, (16, 16), generator())
-    assert all(torch.equal(a, b) for a, b in zip(places, plain.draw(300, (16, 16), generator()), strict=True))
+    *positions, factor = draws = see.draw(300, (16, 16), generator())
+    assert all(torch.equal(a, b) for a, b in zip(positions, plain.draw(300, (16, 16), generator()), strict=True))
     assert 0.75 <= factor.min() < 0.76 and 1.24 < factor.max() <= 1.25
     mean, std = (torch.tensor(own)[:, None, None] for own in (MEAN, STD))
-    pixels = plain.train(raw, tuple(places)) * std + mean
+    pixels = plain.train(raw, tuple(positions)) * std + mean
     expected = ((factor[:, None, None, None] * pixels).clamp(max=1) - mean) / std
     torch.testing.assert_close(see.train(raw, draws), expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(see.test(raw), plain.test(raw))

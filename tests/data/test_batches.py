@@ -45,7 +45,7 @@ def test_seed_is_of_the_written_parts() -> None:
 
 
 def test_different_places_have_different_seeds() -> None:
-    seeds = {derive_seed(*place) for place in product(range(5), range(20), range(3), range(60))}
+    seeds = {derive_seed(*position) for position in product(range(5), range(20), range(3), range(60))}
     assert len(seeds) == 5 * 20 * 3 * 60
     assert max(seeds).bit_length() == 63 and min(seeds) >= 0
 

@@ -419,15 +419,15 @@ def test_damage_is_mended(photos: Split, root: Path, read: list[Path], damage: C
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 7))
 def test_any_flipped_bit_is_seen(position: int, bit: int) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        file = save(Path(place) / "a.png", pixels(4, 4, 3))
-        decode(split_of(file), 4, root=Path(place) / "cache")
-        (folder,) = (Path(place) / "cache").iterdir()
+    with tempfile.TemporaryDirectory() as location:
+        file = save(Path(location) / "a.png", pixels(4, 4, 3))
+        decode(split_of(file), 4, root=Path(location) / "cache")
+        (folder,) = (Path(location) / "cache").iterdir()
         stored = folder / ("images.npy" if position % 2 else "meta.json")
         content = bytearray(stored.read_bytes())
         content[position % len(content)] ^= 1 << bit
         stored.write_bytes(content)
-        assert np.array_equal(decode(split_of(file), 4, root=Path(place) / "cache")[0], pixels(4, 4, 3))
+        assert np.array_equal(decode(split_of(file), 4, root=Path(location) / "cache")[0], pixels(4, 4, 3))
 
 
 # Together with other processes
@@ -440,11 +440,11 @@ def test_another_build_that_finishes_first_is_used(photos: Split, root: Path, re
     def other(done: int, total: int) -> None:
         if done == 1:
             theirs.append(decode(photos, 8, root=root))
-            inodes.extend(place.stat().st_ino for place in root.iterdir() if place.suffix != ".tmp")
+            inodes.extend(location.stat().st_ino for location in root.iterdir() if location.suffix != ".tmp")
 
     ours = decode(photos, 8, root=root, on_progress=other)
     assert np.array_equal(ours, theirs[0]) and len(read) == 10
-    assert [place.stat().st_ino for place in root.iterdir()] == inodes
+    assert [location.stat().st_ino for location in root.iterdir()] == inodes
 
 
 def test_damaged_one_that_appears_meanwhile_is_replaced(photos: Split, root: Path) -> None:
@@ -574,7 +574,7 @@ def test_root_that_is_a_file(photos: Split, root: Path) -> None:
 def test_too_little_space_is_seen_before_decoding(
     photos: Split, root: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(100, 100, 5 * 8 * 8 * 3 - 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda location: shutil._ntuple_diskusage(100, 100, 5 * 8 * 8 * 3 - 1))
     with pytest.raises(DataError, match="No space left on device"):
         decode(photos, 8, root=root)
     assert read == [] and list(root.iterdir()) == []
@@ -602,9 +602,9 @@ def test_interruption_leaves_nothing(photos: Split, root: Path) -> None:
 def test_leftovers_of_killed_builds_are_removed(photos: Split, root: Path) -> None:
     old, live, new = (root / f"{name * 64}.{name * 32}.tmp" for name in "abc")
     another = root / "holiday.tmp"  # somebody's
-    for place in (old, live, new, another):
-        place.mkdir(parents=True)
-        (place / "images.npy").touch()
+    for location in (old, live, new, another):
+        location.mkdir(parents=True)
+        (location / "images.npy").touch()
     two_days_ago = time.time() - 2 * 24 * 3600
     # a build that has long been going on still writes to its file
     for path in (old / "images.npy", old, live, another / "images.npy", another):

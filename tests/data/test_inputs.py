@@ -46,13 +46,14 @@ def take(data: Any, **options: Any) -> Inputs:
     return given(data, SIZE, part="train", **options)
 
 
-def images_of(found: Inputs) -> dict[str, list[bytes]]:
+def images_of(actual: Inputs) -> dict[str, list[bytes]]:
     """The images of each class, whatever their order."""
-    pixels, wrong = found.pixels(0, len(found), SIZE)
-    assert wrong == [] and pixels.shape == (len(found), SIZE, SIZE, 3) and pixels.dtype == np.uint8
-    assert found.labels.dtype == np.int64
+    pixels, wrong = actual.pixels(0, len(actual), SIZE)
+    assert wrong == [] and pixels.shape == (len(actual), SIZE, SIZE, 3) and pixels.dtype == np.uint8
+    assert actual.labels.dtype == np.int64
     return {
-        name: sorted(image.tobytes() for image in pixels[found.labels == row]) for row, name in enumerate(found.classes)
+        name: sorted(image.tobytes() for image in pixels[actual.labels == row])
+        for row, name in enumerate(actual.classes)
     }
 
 
@@ -62,15 +63,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def as_list(folder: Path, *, sign: str = ",", head: str = "path{}label\n", start: bytes = b"") -> Path:
-    place = folder.parent / "photos.csv"
+    path = folder.parent / "photos.csv"
     rows = "".join(f'"photos/{file.parent.name}/{file.name}"{sign} {file.parent.name}\n' for file in folder.glob("*/*"))
-    place.write_bytes(start + (head.format(sign) + rows).encode())
-    return place
+    path.write_bytes(start + (head.format(sign) + rows).encode())
+    return path
 
 
-def rewritten(place: Path, encoding: str, old: str, new: str) -> Path:
-    place.write_bytes(place.read_text().replace(old, new).encode(encoding))
-    return place
+def rewritten(path: Path, encoding: str, old: str, new: str) -> Path:
+    path.write_bytes(path.read_text().replace(old, new).encode(encoding))
+    return path
 
 
 def tensors(dtype: torch.dtype) -> torch.Tensor:
@@ -103,9 +104,9 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_gives_the_same(folder: Path, kind: str) -> None:
-    found = take(KINDS[kind](folder))
-    assert found.classes == ("one", "ten", "zero")
-    assert images_of(found) == images_of(take(folder))
+    actual = take(KINDS[kind](folder))
+    assert actual.classes == ("one", "ten", "zero")
+    assert images_of(actual) == images_of(take(folder))
 
 
 def test_files_know_where_they_are_and_memory_has_the_names_of_its_classes(folder: Path) -> None:
@@ -126,8 +127,8 @@ def test_nested_folders(tmp_path: Path) -> None:
     write_photos(tmp_path / "deep/animals", {"cat": 0, "dog": 1}, COUNT)
     write_photos(tmp_path / "deep", {"car": 2}, COUNT)
     (tmp_path / "deep/animals/up").symlink_to(tmp_path / "deep")
-    found = take(tmp_path / "deep", nested=True)
-    assert found.classes == ("animals/cat", "animals/dog", "car") and found.notes == ()
+    actual = take(tmp_path / "deep", nested=True)
+    assert actual.classes == ("animals/cat", "animals/dog", "car") and actual.notes == ()
     (tmp_path / "deep/animals/up").unlink()
     (tmp_path / "deep/train").mkdir()
     (tmp_path / "deep/animals").rename(tmp_path / "deep/train/animals")
@@ -240,9 +241,9 @@ def test_a_list_of_odd_names(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text(
         'LABEL,number,Path\n"two\nlines",1,"e\nf.png"\n"a, ""b""",2,"c,d.png"\nx y,3,a b.png\n', newline=""
     )
-    found = take(tmp_path / "list.csv")
-    assert found.classes == ('a, "b"', "two\nlines", "x y")
-    assert [file.name for file in found.images] == ["c,d.png", "e\nf.png", "a b.png"]
+    actual = take(tmp_path / "list.csv")
+    assert actual.classes == ('a, "b"', "two\nlines", "x y")
+    assert [file.name for file in actual.images] == ["c,d.png", "e\nf.png", "a b.png"]
 
 
 def test_nested_is_for_folders() -> None:

@@ -35,10 +35,10 @@ def pixels(source: Source, part: str) -> np.ndarray:
     return decode_rows(split, np.arange(len(split.labels)), 8).pixels
 
 
-def idx(place: Path, array: np.ndarray) -> None:
+def idx(path: Path, array: np.ndarray) -> None:
     """A file in MNIST's format."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.tobytes())
 
 
 def test_torchvision_with_train_and_test(data: Path) -> None:
@@ -107,9 +107,9 @@ def table(labels: list[int], row: int):
 def test_hugging_face_in_memory(hub: Path) -> None:
     made = table([1, 0, 1], 3)
     for data in (made, made.with_format("torch"), made.with_transform(lambda row: 1 / 0), made.to_iterable_dataset()):
-        found = given(data, 8, part="train")
-        assert found.classes == ("one", "zero") and found.labels.tolist() == [0, 1, 0]
-        assert np.array_equal(found.images[1, ..., 0], digit(0)[3])
+        actual = given(data, 8, part="train")
+        assert actual.classes == ("one", "zero") and actual.labels.tolist() == [0, 1, 0]
+        assert np.array_equal(actual.images[1, ..., 0], digit(0)[3])
     with pytest.raises(DataError, match=r"give one of them, as data\['train'\]"):
         given(__import__("datasets").DatasetDict(train=made), 8, part="train")
     with pytest.raises(DataError, match=r"needs one column of type ClassLabel, 0 fit \(columns: img \(Image\)\)"):

@@ -77,9 +77,9 @@ def test_operations_are_torchvisions(kind: Operation, shape: tuple[int, int]) ->
     values = VALUES[kind]
     raw = photos(len(values), *shape)
     draws = torch.tensor([[[float(kind), value]] for value in values])
-    found = augmented(raw, draws)
-    assert found.dtype == torch.uint8 and found.shape == raw.shape
-    for image, value, result in zip(raw, values, found, strict=True):
+    actual = augmented(raw, draws)
+    assert actual.dtype == torch.uint8 and actual.shape == raw.shape
+    for image, value, result in zip(raw, values, actual, strict=True):
         apart = (result.int() - expected(image, kind, value).int()).abs()
         if kind <= O.ROTATE:  # a pixel halfway between two may be either
             assert (apart > 0).any(-1).float().mean() < 0.02, value
@@ -131,7 +131,7 @@ def test_strengths_are_torchvisions(policy: Any) -> None:
     draws = draw_policy(policy, 20_000, (32, 32), generator()).flatten(0, 1)
     for name, (levels, signed) in THEIRS[policy]().items():
         kind = NAMED[name]
-        found = {round(float(value), 4) for value in draws[draws[:, 0] == kind, 1].unique()}
+        actual = {round(float(value), 4) for value in draws[draws[:, 0] == kind, 1].unique()}
         every = {float(each) for each in levels.flatten()} if levels.numel() else {0.0}
         if policy == "randaugment":
             every = {float(levels.flatten()[9])} if levels.ndim else every
@@ -141,9 +141,9 @@ def test_strengths_are_torchvisions(policy: Any) -> None:
         if name in ("Brightness", "Color", "Contrast", "Sharpness"):
             every = {1 + each for each in every}
         if policy == "autoaugment":  # of the levels, those that the policy has
-            assert found <= {round(each, 4) for each in every}, name
+            assert actual <= {round(each, 4) for each in every}, name
         else:
-            assert found == {round(each, 4) for each in every}, name
+            assert actual == {round(each, 4) for each in every}, name
 
 
 def test_shares_of_operations() -> None:
@@ -160,8 +160,8 @@ def test_shares_of_operations() -> None:
             kind, share, _ = two[slot]
             expected[int(kind)] += share / len(CIFAR)
             expected[int(O.IDENTITY)] += (1 - share) / len(CIFAR)
-        found = Counter(drawn[:, slot].long().tolist())
-        assert all(abs(found[kind] / count - share) < 0.01 for kind, share in expected.items())
+        actual = Counter(drawn[:, slot].long().tolist())
+        assert all(abs(actual[kind] / count - share) < 0.01 for kind, share in expected.items())
 
 
 def test_half_of_the_signed_strengths_are_negative() -> None:
@@ -192,10 +192,10 @@ def test_a_gpu_never_waits(policy: Any) -> None:
         there = raw.to(FAKE_DEVICE), tuple(each.to(FAKE_DEVICE) for each in draws)
         see.train(*there)  # the first call copies the constants of normalisation
         CROSSED.clear()
-        found = see.train(*there)
+        actual = see.train(*there)
         assert not CROSSED
-        found = found.cpu()
-    torch.testing.assert_close(found, see.train(raw, draws))
+        actual = actual.cpu()
+    torch.testing.assert_close(actual, see.train(raw, draws))
 
 
 # In a view and in batches
@@ -210,9 +210,9 @@ def view(**config: Any) -> View:
 def test_a_policy_follows_crop_and_flip_and_precedes_brightness(policy: Any, augment: Any) -> None:
     raw, plain = photos(40), view(augment=augment)
     see = view(augment=augment, policy=policy, brightness=0.3)
-    *places, drawn, factor = draws = see.draw(40, (32, 32), generator())
-    assert all(torch.equal(a, b) for a, b in zip(places, plain.draw(40, (32, 32), generator()), strict=True))
-    placed = (plain.train(raw, tuple(places)) * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
+    *positions, drawn, factor = draws = see.draw(40, (32, 32), generator())
+    assert all(torch.equal(a, b) for a, b in zip(positions, plain.draw(40, (32, 32), generator()), strict=True))
+    placed = (plain.train(raw, tuple(positions)) * 255).round().to(torch.uint8).permute(0, 2, 3, 1)
     pixels = factor[:, None, None, None] * augmented(placed, drawn).permute(0, 3, 1, 2)
     apart = (see.train(raw, draws) - pixels.clamp(max=255) / 255).abs()
     assert (apart > 1e-5).float().mean() < 0.01  # a resized value halfway between two may be rounded to either

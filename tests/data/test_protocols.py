@@ -19,9 +19,9 @@ class Given:
         return np.arange(count)[::-1] if self.permutations == 2 else np.arange(count)
 
     def integers(self, high: int, size: int) -> np.ndarray:
-        found = self.cuts.pop(0)
-        assert len(found) == size and all(0 <= cut < high for cut in found)
-        return np.array(found)
+        actual = self.cuts.pop(0)
+        assert len(actual) == size and all(0 <= cut < high for cut in actual)
+        return np.array(actual)
 
 
 def made(classes: int, each: int) -> np.ndarray:
@@ -49,18 +49,18 @@ def test_a_stream_that_was_drawn_by_hand(cut: int, first: set[int], second: set[
 def test_stages_share_out_the_images_of_all_classes_that_are_shown(classes: int, stages: int, never: int) -> None:
     labels = made(classes, 20)
     for seed in range(20):
-        found = si_blurry(labels, classes, np.random.default_rng(seed), stages=stages)
-        rows = np.concatenate(found)
-        assert len(found) == stages
+        actual = si_blurry(labels, classes, np.random.default_rng(seed), stages=stages)
+        rows = np.concatenate(actual)
+        assert len(actual) == stages
         assert len(rows) == len(set(rows.tolist())) == (classes - never) * 20
         assert len(set(labels[rows].tolist())) == classes - never
 
 
 def test_disjoint_classes_are_in_one_stage() -> None:
     labels = np.random.default_rng(0).permutation(made(100, 20))
-    found = si_blurry(labels, 100, np.random.default_rng(3))
+    actual = si_blurry(labels, 100, np.random.default_rng(3))
     stages_of = np.zeros(100, dtype=int)
-    for rows in found:
+    for rows in actual:
         stages_of[np.unique(labels[rows])] += 1
     assert (stages_of == 1).sum() >= 50  # and the blurry ones of which no image moved
     assert (stages_of > 1).sum() > 10
@@ -106,9 +106,9 @@ def test_classes_peak_one_after_the_other() -> None:
     order = gaussian(labels, 10, np.random.default_rng(0))
     assert sorted(order.tolist()) == [*range(50_000)]
     first_seen = np.random.default_rng(0).permutation(10)
-    place = np.empty(50_000, dtype=int)
-    place[order] = np.arange(50_000)
-    medians = [np.median(place[labels == label]) for label in first_seen]
+    position = np.empty(50_000, dtype=int)
+    position[order] = np.arange(50_000)
+    medians = [np.median(position[labels == label]) for label in first_seen]
     assert medians == sorted(medians)
     # half of the first class is before time 0, when of class i a share of Phi(-i/10 / 0.1) has arrived
     phi = [0.5, 0.1587, 0.0228, 0.0013, 0.0]

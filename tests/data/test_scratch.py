@@ -43,16 +43,16 @@ def test_a_large_array_is_in_a_file_without_a_name(
     if not allocates:  # as on macOS
         monkeypatch.delattr(os, "posix_fallocate")
     with scratch.beside(tmp_path / "not" / "there"):
-        found = scratch.room(SHAPE)
+        actual = scratch.room(SHAPE)
         (line,) = mapped(tmp_path)
         assert line.endswith("(deleted)") and [*tmp_path.iterdir()] == []
-        found[:] = np.arange(30, dtype=np.uint8)[:, None, None, None]
-        again = scratch.taken(found, np.array([29, 3, 3] * 10))
+        actual[:] = np.arange(30, dtype=np.uint8)[:, None, None, None]
+        again = scratch.taken(actual, np.array([29, 3, 3] * 10))
         assert len(mapped(tmp_path)) == 2
-        few = scratch.taken(found, np.array([5, 7]))
+        few = scratch.taken(actual, np.array([5, 7]))
         assert len(mapped(tmp_path)) == 2
     assert again[:3, 0, 0, 0].tolist() == [29, 3, 3] and few[:, 7, 7, 2].tolist() == [5, 7]
-    del found, again, few
+    del actual, again, few
     gc.collect()
     assert mapped(tmp_path) == []
 
@@ -61,8 +61,8 @@ def test_without_a_model_the_folder_for_temporary_files_is_used(
     little: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    found = scratch.room(SHAPE)
-    assert mapped(tmp_path) and found.flags.writeable
+    actual = scratch.room(SHAPE)
+    assert mapped(tmp_path) and actual.flags.writeable
 
 
 def test_a_full_disk_is_one_line_before_anything_is_written(

@@ -21,14 +21,14 @@ from pearl.errors import DataError
 @pytest.fixture(autouse=True)
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty data folder, and no network."""
-    place = tmp_path / "data"
-    monkeypatch.setenv("PEARL_DATA", str(place))
+    target = tmp_path / "data"
+    monkeypatch.setenv("PEARL_DATA", str(target))
 
     def unreachable(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 
     monkeypatch.setattr("urllib.request.urlopen", unreachable)
-    return place
+    return target
 
 
 def paths(split: Split) -> tuple[Path, ...]:
@@ -98,11 +98,11 @@ def test_digits_share_that_cannot_be(share: float) -> None:
 # npz
 
 
-def write(place: Path, changes: dict[str, object] | None = None, **settings: int) -> str:
+def write(target: Path, changes: dict[str, object] | None = None, **settings: int) -> str:
     """An .npz of three classes with some arrays replaced, or, where the change is None, left out."""
     content = {**layouts.arrays(**{"classes": 3, "size": 4, **settings}), **(changes or {})}
-    np.savez(place / "some.npz", **{key: value for key, value in content.items() if value is not None})  # type: ignore
-    return str(place / "some.npz")
+    np.savez(target / "some.npz", **{key: value for key, value in content.items() if value is not None})  # type: ignore
+    return str(target / "some.npz")
 
 
 def test_npz(tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_npz_missing_foreign_damaged(tmp_path: Path) -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2))
 def test_npz_any_sizes(classes: int, per_class: int, test_per_class: int, validation_per_class: int) -> None:
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as target:
         path = write(
-            Path(place),
+            Path(target),
             classes=classes,
             per_class=per_class,
             test_per_class=test_per_class,
@@ -219,8 +219,8 @@ def test_npz_any_sizes(classes: int, per_class: int, test_per_class: int, valida
 def test_cifar100_npz_given_or_in_the_data_folder(data: Path, tmp_path: Path) -> None:
     given = cifar100(path=str(layouts.cifar100_npz(tmp_path / "elsewhere")))
     layouts.cifar100_npz(data)
-    found = cifar100()
-    for source in (given, found):
+    actual = cifar100()
+    for source in (given, actual):
         check_labels(source)
         assert source.name == "cifar100" and len(source.classes) == 100
         assert pictures(source.train).shape == (300, 32, 32, 3)
@@ -291,8 +291,8 @@ def test_tinyimagenet(data: Path, order: str) -> None:
     assert source.classes == (things if order == "sorted" else things[::-1])
     assert source.name == "tinyimagenet" and len(source.train.images) == 12 and len(source.test.images) == 8
     thing = dict(zip(layouts.wnids(4), things, strict=True))
-    for name, found in labels_by_file(source.train, source).items():
-        assert found == thing[name.partition("_")[0]]
+    for name, actual in labels_by_file(source.train, source).items():
+        assert actual == thing[name.partition("_")[0]]
     lines = (base / "val" / "val_annotations.txt").read_text().splitlines()
     assert labels_by_file(source.test, source) == {line.split("\t")[0]: thing[line.split("\t")[1]] for line in lines}
     assert all(path.is_file() for path in paths(source.train) + paths(source.test))
@@ -322,7 +322,7 @@ def test_tinyimagenet_from_its_archive(data: Path, tmp_path: Path, monkeypatch: 
     with fails("TinyImageNet not found"):
         tinyimagenet(download=False)
     check_labels(tinyimagenet())
-    assert sorted(place.name for place in data.iterdir()) == ["tiny-imagenet-200", "tiny-imagenet-200.zip"]
+    assert sorted(target.name for target in data.iterdir()) == ["tiny-imagenet-200", "tiny-imagenet-200.zip"]
 
 
 def test_interrupted_unpacking_leaves_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,14 +428,14 @@ def test_drawn_split_depends_on_names_and_seed_alone(data: Path, tmp_path: Path)
     assert folder(path=str(base)).notes == first.notes
 
 
-def write_list(place: Path, entries: list[str], form: str) -> str:
+def write_list(target: Path, entries: list[str], form: str) -> str:
     if form == "yaml":
         text = "data:\n" + "".join(f"- {entry}\n" for entry in entries) + "targets:\n" + "- 0\n" * len(entries)
     else:
         text = "".join(f"{entry}{form}\n" for entry in entries)
-    place = place.with_suffix(".yaml" if form == "yaml" else ".txt")
-    place.write_text(text)
-    return str(place)
+    target = target.with_suffix(".yaml" if form == "yaml" else ".txt")
+    target.write_text(text)
+    return str(target)
 
 
 @pytest.mark.parametrize("form", ["yaml", "", " 17", ",17", "\n"])

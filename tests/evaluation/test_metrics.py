@@ -122,9 +122,9 @@ def test_trade_off_where_nothing_is_known():
 
 def test_one_task():
     stage = Stage(np.array([4, 6]), np.array([3, 5]), np.array([3, 5]), np.array([[10]]))
-    found = summary(Counts(np.array([0, 0]), (stage,)))
+    actual = summary(Counts(np.array([0, 0]), (stage,)))
     undefined = {"forgetting", "stability", "trade_off", "bwt", "ffm", "cfm", "cfm_pearl"}
-    for name, value in found.items():
+    for name, value in actual.items():
         scenario, _, metric = name.partition(".")
         if metric in undefined:
             assert math.isnan(value), name
@@ -379,8 +379,8 @@ MISPRINTED = {
     ],
 )
 def test_efficiency_of_the_paper(million, final, printed):
-    found = metrics.efficiency(final, round(million * 1e6))
-    assert f"{found:.2f}" == MISPRINTED.get(printed, printed)
+    actual = metrics.efficiency(final, round(million * 1e6))
+    assert f"{actual:.2f}" == MISPRINTED.get(printed, printed)
 
 
 @pytest.mark.parametrize(
@@ -529,8 +529,8 @@ def test_auroc_of_nothing():
 def test_coverage_accuracy_by_hand(images, seed):
     rng = np.random.default_rng(seed)
     in_distribution_scores, right = rng.permutation(images).astype(float), rng.random(images) < 0.6
-    found = sureness.coverage_accuracy(in_distribution_scores, right, [100, 50, 1])
-    for value, count in zip(found, (images, -(-images // 2), 1), strict=True):
+    actual = sureness.coverage_accuracy(in_distribution_scores, right, [100, 50, 1])
+    for value, count in zip(actual, (images, -(-images // 2), 1), strict=True):
         answered = [bool(r) for f, r in zip(in_distribution_scores, right, strict=True) if f >= images - count]
         assert value == pytest.approx(100 * sum(answered) / count)
 

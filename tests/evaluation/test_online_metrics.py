@@ -12,23 +12,23 @@ def points(*rights: list[int], total: int = 10) -> list[Point]:
 
 
 def test_of_a_constant_accuracy_everything_is_that_accuracy() -> None:
-    found = points([7], [7, 7], [7, 7, 7])
-    assert a_auc(found) == pytest.approx(70)
-    assert a_last(found) == pytest.approx(70)
-    assert forgetting(found) == pytest.approx(0)
+    actual = points([7], [7, 7], [7, 7, 7])
+    assert a_auc(actual) == pytest.approx(70)
+    assert a_last(actual) == pytest.approx(70)
+    assert forgetting(actual) == pytest.approx(0)
 
 
 def test_a_predictor_that_always_names_the_first_class() -> None:
     """Its area is the mean of 1 / classes seen."""
-    found = points([10], [10, 0], [10, 0, 0], [10, 0, 0, 0])
-    assert a_auc(found) == pytest.approx(100 * np.mean([1, 1 / 2, 1 / 3, 1 / 4]))
-    assert a_last(found) == 25
+    actual = points([10], [10, 0], [10, 0, 0], [10, 0, 0, 0])
+    assert a_auc(actual) == pytest.approx(100 * np.mean([1, 1 / 2, 1 / 3, 1 / 4]))
+    assert a_last(actual) == 25
 
 
 def test_only_regular_evaluations_count_for_the_area() -> None:
     early = Point(2, np.array([10]), np.array([0]), regular=False)
-    found = points([8], [6])
-    assert a_auc([early, *found]) == pytest.approx(70)
+    actual = points([8], [6])
+    assert a_auc([early, *actual]) == pytest.approx(70)
 
 
 def test_every_test_image_counts_the_same() -> None:
@@ -37,11 +37,11 @@ def test_every_test_image_counts_the_same() -> None:
 
 def test_forgetting_is_from_the_best_earlier_accuracy() -> None:
     """Class 0 was best at the second evaluation, class 1 gained, class 2 was never right, class 3 is new."""
-    found = points([5, 2], [9, 4, 0], [7, 6, 0, 10])
-    per_class = class_forgetting(found)
+    actual = points([5, 2], [9, 4, 0], [7, 6, 0, 10])
+    per_class = class_forgetting(actual)
     assert per_class[:2].tolist() == pytest.approx([20, -20])
     assert np.isnan(per_class[2:]).all()
-    assert forgetting(found) == pytest.approx(0)
+    assert forgetting(actual) == pytest.approx(0)
 
 
 def test_forgetting_of_a_single_evaluation_is_undefined() -> None:
@@ -62,9 +62,9 @@ STAGES = [*([64] * 156), 16] * 5
 
 @pytest.mark.parametrize(("rule", "count"), [("passed", 49), ("ahead", 50), ("reached", 50)])
 def test_the_published_numbers_of_evaluations(rule: str, count: int) -> None:
-    found = [*evaluation_points(STAGES, 1000, rule)]  # type: ignore[arg-type]
-    assert len(found) == count
-    assert (found[-1] == 50_000) == (rule == "reached")
+    actual = [*evaluation_points(STAGES, 1000, rule)]  # type: ignore[arg-type]
+    assert len(actual) == count
+    assert (actual[-1] == 50_000) == (rule == "reached")
 
 
 def test_evaluation_is_after_the_batch_that_reaches_the_interval_and_at_the_end() -> None:

@@ -70,8 +70,8 @@ def learnt(
         options = {"rank": FixedRule(r=2), **options}
     method = kind(backbone, **options)
     for t, count in enumerate(SIZES):
-        place = {"id": t, "classes": tuple(range(count)), "first_class": sum(SIZES[:t])}
-        task = SimpleNamespace(**place, shows_known_classes=False)
+        target = {"id": t, "classes": tuple(range(count)), "first_class": sum(SIZES[:t])}
+        task = SimpleNamespace(**target, shows_known_classes=False)
         for phase in method.learn(task):
             for parameter in phase.trained:
                 parameter.data += 0.1 * torch.randn_like(parameter)
@@ -175,8 +175,8 @@ def test_an_onnx_file_gives_the_logits(kind, exported):
     raw = pictures(model)
     session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
     for count in (1, 5):
-        (found,) = session.run(None, {"images": unit(raw[:count]).numpy()})
-        torch.testing.assert_close(torch.from_numpy(found), logits(model, raw[:count]), rtol=0, atol=1e-4)
+        (actual,) = session.run(None, {"images": unit(raw[:count]).numpy()})
+        torch.testing.assert_close(torch.from_numpy(actual), logits(model, raw[:count]), rtol=0, atol=1e-4)
     told = session.get_modelmeta().custom_metadata_map
     assert {key: json.loads(value) for key, value in told.items()} == model.facts
     assert session.get_inputs()[0].shape == ["batch", 3, model.images.size, model.images.size]
@@ -324,8 +324,8 @@ def test_adapters_load_as_the_readme_says(kind, exported, monkeypatch):
         network = scope["load"](folder)
         for count in (1, 5):
             with torch.no_grad():
-                found = network((unit(raw[:count]) - mean) / std)
-            torch.testing.assert_close(found, logits(model, raw[:count], task=t), rtol=0, atol=1e-4)
+                actual = network((unit(raw[:count]) - mean) / std)
+            torch.testing.assert_close(actual, logits(model, raw[:count], task=t), rtol=0, atol=1e-4)
 
 
 def test_adapters_of_a_package_s_network_are_loaded_with_the_package(tmp_path, monkeypatch):
@@ -451,9 +451,9 @@ def _no_tasks(run, tmp_path):
 
 def _there(name):
     def prepare(run, tmp_path):
-        place = tmp_path / name
-        place.mkdir() if name == "folder" else place.write_text("mine")
-        return [run.path, "--to", "peft" if name == "folder" else "torch", "-o", place]
+        target = tmp_path / name
+        target.mkdir() if name == "folder" else target.write_text("mine")
+        return [run.path, "--to", "peft" if name == "folder" else "torch", "-o", target]
 
     return prepare
 

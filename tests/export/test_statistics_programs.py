@@ -58,12 +58,12 @@ def check_facts(facts: dict, model: Trained) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_torch_program_says_the_same(kind, tmp_path):
-    model, place, told = taught(kind), tmp_path / "model.pt2", {"pearl.json": ""}
-    line = export(model, "torch", place, PICTURES)
+    model, path, told = taught(kind), tmp_path / "model.pt2", {"pearl.json": ""}
+    line = export(model, "torch", path, PICTURES)
     assert "differ from the model's by at most" in line
-    program = torch.export.load(place, extra_files=told).module()
-    for found, expected in zip(program(IMAGES), outputs(model), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    program = torch.export.load(path, extra_files=told).module()
+    for actual, expected in zip(program(IMAGES), outputs(model), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     check_facts(json.loads(told["pearl.json"]), model)
 
 
@@ -72,11 +72,11 @@ def test_an_onnx_file_says_the_same(tmp_path):
         pytest.importorskip(package)
     import onnxruntime
 
-    model, place = taught("vit"), tmp_path / "model.onnx"
-    assert "differ from the model's by at most" in export(model, "onnx", place, PICTURES)
-    session = onnxruntime.InferenceSession(place, providers=["CPUExecutionProvider"])
-    found = session.run(["logits", "in_distribution"], {"images": IMAGES.numpy()})
-    for each, expected in zip(found, outputs(model), strict=True):
+    model, path = taught("vit"), tmp_path / "model.onnx"
+    assert "differ from the model's by at most" in export(model, "onnx", path, PICTURES)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    actual = session.run(["logits", "in_distribution"], {"images": IMAGES.numpy()})
+    for each, expected in zip(actual, outputs(model), strict=True):
         torch.testing.assert_close(torch.from_numpy(each), expected, rtol=1e-4, atol=1e-4)
     told = session.get_modelmeta().custom_metadata_map
     check_facts({key: json.loads(value) for key, value in told.items()}, model)

@@ -54,10 +54,10 @@ def estimate(path, task=-1):
 
 
 def test_what_is_estimated_is_near_what_is_measured(shop, model):
-    said, found = model.outcome, measured(model.evaluate(shop / "test"))
+    said, actual = model.outcome, measured(model.evaluate(shop / "test"))
     assert (said.how, said.images, said.first) == ("left out", 80, False)
-    assert said.new == pytest.approx(found.new, abs=15)
-    assert said.old_now == pytest.approx(found.old_now, abs=15)
+    assert said.new == pytest.approx(actual.new, abs=15)
+    assert said.old_now == pytest.approx(actual.old_now, abs=15)
     assert said.old_now <= said.old_then
     assert said.new <= said.new_in_task
     assert pearl.load(shop / "model", tasks=1).outcome.first

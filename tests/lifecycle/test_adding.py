@@ -31,15 +31,15 @@ def blocks(kind):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The page's files, in a folder that has nothing to do with pearl."""
-    place = tmp_path / "mine"
-    place.mkdir()
+    path = tmp_path / "mine"
+    path.mkdir()
     for text in blocks("python"):
-        (place / re.match(r"# (\w+\.py)\n", text)[1]).write_text(text)
-    Image.fromarray(np.full((8, 8, 3), 99, np.uint8)).save(place / "photo.jpg")
-    monkeypatch.chdir(place)
+        (path / re.match(r"# (\w+\.py)\n", text)[1]).write_text(text)
+    Image.fromarray(np.full((8, 8, 3), 99, np.uint8)).save(path / "photo.jpg")
+    monkeypatch.chdir(path)
     monkeypatch.setenv("PEARL_RUNS", "runs")
     monkeypatch.setattr(METHODS, "_files", {})
-    return place
+    return path
 
 
 def test_its_commands_run(folder, cli):

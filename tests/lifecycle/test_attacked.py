@@ -265,9 +265,9 @@ def test_too_little_memory_is_no_damage(two, where, error, monkeypatch):
         raise error
 
     monkeypatch.setattr(where, fail)
-    with pytest.raises((MemoryError, RuntimeError)) as found:
+    with pytest.raises((MemoryError, RuntimeError)) as actual:
         _ = pearl.load(two).method
-    assert short_of_memory(found.value)
+    assert short_of_memory(actual.value)
 
 
 def test_what_is_said_is_no_command_to_a_terminal(two, tmp_path):

@@ -58,13 +58,13 @@ def verified(cli, path, code=0):
 def test_the_certificate_of_a_class(model, cli):
     before = digests(model)
     pearl.load(model).forget("second 1")
-    found, after = certificate(model), digests(model)
-    assert found["forgotten"] == {"class": "second 1"} and found["exact"] is False
-    assert found["stays"].startswith("the weights") and found["removed"] == {}
-    assert {entry["from"]: entry["before"] for entry in found["files"]} == before
-    assert {entry["file"]: entry["after"] for entry in found["files"]} == after and after != before
-    changed = [entry for entry in found["files"] if entry["before"] != entry["after"]]
-    assert changed and [entry for entry in found["files"] if "tensors" in entry] == changed
+    actual, after = certificate(model), digests(model)
+    assert actual["forgotten"] == {"class": "second 1"} and actual["exact"] is False
+    assert actual["stays"].startswith("the weights") and actual["removed"] == {}
+    assert {entry["from"]: entry["before"] for entry in actual["files"]} == before
+    assert {entry["file"]: entry["after"] for entry in actual["files"]} == after and after != before
+    changed = [entry for entry in actual["files"] if entry["before"] != entry["after"]]
+    assert changed and [entry for entry in actual["files"] if "tensors" in entry] == changed
     for entry in changed:
         kept = {name for name, row in entry["tensors"].items() if row["before"] == row["after"]}
         assert {row["from"] for row in entry["tensors"].values()} == {*entry["tensors"]}
@@ -79,13 +79,13 @@ def test_the_certificate_of_a_class(model, cli):
 def test_the_certificate_of_a_task_fits_the_model_that_never_learnt_it(heads, shop, cli):
     before = digests(heads)
     pearl.load(heads).forget(task="second")
-    found = certificate(heads)
-    assert found["forgotten"] == {"task": "second", "classes": ["second 0", "second 1"]}
-    assert found["exact"] is True and found["stays"] == ""
-    assert {entry["file"]: entry["after"] for entry in found["files"]} == digests(shop / "never")
+    actual = certificate(heads)
+    assert actual["forgotten"] == {"task": "second", "classes": ["second 0", "second 1"]}
+    assert actual["exact"] is True and actual["stays"] == ""
+    assert {entry["file"]: entry["after"] for entry in actual["files"]} == digests(shop / "never")
     gone = {name: digest for name, digest in before.items() if name.startswith("tasks/001")}
-    assert found["removed"] == gone and gone
-    (moved,) = [entry for entry in found["files"] if "tensors" in entry]
+    assert actual["removed"] == gone and gone
+    (moved,) = [entry for entry in actual["files"] if "tensors" in entry]
     assert [moved[key] for key in ("from", "file")] == [f"tasks/00{n}-third/weights.safetensors" for n in (2, 1)]
     assert all(row["before"] == row["after"] for row in moved["tensors"].values())
     assert moved["tensors"]["heads.blocks.1.weight"]["from"] == "heads.blocks.2.weight"

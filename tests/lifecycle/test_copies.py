@@ -56,16 +56,16 @@ def images(seed: int, count: int) -> np.ndarray:
 def test_an_image_is_counted_once() -> None:
     pixels = images(0, 10)
     pixels[1], pixels[6] = pixels[0], pixels[2]
-    labels, found = np.repeat([0, 1], 5), copies.hashes(pixels)
-    known = {found[3]: "a", found[9]: "b", found[8]: "a"}
-    stay, notes = copies.without_copies(found, labels, ["a", "b"], known, "image {}".format)
+    labels, actual = np.repeat([0, 1], 5), copies.hashes(pixels)
+    known = {actual[3]: "a", actual[9]: "b", actual[8]: "a"}
+    stay, notes = copies.without_copies(actual, labels, ["a", "b"], known, "image {}".format)
     assert np.flatnonzero(~stay).tolist() == [1, 2, 3, 6, 9], "what another class has shown is not the same image"
     assert [note.partition(":")[0] for note in notes] == [
         "1 image repeated within a class; counted once",
         "1 image in several classes, as image 2 (a) and image 6 (b)",
         "2 images learnt before",
     ]
-    assert copies.read(copies.written(found, labels, ["a", "b"]))[found[9]] == "b"
+    assert copies.read(copies.written(actual, labels, ["a", "b"]))[actual[9]] == "b"
 
 
 def test_no_class_is_left_without_images() -> None:
@@ -89,10 +89,10 @@ def test_images_that_were_learnt_are_left_out_of_an_evaluation(shop: Path, tmp_p
     (test / "three").mkdir()
     shutil.copy(shop / "first/zero/007.png", test / "three")
     shutil.copy(test / "one/000.png", test / "one/copy.png")
-    found = opened.evaluate(test)
-    assert np.array_equal(found.confusion, clean.confusion) and clean.notes == ()
-    assert any("3 images that the model was trained on, such as " in note for note in found.notes)
-    assert any("1 image repeated within a class" in note for note in found.notes)
+    actual = opened.evaluate(test)
+    assert np.array_equal(actual.confusion, clean.confusion) and clean.notes == ()
+    assert any("3 images that the model was trained on, such as " in note for note in actual.notes)
+    assert any("1 image repeated within a class" in note for note in actual.notes)
     learnt = opened.evaluate(shop / "first")
     assert learnt.total.tolist() == [COUNT - 1, COUNT]
     assert any("the accuracy on new images may be lower" in note for note in learnt.notes)
@@ -101,9 +101,9 @@ def test_images_that_were_learnt_are_left_out_of_an_evaluation(shop: Path, tmp_p
 def test_copies_are_not_held_out(model: Path, tmp_path: Path) -> None:
     """Of 20 images, 10 twice, half are held out: drawn of the files, some would be of the images that were learnt."""
     for name, label in {"two": 2, "three": 3}.items():
-        place = write_class(tmp_path / "next" / name, label, 10)
-        for file in [*place.iterdir()]:
-            shutil.copy(file, place / f"copy {file.name}")
+        path = write_class(tmp_path / "next" / name, label, 10)
+        for file in [*path.iterdir()]:
+            shutil.copy(file, path / f"copy {file.name}")
     show = Notes()
     learn(model, tmp_path / "next", holdout=0.5, show=show, overrides={"train": {"epochs": 1}})
     manifest = RunDirectory(model).tasks[-1].manifest
@@ -170,8 +170,8 @@ def test_names_are_compared_in_one_form(model: Path, tmp_path: Path) -> None:
     assert pearl.load(model).classes[4:] == ("acai",)
     assert any("use --alias 'acai=A\u00e7a\u00ed'" in note for note in show.said)
     aliased = write_photos(tmp_path / "more", {"sketch": 5}, 6)
-    found = pearl.load(model).evaluate(aliased, aliases={"sketch ": "Ac\u0327ai\u0301"})
-    assert found.total.tolist()[2] == 6
+    actual = pearl.load(model).evaluate(aliased, aliases={"sketch ": "Ac\u0327ai\u0301"})
+    assert actual.total.tolist()[2] == 6
 
 
 def test_whole_numbers_are_in_the_order_in_which_they_count(model: Path) -> None:

@@ -33,35 +33,35 @@ def shop(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(shop):
+def actual(shop):
     return pearl.load(shop / "model").discover(shop / "photos")
 
 
-def names(found, rows):
-    return [found.images[i].parent.name for i in rows]
+def names(actual, rows):
+    return [actual.images[i].parent.name for i in rows]
 
 
-def test_groups_are_of_one_unseen_class(found):
+def test_groups_are_of_one_unseen_class(actual):
     shares = {}
-    for one in found.groups:
-        own = names(found, one.images)
+    for one in actual.groups:
+        own = names(actual, one.images)
         shares.setdefault(max({*own}, key=own.count), []).append(max(own.count(name) for name in {*own}))
     assert shares.keys() >= UNSEEN.keys()
-    assert sum(map(sum, shares.values())) > 0.7 * sum(map(len, found.groups))
-    assert names(found, found.known).count("zero") > 12 / 2
+    assert sum(map(sum, shares.values())) > 0.7 * sum(map(len, actual.groups))
+    assert names(actual, actual.known).count("zero") > 12 / 2
 
 
-def test_every_image_is_once_in_one_place(found):
-    copies = [i for same in found.duplicates for i in same[1:]]
-    placed = [*(i for one in found.groups for i in one.images), *found.alone, *found.known, *copies]
-    assert sorted(placed) == [*range(len(found.images))]
-    assert [len(one) for one in found.groups] == sorted((len(one) for one in found.groups), reverse=True)
+def test_every_image_is_once_in_one_place(actual):
+    copies = [i for same in actual.duplicates for i in same[1:]]
+    placed = [*(i for one in actual.groups for i in one.images), *actual.alone, *actual.known, *copies]
+    assert sorted(placed) == [*range(len(actual.images))]
+    assert [len(one) for one in actual.groups] == sorted((len(one) for one in actual.groups), reverse=True)
 
 
-def test_copies_and_broken_files_are_reported(found, shop):
-    (same,) = found.duplicates
-    assert [found.images[i].name for i in same] == ["000.png", "copy.png"]
-    (line,) = found.unreadable
+def test_copies_and_broken_files_are_reported(actual, shop):
+    (same,) = actual.duplicates
+    assert [actual.images[i].name for i in same] == ["000.png", "copy.png"]
+    (line,) = actual.unreadable
     assert line.startswith(f"{shop / 'photos' / 'broken.png'}: ")
 
 
@@ -96,10 +96,10 @@ def test_the_list_goes_back_into_learn(shop, tmp_path):
 
 def test_images_in_memory_have_groups_and_no_list(shop):
     images = np.concatenate([digit(4)[:8], digit(6)[:8]])
-    found = pearl.load(shop / "model").discover([*images])
-    assert len(found.images) == 16 and isinstance(found.images[0], np.ndarray)
+    actual = pearl.load(shop / "model").discover([*images])
+    assert len(actual.images) == 16 and isinstance(actual.images[0], np.ndarray)
     with pytest.raises(DataError, match="is in memory"):
-        found.as_csv()
+        actual.as_csv()
 
 
 def test_a_model_with_heads_is_refused(shop, tmp_path):

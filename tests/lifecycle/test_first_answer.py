@@ -67,24 +67,24 @@ def named(path, *labels):
 
 @pytest.mark.parametrize("task", ["first", "second"])
 def test_it_answers_before_the_first_step_and_leaves_no_trace(task, shop, tmp_path):
-    path, found = tmp_path / "m", {}
+    path, actual = tmp_path / "m", {}
     if task == "second":
         shutil.copytree(shop / "whole first", path)
 
     def look():
         model = pearl.load(path, device="cpu")
-        found.update(classes=model.classes, first=model.first_answer, outcome=model.outcome)
-        found["names"] = named(path, *((0, 1) if task == "first" else (2, 3)))
-        found["ranks"] = [model.method.is_adapted(t) for t in range(len(model.tasks))]
-        found["problems"] = verify(path)
+        actual.update(classes=model.classes, first=model.first_answer, outcome=model.outcome)
+        actual["names"] = named(path, *((0, 1) if task == "first" else (2, 3)))
+        actual["ranks"] = [model.method.is_adapted(t) for t in range(len(model.tasks))]
+        actual["problems"] = verify(path)
 
     show = Watch(look)
     begin(path, shop, task, show)
     expected = ("one", "zero") if task == "first" else ("one", "zero", "three", "two")
-    assert sorted(found["classes"]) == sorted(expected) and f"task {task} is not trained yet" in found["first"]
-    assert found["names"] == (["zero", "one"] if task == "first" else ["two", "three"])
-    assert found["ranks"][-1] is False and found["problems"] == []
-    assert found["outcome"].images == 32 and not found["outcome"].first, "the network was not trained on these"
+    assert sorted(actual["classes"]) == sorted(expected) and f"task {task} is not trained yet" in actual["first"]
+    assert actual["names"] == (["zero", "one"] if task == "first" else ["two", "three"])
+    assert actual["ranks"][-1] is False and actual["problems"] == []
+    assert actual["outcome"].images == 32 and not actual["outcome"].first, "the network was not trained on these"
     assert show.events.count("first_answer") == 1
     assert show.events.index("first_answer") < show.events.index("phase")
     whole = shop / f"whole {task}"

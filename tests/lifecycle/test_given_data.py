@@ -46,11 +46,11 @@ def test_images_in_memory_are_learnt_as_those_of_a_folder(shop):
     files, memory = (pearl.load(shop / name, device="cpu") for name in ("of_files", "of_memory"))
     assert memory.classes == files.classes == ("one", "zero")
     images, labels, names = named(0, "zero", "one")
-    found = memory.evaluate((images, labels, names))
-    assert found.total.tolist() == [COUNT, COUNT]
-    assert np.array_equal(found.confusion, memory.evaluate(shop / "first").confusion)
+    actual = memory.evaluate((images, labels, names))
+    assert actual.total.tolist() == [COUNT, COUNT]
+    assert np.array_equal(actual.confusion, memory.evaluate(shop / "first").confusion)
     turned = memory.evaluate((images, 1 - labels, names))
-    assert np.array_equal(turned.confusion, found.confusion[::-1])
+    assert np.array_equal(turned.confusion, actual.confusion[::-1])
 
 
 def test_a_model_goes_on_with_a_data_set_named_by_its_classes(shop, tmp_path, monkeypatch):
@@ -111,7 +111,7 @@ def test_pictures_of_all_kinds_are_named_together(shop):
     tensor = torch.from_numpy(image)[None] / 255
     kinds: list[Any] = [file, str(file), Image.open(file), image, rgb, image / 255, tensor, tensor[0], tensor.double()]
     asked = model.predict(file)[0]
-    assert [found.classes for found in model.predict(iter(kinds))] == [asked.classes] * len(kinds)
+    assert [actual.classes for actual in model.predict(iter(kinds))] == [asked.classes] * len(kinds)
     assert model.predict(tensor) == model.predict(file)
     assert len(model.predict(tensor.repeat(3, 1, 1)[None])) == len(model.predict(rgb[None])) == 1
     with pytest.raises(DataError, match="image 2: floating-point pixels must lie between 0 and 1"):

@@ -101,7 +101,7 @@ def test_inspect_shows_it(model, half, cli):
     assert f"task second: interrupted; resume with: pearl resume {model}; or discard it with --discard" in out
     facts = json.loads(cli("inspect", model, "--json")[0])["interrupted"]
     assert facts["task"] == "second" and facts["checkpoints"] == [
-        place.name for place in RunDirectory(half).checkpoints
+        target.name for target in RunDirectory(half).checkpoints
     ]
     shutil.rmtree(model / "resume")
     assert inspection(model)[0]["interrupted"] is None
@@ -109,8 +109,8 @@ def test_inspect_shows_it(model, half, cli):
 
 def test_an_attempt_of_which_nothing_is_stored_is_no_loss(model, photos):
     """Such as one that ran out of memory in its first step: what is mended is often a setting."""
-    for place in RunDirectory(model).checkpoints:
-        shutil.rmtree(place)
+    for target in RunDirectory(model).checkpoints:
+        shutil.rmtree(target)
     learn(model, photos / "second", overrides={"train": {"epochs": 3}})
     assert len(RunDirectory(model).finished) == 2
 

@@ -257,8 +257,8 @@ def test_alone_in_a_batch_or_in_another_order(model):
     order = np.random.default_rng(0).permutation(len(images))
     for said in ([model.predict(image, top=4)[0] for image in images], [None] * len(images)):
         if said[0] is None:
-            for place, prediction in zip(order, model.predict([images[i] for i in order], top=4), strict=True):
-                said[place] = prediction
+            for position, prediction in zip(order, model.predict([images[i] for i in order], top=4), strict=True):
+                said[position] = prediction
         for a, b in zip(together, said, strict=True):
             assert a.name == b.name
             assert dict(zip(a.classes, a.probabilities, strict=True)) == pytest.approx(

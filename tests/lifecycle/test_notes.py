@@ -52,9 +52,9 @@ def task(counts: list[int], index: int = 1) -> Task:
     ],
 )
 def test_tasks_that_are_hard_to_learn(counts, said):
-    found = list(notes(ZOO["pearl"](), task(counts)))
-    assert len(found) == len(said)
-    assert all(words in line for words, line in zip(said, found, strict=True)), found
+    actual = list(notes(ZOO["pearl"](), task(counts)))
+    assert len(actual) == len(said)
+    assert all(words in line for words, line in zip(said, actual, strict=True)), actual
 
 
 class Losses(Observer):
@@ -130,8 +130,8 @@ def test_files_that_are_not_read_are_counted(photos):
         f"{photos}: files that are not images (2 .xyz, 1 .txt) are left out",
         f"{photos}: 1 image deeper than class folders left out; move them up into these",
     ]
-    for place in (photos / "b").glob("*.png"):
-        place.unlink()
+    for path in (photos / "b").glob("*.png"):
+        path.unlink()
     with pytest.raises(
         DataError, match=r"no image in .*/b \(1 .txt, 1 image in folders\): .*; --nested makes classes of"
     ):

@@ -43,7 +43,7 @@ def test_it_is_the_model_that_would_have_been(shop, tmp_path):
     assert made.predict(image, top=4) == pearl.load(shop / "whole").predict(image, top=4)
     grown = pearl.learn(made.path, write_class(tmp_path / "more" / "four", 4).parent, fast=True, quiet=True)
     assert grown.classes == ("one", "zero", "three", "two", "four")
-    assert {place.name for place in tmp_path.iterdir()} == {"new", "more"}
+    assert {target.name for target in tmp_path.iterdir()} == {"new", "more"}
 
 
 def test_folders_of_other_names_and_in_other_places(shop, tmp_path, cli):

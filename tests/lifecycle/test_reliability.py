@@ -231,7 +231,7 @@ def test_two_that_make_one_model_from_another_at_once(tmp_path):
     """One makes it, the other has a line to say; nothing lies about afterwards."""
     learn(tmp_path / "start", write_photos(tmp_path / "before", {"zero": 0, "one": 1}, 4), overrides=SHORT)
     data = [write_photos(tmp_path / name, {f"{name} {i}": i for i in (2, 3)}, 4) for name in ("first", "second")]
-    before = {place.name for place in tmp_path.iterdir()}
+    before = {location.name for location in tmp_path.iterdir()}
     for attempt in range(2):
         new = tmp_path / f"new{attempt}"
         command = ["learn", new, "--from", tmp_path / "start", "-q", "--data"]
@@ -243,7 +243,7 @@ def test_two_that_make_one_model_from_another_at_once(tmp_path):
         assert said[winner] == "" and said[1 - winner].count("\n") == 1, said
         assert [info.name for info in RunDirectory(new).tasks] == ["before", data[winner].name]
         assert verify(new) == []
-        assert {place.name for place in tmp_path.iterdir()} - before == {f"new{i}" for i in range(attempt + 1)}
+        assert {location.name for location in tmp_path.iterdir()} - before == {f"new{i}" for i in range(attempt + 1)}
 
 
 def test_a_copy_that_is_being_made_is_not_made_twice(tmp_path):
@@ -258,7 +258,7 @@ def test_a_copy_that_is_being_made_is_not_made_twice(tmp_path):
     (killed / ".holder.json").unlink()
     learn(tmp_path / "new", data, start=tmp_path / "start")  # what is left of a copy that was killed is no hindrance
     assert verify(tmp_path / "new") == []
-    assert {place.name for place in tmp_path.iterdir()} == {"before", "data", "start", "new"}
+    assert {location.name for location in tmp_path.iterdir()} == {"before", "data", "start", "new"}
 
 
 # ------------------------------------------------------------------------------------------------- damaged files

@@ -152,19 +152,19 @@ def test_refitting_a_run_is_the_run_that_would_have_been(spaces, cli):
     trained = execute(load_config("digits", overrides))
     spec = f"{{name: statistics, spaces: {spaces}, train: all}}"
     whole = execute(load_config("digits", [*overrides, f"method.classifier={spec}"]))
-    found = refit(trained.path, {"name": "statistics", "spaces": spaces})
-    assert found.path == whole.path  # of the same configuration; so another path for it
+    actual = refit(trained.path, {"name": "statistics", "spaces": spaces})
+    assert actual.path == whole.path  # of the same configuration; so another path for it
     shutil.move(whole.path, whole.path.with_name("whole"))
-    found = refit(trained.path, {"name": "statistics", "spaces": spaces})
-    both = whole.path.with_name("whole"), found.path
-    expected, state = (load_method(path, found.config).state_dict() for path in both)
+    actual = refit(trained.path, {"name": "statistics", "spaces": spaces})
+    both = whole.path.with_name("whole"), actual.path
+    expected, state = (load_method(path, actual.config).state_dict() for path in both)
     assert expected.keys() == state.keys()
     assert all(torch.equal(expected[name], state[name]) for name in state)
     whole.path = whole.path.with_name("whole")
-    counts = [[stage["class_il"] for stage in run.results["stages"]] for run in (found, whole)]
+    counts = [[stage["class_il"] for stage in run.results["stages"]] for run in (actual, whole)]
     assert counts[0] == counts[1]
     took = [manifest["seconds"] for manifest in trained.manifests]
-    assert [(task["seconds"], task["reused"]) for task in found.manifests] == [(each, [*each]) for each in took]
+    assert [(task["seconds"], task["reused"]) for task in actual.manifests] == [(each, [*each]) for each in took]
 
 
 def test_another_classifier_takes_the_place_of_the_one_there_was():
@@ -203,8 +203,8 @@ def test_a_strangers_photo_is_unknown(shop, cli):
     assert unknown < known - 0.3
     photo = Image.fromarray(strange[0][0])
     assert model.predict(photo)[0] == model.predict(photo, unknown_rate=0.05)[0]
-    found = model.predict(photo)[0]
-    assert found.known == (found.in_distribution >= 0.05)
+    actual = model.predict(photo)[0]
+    assert actual.known == (actual.in_distribution >= 0.05)
     plain = model.predict(photo, unknown_rate=None)[0]
     assert plain.known is None and plain.in_distribution is None
     photo.save(shop / "seven.png")
@@ -212,7 +212,7 @@ def test_a_strangers_photo_is_unknown(shop, cli):
     assert "unknown; nearest:" in out
     out, _ = cli("predict", shop / "model", shop / "seven.png", "--unknown-rate", 0.9, "--json")
     assert json.loads(out)["known"] is False and 0 <= json.loads(out)["in_distribution"] < 0.9
-    assert json.loads(cli("predict", shop / "model", shop / "seven.png", "--json")[0])["known"] is found.known
+    assert json.loads(cli("predict", shop / "model", shop / "seven.png", "--json")[0])["known"] is actual.known
     assert "known" not in json.loads(cli("predict", shop / "model", shop / "seven.png", "--json", "--no-unknown")[0])
     _, err = cli("predict", shop / "model", shop / "seven.png", "--no-unknown", "--unknown-rate", 0.1, code=2)
     assert "--no-unknown and --unknown-rate cannot be combined" in err
@@ -267,7 +267,8 @@ def test_models_with_all_tensors_in_one_file_go_on(shop, two):
     old, new = pearl.load(two), pearl.load(shop / "model")
     assert old.predict(digit(0)[0], top=3) == new.predict(digit(0)[0], top=3)
     grown = [
-        pearl.learn(place, shop / "again", quiet=True) for place in (two, shutil.copytree(new.path, two.parent / "new"))
+        pearl.learn(target, shop / "again", quiet=True)
+        for target in (two, shutil.copytree(new.path, two.parent / "new"))
     ]
     assert torch.equal(*(model.logits(np.stack([np.stack([digit(3)[0]] * 3, -1)])) for model in grown))
 

@@ -208,7 +208,7 @@ def test_a_forgotten_class_is_never_predicted_again(kind, shop, tmp_path, cli):
     assert manifest["parameters"] == method.size()
     if kind == "statistics":
         assert manifest["statistics"] == method.facts(2)["statistics"]
-        prototypes, gone = (load_state(place, file_of=method.file_of) for place in (path, shop / kind / "3"))
+        prototypes, gone = (load_state(target, file_of=method.file_of) for target in (path, shop / kind / "3"))
         name = "class_statistics.tensors.task/{}/{}"
         assert torch.equal(prototypes[name.format(2, "classes")], torch.tensor([3, 4]))
         assert torch.equal(prototypes[name.format(0, "means/0")], gone[name.format(0, "means/0")][:1])
@@ -302,8 +302,8 @@ def test_killed_anywhere_it_has_happened_whole_or_not_at_all(verb, shop, tmp_pat
             else:
                 assert "completed the interrupted" in undo(path)  # and nothing is undone
             assert contents(path) == after
-        elif (place := contents(path, [file.name for file in RunDirectory(path).change_folder.glob("*")])) != after:
-            assert place == before
+        elif (target := contents(path, [file.name for file in RunDirectory(path).change_folder.glob("*")])) != after:
+            assert target == before
             VERBS[verb](path)
             assert contents(path) == after
     assert kills > 5

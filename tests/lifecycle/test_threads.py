@@ -105,18 +105,18 @@ def test_first_requests_to_a_model(shop):
 
 def test_learning_beside_first_requests(shop, tmp_path):
     """What is learnt and what is answered have the bits that either has alone."""
-    expected, place = pearl.load(shop / "one").logits(PIXELS), tmp_path / "beside"
-    shutil.copytree(shop / "one", place)
+    expected, path = pearl.load(shop / "one").logits(PIXELS), tmp_path / "beside"
+    shutil.copytree(shop / "one", path)
     asked = 0
     with ThreadPoolExecutor(1) as pool:
-        learning = pool.submit(pearl.learn, place, shop / "second", quiet=True)
+        learning = pool.submit(pearl.learn, path, shop / "second", quiet=True)
         while not learning.done():
             model = pearl.load(shop / "one")  # which makes and fills a network while the other one is trained
             assert all(torch.equal(answer, expected) for answer in on_threads(lambda: model.logits(PIXELS), 2))  # noqa: B023
             asked += 1
         learning.result()
     assert asked > 1
-    assert weights_of(place) == weights_of(shop / "two")
+    assert weights_of(path) == weights_of(shop / "two")
 
 
 def test_a_model_is_loaded_by_one_thread(shop, monkeypatch):

@@ -77,16 +77,16 @@ def test_clora_on_a_resnet_charges_entries_of_filters():
     method, task = run(CLora(small_resnet(), rank=2, reference="given"), range(2)).eval(), make_task(1)
     batch = next(task.batches(6, 0))
     method.penalty = 1e8
-    found = method.loss(method.heads[1], task)(batch)
+    actual = method.loss(method.heads[1], task)(batch)
     method.penalty = 0.0
-    found = found - method.loss(method.heads[1], task)(batch)
+    actual = actual - method.loss(method.heads[1], task)(batch)
     total = 0.0
     for target in method.low_rank:
         pairs = [(method.update[f"{t}.B.{target.label}"], method.update[f"{t}.A.{target.label}"]) for t in range(2)]
         before, now = (from_matrix(B @ A, target.shape, "spatial") for B, A in pairs)
         total += 1e8 * float((before * now).square().sum())
     assert total > 1e-2
-    close(found, torch.tensor(total), rtol=1e-3)
+    close(actual, torch.tensor(total), rtol=1e-3)
 
 
 # ----------------------------------------------------------------------------------------------------------------- LAE
@@ -156,9 +156,9 @@ def test_lae_puts_its_module_where_the_authors_have_it(pet):
     if pet != "prefix":  # which is something from the start
         assert torch.equal(method.pet(method.backbone, x), vit.features(method.backbone, x))
     randomised(method.pet)
-    found = method.pet(method.backbone, x)
-    assert (found - method.backbone(x)).abs().max() > 0.01
-    close(found, moved(method.backbone, method.pet, x), atol=1e-10)
+    actual = method.pet(method.backbone, x)
+    assert (actual - method.backbone(x)).abs().max() > 0.01
+    close(actual, moved(method.backbone, method.pet, x), atol=1e-10)
 
 
 def test_lae_asks_the_module_and_its_average_with_one_head():

@@ -47,11 +47,11 @@ def test_adapters_are_nothing_at_the_start_and_drop_out_in_training_alone():
     assert not torch.equal(block.train()(tokens), block(tokens))
 
 
-@pytest.mark.parametrize("place", ["adapters", "attention_adapters"])
-def test_a_learnable_scale_is_trained_where_an_adapter_stands(place):
+@pytest.mark.parametrize("option", ["adapters", "attention_adapters"])
+def test_a_learnable_scale_is_trained_where_an_adapter_stands(option):
     net, x = small(), images()
     adapters = stirred(Adapters([0, 2], lambda: Bottleneck(WIDTH, 4, learnable=True)))
-    vit.features(net, x, **{place: adapters.by_block()}).square().sum().backward()
+    vit.features(net, x, **{option: adapters.by_block()}).square().sum().backward()
     assert all(block.scale.grad.abs() > 0 and block.down.weight.grad.any() for block in adapters.values())
 
 
@@ -71,8 +71,8 @@ def test_adapters_of_tasks_grow_from_their_file():
 def test_several_sets_of_adapters_share_what_lies_before_the_first():
     net, x = small(), images()
     sets = [stirred(Adapters(blocks, lambda: Bottleneck(WIDTH, 4))).by_block() for blocks in ([1, 2], [2], [1])]
-    for found, own in zip(vit.features_of_each(net, x, sets), sets, strict=True):
-        close(found, vit.features(net, x, adapters=own), atol=1e-6)
+    for actual, own in zip(vit.features_of_each(net, x, sets), sets, strict=True):
+        close(actual, vit.features(net, x, adapters=own), atol=1e-6)
     called = []
     for i, block in enumerate(net.blocks):
         block.attn.register_forward_hook(lambda *_, i=i: called.append(i))
@@ -87,10 +87,10 @@ def test_means_move_as_the_images_near_them_did():
     before, moves, means = drawn(30, 5).double(), drawn(30, 5, seed=1).double(), drawn(4, 5, seed=2).double()
     close(drift(before, before + 0.7, means, 4.0), torch.full((4, 5), 0.7).double(), atol=1e-12)
     assert not drift(before, before, means, 4.0).any()
-    found = drift(before, before + moves, means, 0.9)
+    actual = drift(before, before + moves, means, 0.9)
     for c, mean in enumerate(means):
         weights = torch.tensor([torch.exp(-(y - mean).square().sum() / (2 * 0.81)) + 1e-5 for y in before]).double()
-        close(found[c], sum(w * m for w, m in zip(weights, moves, strict=True)) / weights.sum(), atol=1e-7)
+        close(actual[c], sum(w * m for w, m in zip(weights, moves, strict=True)) / weights.sum(), atol=1e-7)
     far = drift(before, before + moves, means + 1e4, 4.0)
     close(far, moves.mean(0).expand(4, -1), atol=1e-9)  # no image is near: they all count alike
 

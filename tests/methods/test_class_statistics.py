@@ -132,8 +132,8 @@ def written_out(tasks, test, spaces, dim, temperature=None, updated=True):
                 out = [each[i : i + 1] for each in rows]
                 loss -= [logp[0, label] for logp in chained(out, kept, min(spaces, t), GRID.tolist())]
         temperature = float(GRID[loss.argmin()])
-    (found,) = chained([make(x) for make, x in zip(made, test, strict=False)], shown, spaces, [temperature])
-    return found, temperature
+    (actual,) = chained([make(x) for make, x in zip(made, test, strict=False)], shown, spaces, [temperature])
+    return actual, temperature
 
 
 @pytest.mark.parametrize(("spaces", "dim"), [(1, None), (2, 16), (2, 30)])
@@ -144,17 +144,17 @@ def test_it_is_what_its_formulas_say(spaces, dim):
     step = float(GRID[1] / GRID[0])  # without an image the trace is another one, which the closed form leaves out
     assert 0.99 / step < class_statistics.temperature / temperature < 1.01 * step
     expected, _ = written_out(tasks, test, spaces, dim, class_statistics.temperature)
-    found = class_statistics.head()([torch.tensor(x).float() for x in test[:spaces]]).double().numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(np.exp(found).sum(1), 1, rtol=1e-5)
+    actual = class_statistics.head()([torch.tensor(x).float() for x in test[:spaces]]).double().numpy()
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(np.exp(actual).sum(1), 1, rtol=1e-5)
 
 
 def test_a_frozen_covariance_is_the_one_after_two_tasks():
     tasks, test = stream()
     class_statistics = taught(Statistics(spaces=2, projection=16, covariance="frozen"), tasks)
-    found = class_statistics.head()([torch.tensor(x).float() for x in test]).double().numpy()
+    actual = class_statistics.head()([torch.tensor(x).float() for x in test]).double().numpy()
     expected, _ = written_out(tasks, test, 2, 16, class_statistics.temperature, updated=False)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-3)
 
 
 def test_a_frozen_covariance_of_a_later_space_is_of_the_task_that_made_it():
@@ -187,9 +187,9 @@ def test_with_one_space_it_is_linear_discriminant_analysis():
     lda = LinearDiscriminantAnalysis(solver="lsqr", priors=priors, covariance_estimator=Pooled()).fit(rows, labels)
     # scikit-learn averages one estimate per class, each of which here is the pooled one
     expected = lda.decision_function(space(torch.tensor(test[0]).float()).numpy())
-    found = class_statistics.head()([torch.tensor(test[0]).float()]).numpy()
+    actual = class_statistics.head()([torch.tensor(test[0]).float()]).numpy()
     gap = class_statistics.temperature * (expected - expected[:, :1])
-    np.testing.assert_allclose(found - found[:, :1], gap, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(actual - actual[:, :1], gap, rtol=1e-3, atol=1e-3)
 
 
 def test_scores_of_old_classes_keep_their_bits_if_the_covariance_is_frozen():
@@ -223,10 +223,10 @@ def test_a_class_may_be_shown_twice():
     class_statistics.tensors["temperature"].fill_(0.3)
     apart.tensors["temperature"].fill_(0.3)
     x = [torch.tensor(x).float() for x in test]
-    single, found = apart.head()(x).exp(), class_statistics.head()(x).exp()
-    assert found.shape == (50, 5)
+    single, actual = apart.head()(x).exp(), class_statistics.head()(x).exp()
+    assert actual.shape == (50, 5)
     expected = torch.stack([single[:, c] + (single[:, c + 5] if c < 4 else 0) for c in range(5)], 1)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_after_many_classes_products_are_made_piece_by_piece(monkeypatch):
@@ -245,16 +245,16 @@ def test_after_many_classes_products_are_made_piece_by_piece(monkeypatch):
     assert measured == [120, 80, 64]  # as many as PAIRS allows
     steps = GRID.log()
     assert abs(math.log(class_statistics.temperature) - math.log(apart.temperature)) < 3.5 * (steps[1] - steps[0])
-    found, expected = class_statistics.tensors["task.2.scores"], apart.tensors["task.2.scores"]
-    assert abs(found.median() - expected.median()) < 0.75 * expected.std()
+    actual, expected = class_statistics.tensors["task.2.scores"], apart.tensors["task.2.scores"]
+    assert abs(actual.median() - expected.median()) < 0.75 * expected.std()
 
 
 def test_classes_that_are_shown_more_often_than_others():
     logp = torch.randn(5, 9).log_softmax(1)
     class_of = torch.tensor([0, 1, 2, 3, 1, 2, 0, 2, 2])
-    found = ByClass(class_of)(logp)
+    actual = ByClass(class_of)(logp)
     expected = torch.stack([logp[:, class_of == c].logsumexp(1) for c in range(4)], 1)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_classes_of_one_image_each_are_no_measure():
@@ -549,9 +549,9 @@ def fits_written_out(tasks, test, spaces, skip=None):
             cdist(x, [mean], "mahalanobis", VI=vi) ** 2
             for mean, vi in [*((own.mean(0), inside) for own in rows), (every.mean(0), whole)]
         ]
-        found = np.full((len(x), sum(len(set(labels)) for labels, _ in tasks)), np.nan)
-        found[:, found.shape[1] - len(rows) :] = 0.5 * (away[-1] - np.concatenate(away[:-1], 1))
-        ratio.append(found)
+        actual = np.full((len(x), sum(len(set(labels)) for labels, _ in tasks)), np.nan)
+        actual[:, actual.shape[1] - len(rows) :] = 0.5 * (away[-1] - np.concatenate(away[:-1], 1))
+        ratio.append(actual)
     return np.nanmean(ratio, axis=0)
 
 
@@ -559,8 +559,8 @@ def fits_written_out(tasks, test, spaces, skip=None):
 def test_fits_are_relative_mahalanobis_distances(views):
     tasks, test = stream(views=views)
     class_statistics = taught(Statistics(spaces=2, projection=16), tasks)
-    found = class_statistics.fits([torch.tensor(x).float() for x in test])
-    np.testing.assert_allclose(found, fits_written_out(tasks, test, class_statistics.spaces()), rtol=1e-3, atol=1e-2)
+    actual = class_statistics.fits([torch.tensor(x).float() for x in test])
+    np.testing.assert_allclose(actual, fits_written_out(tasks, test, class_statistics.spaces()), rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize(("per_class", "views"), [(4, None), (12, None), (12, 3)])
@@ -579,18 +579,18 @@ def test_images_are_left_out_in_closed_form(per_class, views, monkeypatch):
     own, scores, common = torch.tensor(labels), [], []
     for v, space in enumerate(class_statistics.spaces()):
         means = torch.cat([class_statistics.tensors[f"task.{t}.means.{v}"] for t in range(v, 3)])
-        rows, metric, place = (
+        rows, metric, positions = (
             in_space(space, raws[v]).reshape(len(labels), views or 1, -1),
             LeftOut(class_statistics.known(v)),
             own - 9 + len(means),
         )
         counts = torch.full((len(means),), per_class)
-        inside, away = metric.distances(rows, place, means, counts, counted=True)
+        inside, away = metric.distances(rows, positions, means, counts, counted=True)
         scores.append(-0.5 * inside)
         common.append(0.5 * away)
-        mine = metric.own_fits(rows, means[place], counts[place].double(), counted=True)
+        mine = metric.own_fits(rows, means[positions], counts[positions].double(), counted=True)
         nearer = 1 - 1 / per_class**2  # means of all images, not of all but one
-        own_inside = nearer * inside.gather(1, place[:, None])[:, 0]
+        own_inside = nearer * inside.gather(1, positions[:, None])[:, 0]
         torch.testing.assert_close(mine, 0.5 * (away - own_inside), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(fits(scores, common), expected, rtol=0.03, atol=0.1)
 
@@ -602,10 +602,10 @@ def test_fits_of_images_left_out_are_on_average_those_of_other_images():
     labels, fresh = np.arange(200).repeat(3), np.arange(200).repeat(20)
     raw = [torch.tensor(centres[y] + rng.normal(size=(len(y), 20))).float() for y in (labels, fresh)]
     class_statistics = taught(Statistics(spaces=1, projection=None), [(labels, [raw[0].numpy()])])
-    found = class_statistics.fits([raw[1]])[torch.arange(len(fresh)), torch.tensor(fresh)].double()
+    actual = class_statistics.fits([raw[1]])[torch.arange(len(fresh)), torch.tensor(fresh)].double()
     location, spread = class_statistics.usual()
-    assert abs(float(found.mean() - location[0])) < 0.06 * float(spread[0])
-    assert float(found.std()) == pytest.approx(float(spread[0]), rel=0.1)
+    assert abs(float(actual.mean() - location[0])) < 0.06 * float(spread[0])
+    assert float(actual.std()) == pytest.approx(float(spread[0]), rel=0.1)
 
 
 @pytest.mark.parametrize("views", [1, 4])
@@ -641,10 +641,10 @@ def test_fits_of_older_images_follow_with_several_views_in_many_dimensions():
 
     class_statistics = taught(Statistics(spaces=1, projection=None), [draw(c, 6) for c in np.arange(30).reshape(5, 6)])
     labels, (fresh,) = draw(np.arange(30), 20)
-    found = class_statistics.fits([torch.tensor(fresh[:, 0]).float()])[torch.arange(len(labels)), torch.tensor(labels)]
+    actual = class_statistics.fits([torch.tensor(fresh[:, 0]).float()])[torch.arange(len(labels)), torch.tensor(labels)]
     location, spread = class_statistics.usual()
     for c in (0, 6, 12, 18, 24):  # the first class of each task
-        own = found[torch.tensor(labels // 6 == c // 6)].double()
+        own = actual[torch.tensor(labels // 6 == c // 6)].double()
         assert abs(float(own.mean() - location[c])) < 2 * float(own.std())
         assert 0.5 < float(spread[c] / own.std()) < 2
 
@@ -718,8 +718,8 @@ def test_doubt_between_classes_counts_and_between_styles_does_not():
     torch.testing.assert_close(class_statistics.logits_and_scores(x)[1].double(), expected, rtol=1e-3, atol=1e-3)
     merged = torch.stack([share[:, :3].sum(1), *share[:, 3:].T])  # three prototypes of one class
     one = ByClass(torch.tensor([0, 0, 0, 1, 2, 3, 4, 5, 6]))
-    found = score(class_statistics.fits(x), *class_statistics.usual(), one)
-    torch.testing.assert_close(found, away.max(1).values - DOUBT * torch.special.entr(merged).sum(0))
+    actual = score(class_statistics.fits(x), *class_statistics.usual(), one)
+    torch.testing.assert_close(actual, away.max(1).values - DOUBT * torch.special.entr(merged).sum(0))
 
 
 # --------------------------------------------------------------------------------------- what it knows of itself
@@ -839,6 +839,6 @@ def test_statistics_and_predictions_are_of_features_in_one_precision(precision: 
                 (expert,) = method.experts()
                 ways = [method(x), expert.forward(x), method.classifier.ood_scorer()(x)[0]]
                 ways += [at_once[0](x)] if (at_once := method.at_once()) else []
-            for found in ways:
-                torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+            for actual in ways:
+                torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
     assert (at_once is None) == (precision == "bfloat16")

@@ -45,20 +45,20 @@ def test_no_step_of_a_capturable_phase_waits_for_the_device(method, augment):
 
 def waits(name: str, augment: str, steps: int) -> list[tuple[str, list[str]]]:
     """For what, in each capturable phase."""
-    found = []
+    actual = []
 
     class Listen(Engine):
         def train(self, method, task, phase, position, resume):
             before = len(CROSSED)
             super().train(method, task, phase, position, resume)
             if phase.capturable:
-                found.append((phase.name, CROSSED[before:]))
+                actual.append((phase.name, CROSSED[before:]))
 
     settings = config(train={"epochs": 1, "batch_size": 4}, engine={"max_steps": steps, "precision": "fp32"})
     view = View(settings.images.model_copy(update={"augment": augment}))
     with fake_device():
         learn_two(ZOO[name](), Listen(settings, device="cpu"), view)
-    return found
+    return actual
 
 
 REFUSED = {
@@ -107,23 +107,23 @@ ALLOWED = {
 @pytest.mark.parametrize("how", ALLOWED)
 def test_what_a_gpu_does(how):
     with fake_device():
-        found = ALLOWED[how](torch.arange(3.0, device=FAKE_DEVICE), torch.arange(3.0))
-        assert found.device == FAKE_DEVICE
-        found = found.cpu()
-    assert torch.equal(found, ALLOWED[how](torch.arange(3.0), torch.arange(3.0)))
+        actual = ALLOWED[how](torch.arange(3.0, device=FAKE_DEVICE), torch.arange(3.0))
+        assert actual.device == FAKE_DEVICE
+        actual = actual.cpu()
+    assert torch.equal(actual, ALLOWED[how](torch.arange(3.0), torch.arange(3.0)))
 
 
 def gradient_of(module):
     """What a module of a method's gives, and passes back, for images of the same random numbers."""
 
-    def found(device):
+    def actual(device):
         x = torch.randn(4, 3, 8).to(device).requires_grad_()
         made = module().to(device)(x)
         made = made[0] if isinstance(made, tuple) else made
         made.square().sum().backward()
         return torch.cat([made.detach().flatten(), x.grad.flatten()])
 
-    return found
+    return actual
 
 
 USED = {

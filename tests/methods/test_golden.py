@@ -98,8 +98,8 @@ def test_dual_gpm():
 @pytest.mark.parametrize("epochs", [2, 5, 20])
 def test_quarter_cosine(epochs):
     settings, course = PhaseConfig(lr=1.0, schedule="quarter_cosine"), Course(3, 3 * epochs, 3 * epochs)
-    found = [learning_rate(settings, course, 3 * epoch + 2) for epoch in range(epochs)]
-    assert found == pytest.approx(GOLDEN["quarter cosine"]["rates"][f"{epochs}"], abs=1e-9)
+    actual = [learning_rate(settings, course, 3 * epoch + 2) for epoch in range(epochs)]
+    assert actual == pytest.approx(GOLDEN["quarter cosine"]["rates"][f"{epochs}"], abs=1e-9)
 
 
 def test_coda_prompt(double):

@@ -135,8 +135,8 @@ def test_e2lora_ranks_and_energies(double):
     x = numbers(97, 9, 4)
     x = x - x.mean(0)
     basis, update = torch.linalg.qr(numbers(98, 8, 8)).Q, numbers(99, 8, 4)
-    a, b, found = turned(update, basis, x.T @ x / 8)  # theirs divides by n - 1
-    close(F.pad(found, (0, 8 - len(found))), own["energies"])
+    a, b, actual = turned(update, basis, x.T @ x / 8)  # theirs divides by n - 1
+    close(F.pad(actual, (0, 8 - len(actual))), own["energies"])
     torch.testing.assert_close(b @ a, basis @ update)
 
 
@@ -215,8 +215,8 @@ def test_sldc(monkeypatch, double):
     params = [table.now, head.weight, head.scale]
     losses = stepped(loss, params, kind=optim.AdamW, lr=0.05, weight_decay=3e-5)
     close(losses, [sce + kd + 0.1 * norm for sce, kd, norm in own["losses"]])
-    for found, theirs in ((table.now, "features"), (head.weight, "head"), (head.scale, "scale")):
-        close(found, own[theirs])
+    for actual, theirs in ((table.now, "features"), (head.weight, "head"), (head.scale, "scale")):
+        close(actual, own[theirs])
 
     before = numbers(55, 20, DIM)
     linear = linear_map(before, before + 0.2 * numbers(56, 20, DIM), ridge=1e-4, unit=True, blend=True)

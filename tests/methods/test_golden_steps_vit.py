@@ -220,15 +220,15 @@ def test_convprompt(monkeypatch, double):
         method.kernels.add(f"{t}.weight", kernels[rows].flatten(1, 2)[:, None])
         method.kernels.add(f"{t}.bias", biases[rows].flatten(1)[:, None])
         method.kernels.add(f"{t}.key", keys[rows])
-    found = []
+    actual = []
     monkeypatch.setattr(method.backbone, "pool", lambda tokens: tokens)
 
     def features(network, x, prefixes):
-        found.extend(prefixes[0](x))
+        actual.extend(prefixes[0](x))
 
     monkeypatch.setattr("pearl.methods.prompts.convprompt.vit.features", features)
     method.features(numbers(439, 4, 8))
-    close(torch.stack(found, 1), own["prefix"])
+    close(torch.stack(actual, 1), own["prefix"])
 
 
 def test_sema(double):

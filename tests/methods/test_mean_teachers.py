@@ -229,10 +229,10 @@ def test_agiles_first_vector_learns_to_be_told_from_those_to_come():
     def losses(**options):
         torch.manual_seed(0)
         method = Agile(net(), code_dim=6, reg_weight=0, pairwise_weight=0, buffer_size=4, **options)
-        found, loss = [], method.task_loss
-        method.task_loss = lambda codes, tasks: found.append(loss(codes, tasks)) or found[-1]
+        actual, loss = [], method.task_loss
+        method.task_loss = lambda codes, tasks: actual.append(loss(codes, tasks)) or actual[-1]
         learn(method, range(1))
-        return [each.item() for each in found]
+        return [each.item() for each in actual]
 
     assert min(losses()) > 0 and max(losses(tasks=1)) == 0
 

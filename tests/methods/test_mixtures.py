@@ -117,9 +117,9 @@ def test_sema_trains_what_it_adds_and_else_the_head_alone():
     assert [phase.name for phase in method.learn(make_task(1))] == ["sema_head"]
     method = run(make_sema(exp_threshold=-1), range(1))
     before = {name: value.clone() for name, value in method.state_dict().items()}
-    found = [(phase.name, len(phase.trained)) for phase in method.learn(make_task(1))]
+    actual = [(phase.name, len(phase.trained)) for phase in method.learn(make_task(1))]
     # adapter 4, its row of the router 2, the head 2; descriptor 4
-    assert found == [("sema_func", 8), ("sema_rd", 4)] * 2
+    assert actual == [("sema_func", 8), ("sema_rd", 4)] * 2
     method = run(make_sema(exp_threshold=-1), range(2))
     after = method.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
@@ -184,8 +184,8 @@ def test_a_batch_that_no_descriptor_knows_is_enough_with_detect_batch_size():
     assert [len(own[1]) for own in batches] == [4] * 6
     (descriptor,) = method.mixture(1).descriptors
     descriptor.remember(torch.cat([own[1] for own in batches]))
-    found = torch.stack([descriptor.unusual(own[1]).mean() for own in batches])
-    method.exp_threshold = float(found.max() + found.mean()) / 2
+    actual = torch.stack([descriptor.unusual(own[1]).mean() for own in batches])
+    method.exp_threshold = float(actual.max() + actual.mean()) / 2
     method.mixture(2).descriptors[0].record[0] = 0  # knows everything
     assert method.unfamiliar(task, [1, 2]) == 1
     method.detect_batch_size = None
@@ -285,7 +285,7 @@ def test_the_loss_of_dia_weighs_both_parts_from_the_second_task_on():
 def test_dia_moves_prototypes_by_patches_that_are_nearer_to_them_than_to_their_image():
     means, features, patches = drawn(3, WIDTH), drawn(2, WIDTH, seed=1), drawn(2, 4, WIDTH, seed=2)
     assert torch.equal(calibrated(means, features, patches, 1.0), means)
-    found = calibrated(means, features, patches, 0.7)
+    actual = calibrated(means, features, patches, 0.7)
     for k in range(3):
         scores = []
         for i in range(2):
@@ -294,7 +294,7 @@ def test_dia_moves_prototypes_by_patches_that_are_nearer_to_them_than_to_their_i
                 b = max(float(F.cosine_similarity(features[i], patches[i, j], dim=0)), 0)
                 scores.append(max(0.0, (a - b) / (a + b)) if a + b else 0.0)
         weights = torch.tensor(scores).softmax(0)
-        close(found[k], 0.7 * means[k] + 0.3 * (weights[:, None] * patches.flatten(0, 1)).sum(0), atol=1e-4)
+        close(actual[k], 0.7 * means[k] + 0.3 * (weights[:, None] * patches.flatten(0, 1)).sum(0), atol=1e-4)
 
 
 @pytest.mark.parametrize("among", ["own", "all"])
@@ -305,7 +305,7 @@ def test_dia_aligns_heads_on_images_and_prototypes_of_all_classes(among):
     method.eval()
     batch = next(task.batches(6, 0))
     torch.manual_seed(3)
-    found = align.loss(batch)
+    actual = align.loss(batch)
     torch.manual_seed(3)
     labels = torch.randint(6, (50,))
     means = method.statistics.means().float()
@@ -315,7 +315,7 @@ def test_dia_aligns_heads_on_images_and_prototypes_of_all_classes(among):
     )
     logits = method.heads(seen[0])
     own = {"own": F.cross_entropy(logits[:, 4:], batch.y - 4), "all": F.cross_entropy(logits, batch.y)}[among]
-    close(found, own + F.cross_entropy(method.heads(prototypes), labels))
+    close(actual, own + F.cross_entropy(method.heads(prototypes), labels))
     close(means[4:], torch.stack([method.of_images(task, method.features)[task.labels == c].mean(0) for c in (4, 5)]))
 
 
@@ -422,8 +422,8 @@ def test_a_full_pool_of_ada_makes_one_of_the_new_adapter_and_the_most_suitable(s
     assert len(method.pool) == 2
     randomised(first.extra)
     randomised(method.heads)
-    for place in range(2):
-        randomised(method.pool[place], place)
+    for slot in range(2):
+        randomised(method.pool[slot], slot)
     old = copy.deepcopy(method.pool)
     second = next(learning)
     method.eval()

@@ -108,8 +108,8 @@ def test_pass_learns_four_classes_of_each():
         for k in range(4)
     ]
     with torch.no_grad():
-        found = method.loss(None, Batch(x, torch.from_numpy(y), torch.arange(4)))
-    assert float(found) == pytest.approx(np.mean(losses), rel=1e-5)
+        actual = method.loss(None, Batch(x, torch.from_numpy(y), torch.arange(4)))
+    assert float(actual) == pytest.approx(np.mean(losses), rel=1e-5)
     with torch.no_grad():
         own = (x.flatten(1).numpy() @ weights[:3].T + biases[:3]) / 0.5
         np.testing.assert_allclose(method(x), own, rtol=1e-5)
@@ -122,7 +122,7 @@ def test_pass_is_held_to_noisy_prototypes_and_to_its_features():
     with torch.no_grad():
         features, before = method.backbone(x).double().numpy(), teacher(x).double().numpy()
         torch.manual_seed(9)
-        found = method.loss(teacher, batch).item()
+        actual = method.loss(teacher, batch).item()
     torch.manual_seed(9)
     old, noise = torch.randint(2 * CLASSES, (len(batch.y),)), torch.randn(len(batch.y), method.heads.dim).numpy()
     drawn = method.statistics.means().numpy()[old] + float(method.radius) * noise
@@ -131,7 +131,7 @@ def test_pass_is_held_to_noisy_prototypes_and_to_its_features():
     labels = np.concatenate([batch.y.numpy() + k * 3 * CLASSES for k in range(4)])
     distance = np.sqrt(((features - before) ** 2).sum())
     expected = np_cross_entropy(on_images, labels) + 3 * np_cross_entropy(on_drawn, old.numpy()) + 2 * distance
-    assert found == pytest.approx(expected, rel=1e-4)
+    assert actual == pytest.approx(expected, rel=1e-4)
 
 
 def test_where_the_network_is_its_teacher_the_gradient_is_finite():
@@ -166,12 +166,12 @@ def test_turned_classes_do_not_count_as_parameters():
 
 def test_pairs_of_classes_are_numbered_in_order():
     x, y = torch.eye(4), torch.arange(4)
-    found = {}
+    actual = {}
     for _ in range(20):
         images, labels = mixed(x, y, 4, 4, 20.0)
         for image, label in zip(images, labels.tolist(), strict=True):
-            found.setdefault(label, set()).add(tuple(image.nonzero()[:, 0].tolist()))
-    assert found == {k: {pair} for k, pair in enumerate([(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)])}
+            actual.setdefault(label, set()).add(tuple(image.nonzero()[:, 0].tolist()))
+    assert actual == {k: {pair} for k, pair in enumerate([(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)])}
 
 
 def test_images_of_one_class_are_not_mixed_and_shares_are_near_the_middle():
@@ -218,7 +218,7 @@ def test_il2a_is_held_to_the_bound_and_to_its_features():
     with torch.no_grad():
         features, before = (network(batch.x).double().numpy() for network in (method.backbone, teacher))
         torch.manual_seed(9)
-        found = method.loss(make_task(2), teacher, None, covariances, batch).item()
+        actual = method.loss(make_task(2), teacher, None, covariances, batch).item()
     torch.manual_seed(9)
     old = torch.randint(2 * CLASSES, (len(batch.y),)).numpy()
     weight = np.concatenate([block.weight.detach().numpy() for block in method.heads])
@@ -228,7 +228,7 @@ def test_il2a_is_held_to_the_bound_and_to_its_features():
             raised[i, j] += 1.25 * (weight[j] - weight[y]) @ covariances[y].numpy() @ (weight[j] - weight[y])
     expected = np_cross_entropy(head(method.heads)(features) / 0.1, batch.y.numpy())
     expected += 3 * np_cross_entropy(raised / 0.1, old) + 2 * np.sqrt(((features - before) ** 2).sum())
-    assert found == pytest.approx(expected, rel=1e-4)
+    assert actual == pytest.approx(expected, rel=1e-4)
 
 
 def test_mixtures_have_a_head_of_their_own_while_a_task_lasts():
@@ -293,11 +293,11 @@ def test_ssre_does_not_learn_to_resemble(monkeypatch):
     with torch.no_grad():
         for branch in phase.extra.parameters():
             branch.normal_(0, 0.1)
-    found = torch.autograd.grad(phase.loss(batch), [*phase.extra.parameters()])
+    actual = torch.autograd.grad(phase.loss(batch), [*phase.extra.parameters()])
     numbers = ssre.resemblance
     monkeypatch.setattr(ssre, "resemblance", lambda *given: numbers(*given).detach())
     expected = torch.autograd.grad(phase.loss(batch), [*phase.extra.parameters()])
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 

@@ -43,7 +43,7 @@ def test_the_loss_is_the_cross_entropy_among_four_times_as_many_classes():
     head, others = torch.nn.Linear(4, 3), torch.nn.Linear(4, 9)
     task = make_task(0)
     task.first_class = 5
-    found = turned_loss(Recorded(), head, others, task)(Batch(x, y, torch.arange(3)))
+    actual = turned_loss(Recorded(), head, others, task)(Batch(x, y, torch.arange(3)))
     weight = np.concatenate([head.weight.detach().numpy(), others.weight.detach().numpy()])
     bias = np.concatenate([head.bias.detach().numpy(), others.bias.detach().numpy()])
     losses = []
@@ -51,7 +51,7 @@ def test_the_loss_is_the_cross_entropy_among_four_times_as_many_classes():
         for turn in range(4):
             logits = weight @ np.rot90(image[0], turn)[::7, ::7].flatten() + bias
             losses.append(np.log(np.exp(logits).sum()) - logits[3 * turn + label - 5])
-    assert found.item() == pytest.approx(np.mean(losses), rel=1e-5)
+    assert actual.item() == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def phases(method, task):

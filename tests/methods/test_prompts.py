@@ -48,10 +48,10 @@ def test_a_prefix_may_be_made_of_the_tokens_that_enter_its_block():
         seen.append(tokens)
         return tokens[:, :2], -tokens[:, :2]
 
-    found = vit.features(net, x, prefixes={1: prefix})
+    actual = vit.features(net, x, prefixes={1: prefix})
     entering = net.blocks[0](net._pos_embed(net.patch_embed(x)))
     close(seen[0], entering)
-    close(found, vit.features(net, x, prefixes={1: (entering[:, :2], -entering[:, :2])}))
+    close(actual, vit.features(net, x, prefixes={1: (entering[:, :2], -entering[:, :2])}))
 
 
 # ----------------------------------------------------------------------------------------------------- which task is it
@@ -86,8 +86,8 @@ def test_kmeans_finds_the_best_of_all_partitions():
     within = (rows - members @ means).square().sum((1, 2))
     best = within.argmin()
     centroids, own = kmeans(rows.float(), 3)
-    found = (rows - centroids[own]).square().sum()
-    close(found, within[best], atol=1e-6)
+    actual = (rows - centroids[own]).square().sum()
+    close(actual, within[best], atol=1e-6)
     close(centroids.sort(0).values, means[best].sort(0).values, atol=1e-6)
 
 
@@ -181,17 +181,17 @@ def test_sprompts_asks_the_task_of_the_nearest_centroid_alone():
         distances = [
             [min(float((q - c).abs().sum()) for c in method.centroids.tensors[f"{t}"]) for t in range(3)] for q in query
         ]
-        found = method(x)
-        assert found.isfinite().all()
+        actual = method(x)
+        assert actual.isfinite().all()
         for i, row in enumerate(distances):
             t = min(range(3), key=row.__getitem__)
             feature = vit.features(method.backbone, x[i : i + 1], prompts=method.prompts[t][None])
-            own, others = found[i].split([2 * t, 2, 4 - 2 * t])[1], found[i].clone()
+            own, others = actual[i].split([2 * t, 2, 4 - 2 * t])[1], actual[i].clone()
             close(own, method.heads[t](feature)[0])
             others[2 * t : 2 * t + 2] = -torch.inf
             assert others.max() <= own.min() - 29  # nothing in a softmax
             for s in {0, 1, 2} - {t}:  # among themselves as their heads say
-                close(found[i, 2 * s : 2 * s + 2].diff(), method.heads[s](feature)[0].diff(), atol=1e-4)
+                close(actual[i, 2 * s : 2 * s + 2].diff(), method.heads[s](feature)[0].diff(), atol=1e-4)
 
 
 def test_sprompts_trains_what_is_the_tasks():
@@ -285,9 +285,9 @@ def test_texts_of_another_width_keep_their_angles(tmp_path):
     method = make_lgcl(texts(tmp_path / "texts.npz", [f"class {c}" for c in range(6)], narrow))
     for t in range(2):
         next(method.learn(make_task(t)))
-        found = method.texts[f"{t}.classes"]
+        actual = method.texts[f"{t}.classes"]
         rows = F.normalize(narrow[2 * t : 2 * t + 2], dim=1)
-        close(found @ found.T, rows @ rows.T)
+        close(actual @ actual.T, rows @ rows.T)
     method.text_features = texts(tmp_path / "other.npz", [f"class {c}" for c in range(6)], drawn(6, 12))
     with pytest.raises(ConfigError, match="features of width 12; those of earlier tasks have 10; use the same encoder"):
         next(method.learn(make_task(2)))
@@ -626,12 +626,12 @@ def test_a_head_is_composed_of_old_ones_part_by_part():
     method.statistics.grow(2, method.device)
     method.statistics.update(drawn(10, WIDTH), torch.arange(10) % 2)
     means, weights = method.statistics.means().float(), method.heads[0].weight.detach()
-    found = method.composed(1)
+    actual = method.composed(1)
     for c in range(2):
         for part in range(4):
             own = slice(4 * part, 4 * part + 4)
             alike = torch.stack([F.cosine_similarity(means[2 + c, own], means[o, own], dim=0) for o in range(2)])
-            close(found[c, own], (alike / 0.05).softmax(0) @ weights[:, own])
+            close(actual[c, own], (alike / 0.05).softmax(0) @ weights[:, own])
     single = EvoPrompt(small(), num_heads=4)
     single.heads.grow(1)
     single.statistics.tensors.load_state_dict(

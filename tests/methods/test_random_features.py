@@ -129,8 +129,8 @@ def test_loranpac_keeps_a_share_of_as_many_as_there_are_images():
 def test_the_ridge_is_that_of_the_least_error_on_what_was_left_out():
     for n, features in ((30, 12), (10, 40)):
         z, y, held, expected = (drawn(*shape, seed=i).double() for i, shape in enumerate([(n, features), (n, 3), (8, features), (8, 3)]))  # fmt: skip  # noqa: E501
-        found = errors(z, y, held, expected)
-        for ridge, error in list(zip(RIDGES, found, strict=True))[4:]:
+        actual = errors(z, y, held, expected)
+        for ridge, error in list(zip(RIDGES, actual, strict=True))[4:]:
             head = torch.linalg.solve(z.T @ z + ridge * torch.eye(features), z.T @ y)
             close(torch.tensor(error), (held @ head - expected).square().mean().float(), atol=1e-6)
 

@@ -288,13 +288,13 @@ def test_er_is_one_cross_entropy_over_new_and_shown_images(monkeypatch):
 
 
 def test_separate_passes_of_er_differ_in_batch_statistics_alone(monkeypatch):
-    shown, batch, found = some(), random_batch(6, first=2), {}
+    shown, batch, actual = some(), random_batch(6, first=2), {}
     method = with_shown(Er(net()), *[shown] * 4, monkeypatch=monkeypatch)
     for training in (False, True):
         for method.passes in ("together", "separate"):
-            found[training, method.passes] = method.train(training).loss(make_task(1), batch).item()
-    assert found[False, "separate"] == pytest.approx(found[False, "together"], rel=1e-5)
-    assert abs(found[True, "separate"] - found[True, "together"]) > 0.01
+            actual[training, method.passes] = method.train(training).loss(make_task(1), batch).item()
+    assert actual[False, "separate"] == pytest.approx(actual[False, "together"], rel=1e-5)
+    assert abs(actual[True, "separate"] - actual[True, "together"]) > 0.01
     assert Er(net(), passes="separate").passes == "separate"
 
 
@@ -423,7 +423,7 @@ def test_fisher_is_that_of_gradients_image_by_image():
     method, task = OnlineEwc(net()), make_task(0)
     learn(method, range(1))
     torch.manual_seed(4)
-    found = method.fisher(task)
+    actual = method.fisher(task)
     torch.manual_seed(4)
     order = [*task.batches(1, int(torch.randint(2**62, ())))]
     x, y = torch.cat([batch.x for batch in order]), torch.cat([batch.y for batch in order])
@@ -436,10 +436,10 @@ def test_fisher_is_that_of_gradients_image_by_image():
 
     each = torch.func.vmap(torch.func.grad(log_p), in_dims=(None, 0, 0))(parameters, x, y)
     p = torch.softmax(method(x), 1).gather(1, y[:, None])[:, 0].detach()
-    assert found.keys() == each.keys()
+    assert actual.keys() == each.keys()
     for name, gradient in each.items():
         expected = torch.einsum("n,n...->...", p, gradient.square()) / len(y)
-        torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=1e-7, msg=name)
+        torch.testing.assert_close(actual[name], expected, rtol=1e-3, atol=1e-7, msg=name)
 
 
 def test_anchor_adds_up_and_leaves_new_parameters_free():
@@ -460,12 +460,12 @@ def test_fisher_of_tasks_runs_on():
     both = OnlineEwc(net(), gamma=0.25)
     learn(both, range(1))
     first = {n: t.clone() for n, t in both.state_dict().items() if n.startswith("anchor.importances.")}
-    found = []
-    both.fisher = lambda task: found.append(OnlineEwc.fisher(both, task)) or found[0]
+    actual = []
+    both.fisher = lambda task: actual.append(OnlineEwc.fisher(both, task)) or actual[0]
     learn(both, range(1, 2))
     for name, value in both.state_dict().items():
         if name.startswith("anchor.importances."):
-            second = found[0][name.removeprefix("anchor.importances.").replace("/", ".")]
+            second = actual[0][name.removeprefix("anchor.importances.").replace("/", ".")]
             torch.testing.assert_close(value, 0.25 * first[name] + second if name in first else second)
     values = {n: p for n, p in both.state_dict().items() if n.startswith("anchor.values.")}
     now = dict(both.named_parameters())

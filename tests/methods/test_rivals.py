@@ -389,8 +389,8 @@ def test_sldc_holds_features_and_their_lengths():
 @pytest.mark.parametrize("operator", ["linear", "ldc"])
 def test_sldcs_linear_operators_are_ridge_regressions(operator, monkeypatch, double):
     """In NumPy: `linear` of features of length 1 and near the identity, `ldc` of features as they are."""
-    method, found = sldc(operator=operator), []
-    monkeypatch.setattr(method, "carry", found.append)
+    method, actual = sldc(operator=operator), []
+    monkeypatch.setattr(method, "carry", actual.append)
     before, after = (drawn(20, WIDTH, seed=seed) * drawn(20, 1, seed=seed + 2).exp() for seed in range(2))
     assert not [*method.compensate(before, after)]
     x, y = before.double().numpy(), after.double().numpy()
@@ -400,7 +400,7 @@ def test_sldcs_linear_operators_are_ridge_regressions(operator, monkeypatch, dou
     if operator == "linear":
         share = math.exp(-20 / WIDTH)
         expected = (1 - share) * expected + share * np.eye(WIDTH)
-    close(found[0], torch.from_numpy(expected), atol=1e-8)
+    close(actual[0], torch.from_numpy(expected), atol=1e-8)
 
 
 def test_sldcs_nonlinear_operator_keeps_lengths_and_is_held_to_be_linear(monkeypatch):

@@ -157,14 +157,14 @@ def test_a_weight_of_sparcl_is_important_by_its_size_and_its_gradient():
     method, task = SparClEwc(small_resnet(), grad_weight=0.5), make_task(0)
     method.heads.grow(2)
     torch.manual_seed(0)
-    found = method.importance(task, first=False)
+    actual = method.importance(task, first=False)
     torch.manual_seed(0)
     batch = next(task.batches(256, seed=int(torch.randint(2**62, ()))))
     loss = F.cross_entropy(method.heads[0](method.backbone(batch.x)), batch.y)
     for name, weight in method.weights.items():
         (gradient,) = torch.autograd.grad(loss, weight, retain_graph=True)
         assert gradient.any()
-        torch.testing.assert_close(found[name], weight.detach().abs() + 0.5 * gradient.abs())
+        torch.testing.assert_close(actual[name], weight.detach().abs() + 0.5 * gradient.abs())
         assert torch.equal(method.importance(task, first=True)[name], weight.detach().abs())
 
 
@@ -283,14 +283,14 @@ def test_a_network_that_cannot_be_followed_is_refused(network):
 def test_mean_activations_are_those_that_readers_see():
     network, x = convolutional(), images()
     units = Units(network)
-    found = units.activations(network, x.split(4))
+    actual = units.activations(network, x.split(4))
     with torch.no_grad():
         one = F.relu(network.conv1(x))
         two = F.max_pool2d(F.relu(network.conv2(one)), 2)
-    torch.testing.assert_close(found[units.layers["conv1"].makes], one.double().mean((0, 2, 3)), rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(found[units.layers["conv2"].makes], two.double().mean((0, 2, 3)), rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(found[units.out], network(x).detach().double().mean(0), rtol=1e-5, atol=1e-7)
-    assert not found[:3].any()
+    torch.testing.assert_close(actual[units.layers["conv1"].makes], one.double().mean((0, 2, 3)), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(actual[units.layers["conv2"].makes], two.double().mean((0, 2, 3)), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(actual[units.out], network(x).detach().double().mean(0), rtol=1e-5, atol=1e-7)
+    assert not actual[:3].any()
 
 
 @pytest.mark.parametrize(
@@ -626,12 +626,12 @@ def test_gradients_pass_the_threshold_to_masks_of_older_weights_alone():
         owner[0] = 1
         weight.normal_()
         mask[1, 0] = 0.005
-    found = method.weights_of(1)[name]
+    actual = method.weights_of(1)[name]
     expected = weight.detach().clone()
     expected[1, 0] = 0
-    assert torch.equal(found, expected.masked_fill(owner > 1, 0.0))
-    slope = torch.randn_like(found)
-    (found * slope).sum().backward()
+    assert torch.equal(actual, expected.masked_fill(owner > 1, 0.0))
+    slope = torch.randn_like(actual)
+    (actual * slope).sum().backward()
     old = owner < 1
     assert torch.equal(mask.grad, torch.where(old, slope * weight, 0.0).detach()) and old.any()
     assert torch.equal(weight.grad, torch.where(owner == 1, slope, 0.0))

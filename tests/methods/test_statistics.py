@@ -184,9 +184,9 @@ def test_shrinkage_and_correlation_entry_by_entry():
 def test_dead_units_and_single_images_have_a_correlation():
     covariance = torch.zeros(2, 3, 3, dtype=torch.float64)
     covariance[0, :2, :2] = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
-    found = correlation(covariance)
-    assert found[0].tolist() == [[1, pytest.approx(0.5), 0], [pytest.approx(0.5), 1, 0], [0, 0, 1]]
-    assert torch.equal(found[1], torch.eye(3, dtype=torch.float64))
+    actual = correlation(covariance)
+    assert actual[0].tolist() == [[1, pytest.approx(0.5), 0], [pytest.approx(0.5), 1, 0], [0, 0, 1]]
+    assert torch.equal(actual[1], torch.eye(3, dtype=torch.float64))
     assert torch.isfinite(shrink(covariance, 1, 1)).all()
 
 
@@ -222,8 +222,8 @@ def test_task_1_of_frozen_extractors_is_plain_training():
         learn(method, range(1))
         return method.backbone.state_dict()["layer4.1.conv2.weight"]
 
-    found = [after(kind(net())) for kind in (NearestMean, FeCam, FeTril, Finetune)]
-    assert all(torch.equal(found[0], other) for other in found[1:])
+    actual = [after(kind(net())) for kind in (NearestMean, FeCam, FeTril, Finetune)]
+    assert all(torch.equal(actual[0], other) for other in actual[1:])
 
 
 @pytest.mark.filterwarnings("ignore:self.within_class_std_dev_")  # a dead unit; sklearn's own affair
@@ -345,13 +345,13 @@ def test_pseudo_features_have_the_means_of_the_old_classes():
     ]
     assert nearest.tolist() == similar
 
-    found, of = pseudo_features(z, task.labels, nearest, ways)
+    actual, of = pseudo_features(z, task.labels, nearest, ways)
     assert sorted(of.bincount().tolist()) == [12] * 6  # each class has as many as its donor
     for c in range(6):
-        np.testing.assert_allclose(found[of == c].mean(0), features[labels == c].mean(0), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(actual[of == c].mean(0), features[labels == c].mean(0), rtol=1e-4, atol=1e-6)
         if c < 4:  # translated, and nothing else
             donor = z[task.labels == nearest[c]]
-            torch.testing.assert_close(found[of == c] - found[of == c][0], donor - donor[0], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(actual[of == c] - actual[of == c][0], donor - donor[0], rtol=1e-4, atol=1e-6)
 
 
 def test_an_epoch_of_batches_has_every_pseudo_feature_once():

@@ -153,9 +153,9 @@ def test_a_teacher_averages_the_steps_of_all_tasks_and_is_what_the_loss_is_held_
             return
         apart = (method(shown.x) - told).square().mean()
         labels = F.cross_entropy(method(shown.x), shown.y)
-        found = method.rehearsed(make_task(1), 500.0, 0.5)
+        actual = method.rehearsed(make_task(1), 500.0, 0.5)
         assert 500 * apart > 0.1 * labels
-        assert found.item() == pytest.approx((500 * apart + 0.5 * labels).item(), rel=1e-4)
+        assert actual.item() == pytest.approx((500 * apart + 0.5 * labels).item(), rel=1e-4)
 
 
 def test_co2l_keeps_the_relations_of_the_network_before_the_task():
@@ -177,8 +177,8 @@ def test_co2l_keeps_the_relations_of_the_network_before_the_task():
     own = -(relations(live, 0.01) * relations(live, 0.2).log()).sum(1).mean()
     with_power = phase.loss(batch)
     method.distill_power = 0.0
-    found = (with_power - phase.loss(batch)).item()
-    assert found == pytest.approx(30 * kept.item(), rel=1e-3)
+    actual = (with_power - phase.loss(batch)).item()
+    assert actual == pytest.approx(30 * kept.item(), rel=1e-3)
     assert abs(30 * kept - 30 * own) > 0.05, "the network before is another"
 
 
@@ -263,14 +263,14 @@ def test_clnp_is_penalised_by_the_sizes_of_what_it_trains():
     method.zero_grad()
     phase.loss(batch).backward()
     phase.after_backward()
-    found = [parameter.grad.clone() for parameter in phase.trained]
+    actual = [parameter.grad.clone() for parameter in phase.trained]
     plain = F.cross_entropy(method.heads[1](method.backbone(batch.x)), batch.y - 2)
     sizes = sum(parameter.abs().sum() for parameter in phase.trained)
     assert phase.loss(batch).item() == pytest.approx((plain + 0.2 * sizes).item(), rel=1e-4)
     expected = torch.autograd.grad(plain + 0.2 * sizes, phase.trained)
     fixed = {id(method.backbone.get_parameter(name)): mask for name, mask in method.fixed().items()}
     frozen = 0
-    for parameter, ours, theirs in zip(phase.trained, found, expected, strict=True):
+    for parameter, ours, theirs in zip(phase.trained, actual, expected, strict=True):
         mask = fixed.get(id(parameter), torch.zeros_like(parameter, dtype=torch.bool))
         torch.testing.assert_close(ours, theirs.masked_fill(mask, 0.0), rtol=1e-3, atol=1e-5)
         frozen += int(mask.sum())
@@ -352,12 +352,12 @@ def test_ranpacs_ridges_reach_from_the_least_to_the_greatest(scale, sign, best):
     z, weight, held = (torch.randn(*shape, generator=generator).double() for shape in ((40, 6), (6, 2), (20, 6)))
     y, expected = z @ weight, sign * held @ weight
     z, held = scale * z, scale * held
-    found, eye = {}, torch.eye(6, dtype=torch.float64)
+    actual, eye = {}, torch.eye(6, dtype=torch.float64)
     for strength in [10.0**power for power in range(-8, 9)]:
         head = torch.linalg.solve(z.T @ z + strength * eye, z.T @ y)
-        found[strength] = float((held @ head - expected).square().mean())
-    assert min(found, key=found.__getitem__) == best
-    assert dict(zip(RIDGES, errors(z, y, held, expected), strict=True)) == pytest.approx(found, rel=1e-4, abs=1e-12)
+        actual[strength] = float((held @ head - expected).square().mean())
+    assert min(actual, key=actual.__getitem__) == best
+    assert dict(zip(RIDGES, errors(z, y, held, expected), strict=True)) == pytest.approx(actual, rel=1e-4, abs=1e-12)
 
 
 def test_loranpacs_first_session_trains_a_head_on_random_features():
@@ -500,8 +500,8 @@ def test_pearls_second_task_is_the_reference_and_updates_of_ranks_by_its_distanc
                 energy = np.linalg.svd(new - old, compute_uv=False) ** 2
                 ranks[target.label] = int((energy.cumsum() / energy.sum() < share - 1e-9).sum()) + 1
                 assert share > 0
-    found = {label: len(method.tensors[f"1.A.{label}"]) for label in ranks}
-    assert found == ranks
+    actual = {label: len(method.tensors[f"1.A.{label}"]) for label in ranks}
+    assert actual == ranks
     network = copy.deepcopy(method.backbone).eval()
     with torch.no_grad():
         for target in method.targets:

@@ -112,18 +112,18 @@ def after_two(method):
 @pytest.mark.parametrize("name", TRAINED)
 def test_phases_of_the_third_task_train_what_the_method_says_and_nothing_else(name):
     options, expected = TRAINED[name]
-    method, found = after_two(METHODS.load(name)(small(), **options)), {}
+    method, actual = after_two(METHODS.load(name)(small(), **options)), {}
     for phase in method.learn(make_task(2)):
         names = {id(parameter): name for name, parameter in method.named_parameters()}
         own = {names[id(parameter)] for parameter in phase.trained if id(parameter) in names}
-        found[phase.name] = own, len([*phase.trained]) - len(own)
+        actual[phase.name] = own, len([*phase.trained]) - len(own)
         patterns = expected[phase.name][0]
         assert all(any(re.fullmatch(pattern, name) for name in own) for pattern in patterns)
         if name != "ada":  # one of two adapters is consolidated
             assert own == {name for name in names.values() if any(re.fullmatch(p, name) for p in patterns)}
         assert all(parameter.requires_grad for parameter in phase.trained)
-    assert [*found] == [*expected]
-    assert {phase: extra for phase, (_, extra) in found.items()} == {phase: n for phase, (_, n) in expected.items()}
+    assert [*actual] == [*expected]
+    assert {phase: extra for phase, (_, extra) in actual.items()} == {phase: n for phase, (_, n) in expected.items()}
 
 
 # --------------------------------------------------------------------------------- what counts of both earlier tasks

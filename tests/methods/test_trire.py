@@ -168,9 +168,9 @@ def test_each_stage_changes_what_it_may():
 def test_weights_are_chosen_by_their_size_and_both_gradients(monkeypatch):
     method, task = learnt()[1].eval(), make_task(1)
     images, labels = method.memory.images, method.memory.labels
-    found = method.gradients(method, task, images, labels)
+    actual = method.gradients(method, task, images, labels)
     loss = F.cross_entropy(method(task.view.test(images)), labels)
-    for (name, weight), size in zip(method.masked.items(), found.values(), strict=True):
+    for (name, weight), size in zip(method.masked.items(), actual.values(), strict=True):
         (expected,) = torch.autograd.grad(loss, weight, retain_graph=True)
         torch.testing.assert_close(size, expected.abs(), rtol=1e-3, atol=1e-6, msg=name)
 
@@ -178,10 +178,10 @@ def test_weights_are_chosen_by_their_size_and_both_gradients(monkeypatch):
     gradients = TriRe.gradients
     monkeypatch.setattr(TriRe, "gradients", lambda self, *given: called.append(given) or gradients(self, *given))
     method.choose(task)
-    (own, _, shown, places), (every, _, held, names) = called
+    (own, _, shown, positions), (every, _, held, names) = called
     x = task.view.test(shown)
     torch.testing.assert_close(own(x), method(x)[:, CLASSES:])  # new images among their own classes, as in Retain
-    assert shown is task.images and places.max() < CLASSES
+    assert shown is task.images and positions.max() < CLASSES
     assert every is method and len(held) == len(names) == len(method.memory) and names.max() >= CLASSES
 
 

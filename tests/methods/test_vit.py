@@ -322,11 +322,11 @@ def test_directions_are_the_principal_ones_outside():
     memory = Subspaces()
     memory.remember("layer", covariance(3, 0), 1.0)
     matrix = covariance(6, 1)
-    found = memory.directions("layer", matrix, 4)
-    close(found.T @ found, torch.eye(4).double())
-    close(memory.outside("layer", found), found)
+    actual = memory.directions("layer", matrix, 4)
+    close(actual.T @ actual, torch.eye(4).double())
+    close(memory.outside("layer", actual), actual)
     new = memory.outside("layer", matrix)
-    explained = (found.T @ new).square().sum()
+    explained = (actual.T @ new).square().sum()
     close(explained, torch.linalg.svdvals(new)[:4].square().sum())
     nothing = memory.directions("layer", covariance(3, 0), 4)  # all of it is remembered
     assert not nothing.any()
@@ -351,11 +351,11 @@ def test_input_matrices_are_the_mean_outer_products():
             seen.append(block.norm1(tokens).reshape(-1, WIDTH).double())
             tokens = block(tokens)
     net.train()
-    found = input_matrices(net, net, ["blocks.0.attn.qkv", "blocks.1.attn.qkv"], task)
+    actual = input_matrices(net, net, ["blocks.0.attn.qkv", "blocks.1.attn.qkv"], task)
     assert net.training
     assert not net.blocks[0].attn.qkv._forward_pre_hooks
     for i, rows in enumerate(seen):
-        close(found[f"blocks.{i}.attn.qkv"], sum(torch.outer(r, r) for r in rows) / len(rows))
+        close(actual[f"blocks.{i}.attn.qkv"], sum(torch.outer(r, r) for r in rows) / len(rows))
 
 
 # ----------------------------------------------------------------------------------------------------------- InfLoRA

@@ -114,9 +114,9 @@ def test_fewer_multiplications_give_the_same_weight_gradient(height, width, imag
     filters = torch.randn(6, 5, 3, 3, dtype=torch.float64, requires_grad=True)
     wanted = F.conv2d(x, filters, None, 1, 1)
     for towards in (torch.randn_like(wanted), torch.ones((), dtype=torch.float64).expand_as(wanted)):
-        found = winograd.weight_gradient(towards, x, filters.shape)
-        torch.testing.assert_close(found, torch.autograd.grad(wanted, filters, towards, retain_graph=True)[0])
-        assert found.is_contiguous(memory_format=torch.channels_last)
+        actual = winograd.weight_gradient(towards, x, filters.shape)
+        torch.testing.assert_close(actual, torch.autograd.grad(wanted, filters, towards, retain_graph=True)[0])
+        assert actual.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_tiles_of_4_are_for_maps_that_they_fit():
@@ -130,8 +130,8 @@ def test_in_float32_it_differs_by_rounding(side):
     torch.manual_seed(0)
     x, towards = (torch.randn(16, 64, side, side) for _ in range(2))
     exact = winograd.weight_gradient(towards.double(), x.double(), (64, 64, 3, 3))
-    found = winograd.weight_gradient(towards, x, (64, 64, 3, 3))
-    assert (found - exact).abs().max() < 3e-5 * exact.abs().max()
+    actual = winograd.weight_gradient(towards, x, (64, 64, 3, 3))
+    assert (actual - exact).abs().max() < 3e-5 * exact.abs().max()
 
 
 @pytest.mark.parametrize(
@@ -186,9 +186,9 @@ def test_gradients_that_are_differentiated_or_mapped_over_are_those_of_pytorch(a
     with FastConvolutions():
         assert torch.equal(torch.func.grad(loss)({"weight": conv.weight.detach()}, x)["weight"], plain)
         torch.func.vmap(conv)(x[None])
-        found = conv(x).square().mean()
-        assert torch.autograd.grad(found, conv.weight, retain_graph=True)[0].unique().tolist() == [7.0]
-        (first,) = torch.autograd.grad(found, conv.weight, create_graph=True)
+        actual = conv(x).square().mean()
+        assert torch.autograd.grad(actual, conv.weight, retain_graph=True)[0].unique().tolist() == [7.0]
+        (first,) = torch.autograd.grad(actual, conv.weight, create_graph=True)
         torch.testing.assert_close(first, plain)
         assert torch.autograd.grad(first.square().sum(), conv.weight)[0].abs().sum() > 0
 
@@ -199,8 +199,8 @@ def test_gradients_of_several_vectors_at_once(avx2):
         out = conv(torch.randn(32, 64, 8, 8).to(memory_format=torch.channels_last))
     several = torch.randn(2, *out.shape)
     (each,) = torch.autograd.grad(out, conv.weight, several, retain_graph=True, is_grads_batched=True)
-    for found, towards in zip(each, several, strict=True):
-        torch.testing.assert_close(found, torch.autograd.grad(out, conv.weight, towards, retain_graph=True)[0])
+    for actual, towards in zip(each, several, strict=True):
+        torch.testing.assert_close(actual, torch.autograd.grad(out, conv.weight, towards, retain_graph=True)[0])
 
 
 def test_a_backward_pass_under_autocast_has_the_type_of_the_forward_pass(avx2):

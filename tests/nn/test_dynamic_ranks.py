@@ -120,9 +120,9 @@ def test_everything_that_trains_within_a_budget_has_a_gradient(kind: Callable[..
     factors = rule.factors(updates, two, 0)
     loss = sum((b @ a).square().sum() for a, b in factors.values()) + rule.penalty(updates, 0, 10)
     loss.backward()
-    found = {name for name, parameter in updates.named_parameters() if parameter.requires_grad}
-    assert found == {name for name, parameter in updates.named_parameters() if parameter.grad is not None}
-    assert len(found) == 6 + (kind is not DyloraRule)  # of DyLoRA no gates
+    actual = {name for name, parameter in updates.named_parameters() if parameter.requires_grad}
+    assert actual == {name for name, parameter in updates.named_parameters() if parameter.grad is not None}
+    assert len(actual) == 6 + (kind is not DyloraRule)  # of DyLoRA no gates
 
 
 # ----------------------------------------------------------------------------------------------------------- AdaLoRA
@@ -131,8 +131,8 @@ def test_everything_that_trains_within_a_budget_has_a_gradient(kind: Callable[..
 def test_adaloras_budget_falls_as_a_cubic() -> None:
     """K 1000, t_i 100, t_f 300, from 12 to 8."""
     rule = AdaLoraRule(tinit=0.1, tfinal=0.3)
-    found = [rule.allowed(k, 1000, 12, 8) for k in (50, 100, 101, 200, 250, 400, 700, 900)]
-    assert found == [12, 12, 11, 10, 9, 8, 8, 8] and rule.settled(1000) == 700
+    actual = [rule.allowed(k, 1000, 12, 8) for k in (50, 100, 101, 200, 250, 400, 700, 900)]
+    assert actual == [12, 12, 11, 10, 9, 8, 8, 8] and rule.settled(1000) == 700
 
 
 def test_adaloras_penalty_is_a_norm_that_is_not_squared() -> None:
@@ -190,24 +190,24 @@ def test_the_choice_that_adalora_settles_is_closed_in_that_step() -> None:
 
 def test_doras_scores_are_shares_of_a_layers_norm() -> None:
     updates = made(DoraRule(start=4))
-    for i, found in enumerate(shares(updates)):
+    for i, actual in enumerate(shares(updates)):
         a, b, gates = updates.a[i], updates.b[i], updates.each(updates.gates)[i].detach().numpy()
         parts = [g * np.outer(b[:, c].detach(), a[c].detach()) for c, g in enumerate(gates)]
         expected = [np.linalg.norm(part) / np.linalg.norm(sum(parts)) for part in parts]
-        np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-4)
+        np.testing.assert_allclose(actual.detach().numpy(), expected, rtol=1e-4)
     with torch.no_grad():
         for a in updates.a:
             a.copy_(torch.linalg.qr(a.T)[0].T)  # orthogonal components: squares sum to 1
-        for found in shares(updates):
-            assert float(found.square().sum()) == pytest.approx(1, rel=1e-4)
+        for actual in shares(updates):
+            assert float(actual.square().sum()) == pytest.approx(1, rel=1e-4)
         updates.gates.zero_()
     assert not torch.cat([*shares(updates)]).any()
 
 
 def test_dora_prunes_between_15_and_50_percent_of_the_steps() -> None:
     rule = DoraRule()
-    found = [rule.allowed(k, 1000, 1200, 800) for k in (1, 150, 325, 499)]
-    assert found == [1200, 1200, 1150, int(1200 - 400 * (349 / 350) ** 3)] and rule.settled(1000) == 500
+    actual = [rule.allowed(k, 1000, 1200, 800) for k in (1, 150, 325, 499)]
+    assert actual == [1200, 1200, 1150, int(1200 - 400 * (349 / 350) ** 3)] and rule.settled(1000) == 500
     rule = DoraRule(start=3)
     updates = made(rule)
     for step in range(1, 5):  # smoothed from 0

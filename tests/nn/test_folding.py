@@ -53,9 +53,9 @@ def both(method: Method, x: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def test_a_folded_network_is_the_network(name: str, norms: int) -> None:
     plain, x = net(name), images(name)
-    found = norms_after_convs(plain)
-    assert len(found) == norms
-    quick = folded(plain, {}, found)
+    actual = norms_after_convs(plain)
+    assert len(actual) == norms
+    quick = folded(plain, {}, actual)
     left = 2 if name == "bsc" else 0
     assert sum(isinstance(m, nn.BatchNorm2d) for m in plain.modules()) == norms + left
     assert sum(isinstance(m, nn.BatchNorm2d) for m in quick.modules()) == left
@@ -165,9 +165,9 @@ VITS = [
 @torch.no_grad()
 def test_a_stack_of_sub_networks_is_each_of_them(options: dict, count: int) -> None:
     method, x = taught(Pearl(net("test_vit"), **options)), images("test_vit", count)
-    found = method.at_once()
-    assert found is not None
-    at_once, images_at_a_time = found
+    actual = method.at_once()
+    assert actual is not None
+    at_once, images_at_a_time = actual
     assert images_at_a_time == 1000 // (3 * 5)
     same(at_once(x), both(method, x)[1])
     same(at_once(x), method(x))  # and the hooks are on the copy alone

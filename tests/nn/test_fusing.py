@@ -117,11 +117,11 @@ def test_bfloat16_is_no_further_from_float32_than_autocast(name: str, count: int
     x = pixels(name, count)
     exact = plain(x)
     with torch.autocast("cpu", torch.bfloat16):
-        expected, found = plain(x), quick(x)
-        assert torch.equal(quick(x), found)
-    assert found.dtype == expected.dtype == torch.bfloat16
-    assert (found - exact).norm() < 1.1 * (expected - exact).norm()  # rounded where autocast rounds
-    assert (found - expected).norm() < 0.02 * expected.norm()
+        expected, actual = plain(x), quick(x)
+        assert torch.equal(quick(x), actual)
+    assert actual.dtype == expected.dtype == torch.bfloat16
+    assert (actual - exact).norm() < 1.1 * (expected - exact).norm()  # rounded where autocast rounds
+    assert (actual - expected).norm() < 0.02 * expected.norm()
     assert all(laid_out(conv, torch.bfloat16) for conv in fused_in(quick))
 
 

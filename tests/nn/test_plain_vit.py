@@ -77,15 +77,15 @@ def test_features_have_the_bits_of_timm(pair: tuple[nn.Module, PlainViT], count:
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_gradients_have_the_bits_of_timm(pair: tuple[nn.Module, PlainViT], precision: torch.dtype) -> None:
-    x, found = torch.randn(3, 3, SIZE, SIZE), []
+    x, actual = torch.randn(3, 3, SIZE, SIZE), []
     for network in pair:
         network.train().zero_grad()
         torch.manual_seed(1)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
             network(x).float().square().sum().backward()
-        found.append({name: parameter.grad for name, parameter in network.named_parameters()})
+        actual.append({name: parameter.grad for name, parameter in network.named_parameters()})
         torch.testing.assert_close(torch.rand(1), torch.rand(1, generator=torch.Generator().manual_seed(1)))
-    theirs, ours = found
+    theirs, ours = actual
     assert theirs.keys() == ours.keys() and all(torch.equal(theirs[name], ours[name]) for name in theirs)
 
 

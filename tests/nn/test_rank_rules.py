@@ -343,13 +343,13 @@ def test_choosing_leaves_the_weights_alone() -> None:
 def layers(seed: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:
     """Layers of several shapes whose weights have moved by different distances."""
     rng = np.random.default_rng(seed)
-    found = {}
+    actual = {}
     for index in range(count):
         rows, columns = (int(size) for size in rng.integers(2, 40, size=2))
         reference = rng.normal(size=(rows, columns))
         tuned = reference + rng.uniform(0.1, 3) * rng.normal(size=(rows, columns))
-        found[f"layer{index}"] = (torch.from_numpy(reference), torch.from_numpy(tuned))
-    return found
+        actual[f"layer{index}"] = (torch.from_numpy(reference), torch.from_numpy(tuned))
+    return actual
 
 
 def parameters(choices: dict[str, Choice], of: dict[str, tuple[Tensor, Tensor]]) -> int:
@@ -437,7 +437,7 @@ def test_small_singular_values_are_as_exact_as_a_sum_can_see() -> None:
     left, _ = np.linalg.qr(rng.normal(size=(40, 40)))
     right, _ = np.linalg.qr(rng.normal(size=(60, 40)))
     squares = 10.0 ** -np.linspace(0, 24, 40)
-    found = energies(torch.tensor(left * np.sqrt(squares) @ right.T)).numpy()
-    found = found / found.sum() * squares.sum()
-    assert np.abs(found - squares).max() < 1e-14
-    assert np.abs(found.cumsum() - squares.cumsum()).max() < 1e-14
+    actual = energies(torch.tensor(left * np.sqrt(squares) @ right.T)).numpy()
+    actual = actual / actual.sum() * squares.sum()
+    assert np.abs(actual - squares).max() < 1e-14
+    assert np.abs(actual.cumsum() - squares.cumsum()).max() < 1e-14

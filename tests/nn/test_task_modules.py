@@ -40,10 +40,10 @@ def test_a_head_learns_from_features_in_bfloat16_as_in_float32() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         logits = heads(features)
     logits.exp().sum().backward()
-    found = heads[0].weight.grad.clone()
+    actual = heads[0].weight.grad.clone()
     heads.zero_grad()
     heads(features.detach().float()).exp().sum().backward()
-    assert torch.equal(found, heads[0].weight.grad)
+    assert torch.equal(actual, heads[0].weight.grad)
     assert features.grad.dtype == torch.bfloat16
 
 

@@ -106,8 +106,8 @@ def test_every_learner_resumes(tmp_path: Path, learner: str) -> None:
 
 def test_a_damaged_state_is_skipped(whole: OnlineRun, tmp_path: Path) -> None:
     execute(small(), path=tmp_path / "run", device="cpu", stop_at=96)
-    (place,) = RunDirectory(tmp_path / "run").online_states
-    (place / "weights.safetensors").write_bytes(b"damaged")
+    (folder,) = RunDirectory(tmp_path / "run").online_states
+    (folder / "weights.safetensors").write_bytes(b"damaged")
     assert bits(execute(small(), path=tmp_path / "run", device="cpu")) == bits(whole)
 
 

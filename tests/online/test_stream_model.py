@@ -39,15 +39,15 @@ def test_it_learns_at_once_and_is_stored(tmp_path: Path) -> None:
     model = stream(tmp_path / "shop", learner="slda")
     model.observe(images[0], names[0])
     model.observe(torch.from_numpy(images[1]).permute(2, 0, 1), names[1])
-    assert [found.name for found in model.predict(images[:2])] == names[:2]
+    assert [actual.name for actual in model.predict(images[:2])] == names[:2]
     model.observe(images[2:], names[2:])
     assert model.seen == 30 and model.classes == ["red", "green", "blue"]
     again = pearl.stream(tmp_path / "shop", device="cpu")
     assert again.classes == model.classes and again.seen == 30
-    found, same = model.predict(images, top=3), again.predict(images, top=3)
-    assert found == same
-    assert np.mean([one.name == name for one, name in zip(found, names, strict=True)]) > 0.9
-    assert sum(found[0].probabilities) == pytest.approx(1)
+    actual, same = model.predict(images, top=3), again.predict(images, top=3)
+    assert actual == same
+    assert np.mean([one.name == name for one, name in zip(actual, names, strict=True)]) > 0.9
+    assert sum(actual[0].probabilities) == pytest.approx(1)
 
 
 def test_pieces_give_the_same_bits_as_a_model_that_stays_open(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_pieces_give_the_same_bits_as_a_model_that_stays_open(tmp_path: Path) ->
         whole.observe(images[part], names[part])
         opened = StreamModel(pieces, whole.config, device="cpu")
         opened.observe(images[part], names[part])
-    assert [place.name for place in RunDirectory(pieces).online_states] == ["000000030"]
+    assert [target.name for target in RunDirectory(pieces).online_states] == ["000000030"]
     same_bits(whole, opened)
 
 

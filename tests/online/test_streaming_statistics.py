@@ -71,22 +71,22 @@ def test_an_image_is_left_out(i: int) -> None:
     """As if it had not been there, at the same shrinkage and degrees of freedom."""
     x, y = images(4, count=30)
     made = learnt(x, y)
-    found = left_out_scores(made, torch.from_numpy(x), torch.from_numpy(y))[i]
+    actual = left_out_scores(made, torch.from_numpy(x), torch.from_numpy(y))[i]
     rest = np.arange(30) != i
     means, scatter = by_numpy(x[rest], y[rest])
     trace = np.trace(by_numpy(x, y)[1])
     share, freedom = made.shrinkage, made.freedom
     precision = np.linalg.inv((1 - share) * scatter / freedom + share * trace / freedom / 5 * np.eye(5))
     expected = x[i] @ precision @ means.T - 0.5 * np.einsum("cp,pq,cq->c", means, precision, means)
-    np.testing.assert_allclose(found - found[y[i] - 1], expected - expected[y[i] - 1], rtol=1e-6)
+    np.testing.assert_allclose(actual - actual[y[i] - 1], expected - expected[y[i] - 1], rtol=1e-6)
 
 
 def test_an_only_image_cannot_be_left_out() -> None:
     x, y = images(5)
     y = np.where(np.arange(len(y)) == 0, 4, y)
-    found = left_out_scores(learnt(x, y), torch.from_numpy(x), torch.from_numpy(y))
-    assert found[0, 4] == -torch.inf
-    assert found[1:].isfinite().all()
+    actual = left_out_scores(learnt(x, y), torch.from_numpy(x), torch.from_numpy(y))
+    assert actual[0, 4] == -torch.inf
+    assert actual[1:].isfinite().all()
 
 
 def test_classes_are_compared_where_they_are_known() -> None:
@@ -112,15 +112,15 @@ def test_classes_known_in_both_spaces_are_compared_by_the_mean() -> None:
 def test_a_space_standardises_projects_and_is_reproduced_from_its_file() -> None:
     raw = torch.randn(50, 12, generator=torch.Generator().manual_seed(0)) * 7 + 3
     space = StreamingSpace(1, 0, raw, dim=8)
-    found = space(raw)
+    actual = space(raw)
     rows = (raw - raw.mean(0)) / (raw.std(0, unbiased=False) + 1e-6)
     rows = rows / rows.norm(dim=1, keepdim=True) * 12**0.5
     matrix = torch.randn(12, 8, generator=torch.Generator().manual_seed(20_262)) / 12**0.5
-    torch.testing.assert_close(found, rows @ matrix, rtol=1e-4, atol=1e-5)
-    space.statistics.update(found, torch.zeros(50, dtype=torch.long))
+    torch.testing.assert_close(actual, rows @ matrix, rtol=1e-4, atol=1e-5)
+    space.statistics.update(actual, torch.zeros(50, dtype=torch.long))
     other = StreamingSpace(1)
     other.load_state_dict(space.state_dict())
-    assert torch.equal(other(raw), found)
+    assert torch.equal(other(raw), actual)
     assert StreamingSpace(0, 0, raw, dim=None)(raw).shape == StreamingSpace(0, 0, raw, dim=20)(raw).shape == (50, 12)
 
 

@@ -44,14 +44,14 @@ def test_scores_are_the_best_fit_over_the_spaces_that_know_a_class() -> None:
     new = images(2, 9)[0] * 1.5
     one, two = fits(x, labels, new), fits(y, labels, new)
     expected = np.stack([one[:, 0], (one[:, 1] + two[:, 1]) / 2, one[:, 2]], 1).max(1)
-    found = Fits(spaces).scores([torch.from_numpy(new)] * 2, [*map(torch.tensor, known)])
-    assert found.numpy() == pytest.approx(expected, rel=1e-6)
+    ours = Fits(spaces).scores([torch.from_numpy(new)] * 2, [*map(torch.tensor, known)])
+    assert ours.numpy() == pytest.approx(expected, rel=1e-6)
 
 
 def test_known_images_are_scored_as_if_they_had_not_been_learnt() -> None:
     """Apart from the trace, which is the mean one. A new image is compared with the mean of one image more."""
     x, labels = images(count=30)
-    found = left_out_fits([statistics(x, labels)], [torch.from_numpy(x)], torch.from_numpy(labels), [torch.ones(3) > 0])
+    ours = left_out_fits([statistics(x, labels)], [torch.from_numpy(x)], torch.from_numpy(labels), [torch.ones(3) > 0])
     learnt, unseen = fits(x, labels, x).max(1), np.zeros(30)
     for i in range(30):
         rest = np.arange(30) != i
@@ -59,7 +59,7 @@ def test_known_images_are_scored_as_if_they_had_not_been_learnt() -> None:
         assert own.argmax() == labels[i]
         unseen[i] = own.max()
     assert np.abs(learnt - unseen).mean() > 0.3  # what learning an image makes of its score
-    assert found.numpy() == pytest.approx(unseen, abs=0.01)
+    assert ours.numpy() == pytest.approx(unseen, abs=0.01)
 
 
 def test_an_only_image_of_a_class_has_no_score() -> None:

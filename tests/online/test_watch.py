@@ -50,11 +50,11 @@ def add(folder: Path, rows: Sequence[int], *, seconds: int = 1000, name: str = "
 
 
 def watched(model: StreamModel, folder: Path) -> list[Intake]:
-    found: list[Intake] = []
+    actual: list[Intake] = []
     with pytest.raises(Ends):
         for taken in model.watch(folder):
-            found.append(taken)  # noqa: PERF402 - what came before the end stays
-    return found
+            actual.append(taken)  # noqa: PERF402 - what came before the end stays
+    return actual
 
 
 def journal(model: StreamModel) -> list[str]:
@@ -233,7 +233,7 @@ def test_errors_of_users(cli: Any, tmp_path: Path) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two classes, and images of another colour and of a known one in the folder itself and in `unlabelled`."""
-    place = tmp_path / "photos"
+    location = tmp_path / "photos"
     rng = np.random.default_rng(0)
     for i, (colour, where) in enumerate(
         [((200, 30, 30), "red"), ((30, 200, 30), "green")] * 20
@@ -241,8 +241,8 @@ def folder(tmp_path: Path) -> Path:
         + [((230, 230, 230), ""), ((200, 30, 30), "unlabelled")]
     ):
         pixels = np.clip(np.array(colour) + rng.normal(0, 25, (16, 16, 3)), 0, 255).astype(np.uint8)
-        save(place / where / f"{i}.png", pixels, seconds=1000 + i)
-    return place
+        save(location / where / f"{i}.png", pixels, seconds=1000 + i)
+    return location
 
 
 SETTINGS = [
@@ -286,8 +286,8 @@ def test_the_folder_without_a_class_has_a_name_of_ones_own(tmp_path: Path, folde
     assert len(model.unknown_files()) == 4
     assert model.observe_files(folder, unlabelled="inbox").scored == 0  # nothing is scored twice
     (folder / "inbox" / "40.png").write_bytes(b"no image at all")
-    (found,) = model._score([one for one in arriving.scan(folder, "inbox") if not one.name])
-    assert found.scored == 0 and len(found.problems) == 1  # only what has changed is scored again
+    (actual,) = model._score([one for one in arriving.scan(folder, "inbox") if not one.name])
+    assert actual.scored == 0 and len(actual.problems) == 1  # only what has changed is scored again
     other = stream(tmp_path / "other", learner="slda")
     assert other.observe_files(folder, unlabelled="inbox") == Intake(learnt=40)
     with pytest.raises(ConfigError, match="the learner slda cannot detect unknown images; pearl can"):
@@ -300,6 +300,6 @@ def test_scores_follow_what_is_learnt(tmp_path: Path) -> None:
     model.observe(images[:20], names[:20])
     before = model.describe(images)[1]
     model.observe(images[20:], names[20:])
-    found, again = model.describe(images), StreamModel(model.path, model.config, device="cpu").describe(images)
-    assert all(np.array_equal(one, other) for one, other in zip(found, again, strict=True))
-    assert not np.array_equal(before, found[1])
+    actual, again = model.describe(images), StreamModel(model.path, model.config, device="cpu").describe(images)
+    assert all(np.array_equal(one, other) for one, other in zip(actual, again, strict=True))
+    assert not np.array_equal(before, actual[1])

@@ -18,7 +18,7 @@ def shades(count: int) -> tuple[np.ndarray, ...]:
 
 
 @pytest.fixture
-def found() -> Discovery:
+def actual() -> Discovery:
     """Fourteen images of one group, three of another, two in none, two known, a duplicate and a near-duplicate."""
     groups = Group("group 1", tuple(range(14))), Group("group 2", (14, 15, 16))
     return Discovery(
@@ -34,8 +34,8 @@ def found() -> Discovery:
     )
 
 
-def test_a_group_shows_its_most_typical_and_its_most_doubtful_images(found: Discovery) -> None:
-    pictures = [attributes for tag, attributes in Reader(page(found, "t", model="m", groups="g")).tags if tag == "img"]
+def test_a_group_shows_its_most_typical_and_its_most_doubtful_images(actual: Discovery) -> None:
+    pictures = [attributes for tag, attributes in Reader(page(actual, "t", model="m", groups="g")).tags if tag == "img"]
     kinds = [picture["alt"].partition(":")[0] for picture in pictures]
     assert kinds == ["typical"] * 8 + ["doubtful"] * 4 + ["typical"] * 2 + ["doubtful"] + ["in no group"] * 2
     colours = [
@@ -46,8 +46,8 @@ def test_a_group_shows_its_most_typical_and_its_most_doubtful_images(found: Disc
     assert np.allclose(colours, [10 * i for i in expected], atol=2)
 
 
-def test_it_has_the_numbers_of_images_and_the_copies(found: Discovery) -> None:
-    files = Reader(page(found, "t", model="m", groups="g")).files
+def test_it_has_the_numbers_of_images_and_the_copies(actual: Discovery) -> None:
+    files = Reader(page(actual, "t", model="m", groups="g")).files
     assert [row[:2] for row in files["images.csv"][1:]] == [
         ["group 1", "14"],
         ["group 2", "3"],

@@ -46,17 +46,17 @@ def rows(directory: Path) -> list[tuple[float, str, float]]:
 
 def expected(directory: Path) -> list[tuple[float, str, float]]:
     """What the report's records, manifests and results say."""
-    record, found, seen = read(directory), [], dict[str, int]()
+    record, actual, seen = read(directory), [], dict[str, int]()
     for epoch in record.epochs:
         phase = epoch["phase"]
         seen[phase] = seen.get(phase, 0) + 1
-        found += [(float(seen[phase]), f"{key}/{phase}", epoch[key]) for key in ("loss", "lr")]
+        actual += [(float(seen[phase]), f"{key}/{phase}", epoch[key]) for key in ("loss", "lr")]
     assert record.counts is not None
     for number, stage in enumerate(record.counts.stages, start=1):
         for name in ("class_il", "task_il"):
             share = round(100 * float(getattr(stage, name).sum() / stage.total.sum()), 2)
-            found.append((float(number), f"pooled_accuracy_percent/{name}", share))
-    return found + [(float(n), "parameters", float(size)) for n, size in enumerate(record.parameters, start=1)]
+            actual.append((float(number), f"pooled_accuracy_percent/{name}", share))
+    return actual + [(float(n), "parameters", float(size)) for n, size in enumerate(record.parameters, start=1)]
 
 
 def test_a_log_has_what_the_report_has_and_changes_no_bit(plain, tmp_path):

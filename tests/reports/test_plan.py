@@ -30,9 +30,9 @@ def lines(*overrides, **options):
 def steps(*overrides):
     """Steps of each phase in tasks of 80, 60 and 60 images: one epoch, in batches of 10."""
     short = [f"train.phases.{phase}.epochs=1" for phase in ("probe", "allocate", "sparcl_ewc")]
-    found = lines("train.epochs=1", *short, "train.batch_size=10", *overrides, long=True)
-    each = {m[1]: int(m[2]) for m in (re.match(r"  (\w+): (\d+) steps? in", line) for line in found) if m}
-    (total,) = [int(line.removeprefix("steps: ")) for line in found if line.startswith("steps: ")]
+    actual = lines("train.epochs=1", *short, "train.batch_size=10", *overrides, long=True)
+    each = {m[1]: int(m[2]) for m in (re.match(r"  (\w+): (\d+) steps? in", line) for line in actual) if m}
+    (total,) = [int(line.removeprefix("steps: ")) for line in actual if line.startswith("steps: ")]
     assert sum(each.values()) == total
     return each
 
@@ -40,11 +40,11 @@ def steps(*overrides):
 def numbers(monkeypatch, *overrides):
     """Bytes of data, weights, copy in training and activations; the phase and its batch."""
     monkeypatch.setattr("pearl.reports.plan._GB", 1)
-    found = re.search(
+    actual = re.search(
         r"task[s]? ([\d.]+), weights ([\d.]+); phase (\w+): .*optimizer ([\d.]+), .*batch (\d+) ([\d.]+)\)",
         memory(*overrides),
     )
-    data, weights, phase, training, batch, activations = found.groups()
+    data, weights, phase, training, batch, activations = actual.groups()
     return float(data), float(weights), float(training), float(activations), phase, int(batch)
 
 
@@ -164,12 +164,12 @@ def test_the_plan_comes_before_a_pass_is_timed(monkeypatch):
 
 @pytest.mark.parametrize(("seconds_of_two", "timed"), [(0.01, [2, 32]), (1.0, [2, 5]), (60.0, [2])])
 def test_a_pass_that_takes_minutes_is_not_timed_again(monkeypatch, seconds_of_two, timed):
-    found = []
+    actual = []
     monkeypatch.setattr(
-        "pearl.reports.plan.step_seconds", lambda net, size, batch, engine: found.append(batch) or seconds_of_two
+        "pearl.reports.plan.step_seconds", lambda net, size, batch, engine: actual.append(batch) or seconds_of_two
     )
     engine = Engine(config(), device="cpu")
-    assert timed_pass(nn.Linear(1, 1), 8, 32, engine) == (timed[-1], seconds_of_two) and found == timed
+    assert timed_pass(nn.Linear(1, 1), 8, 32, engine) == (timed[-1], seconds_of_two) and actual == timed
 
 
 def test_tables_estimate_the_time_of_the_same_steps():

@@ -127,12 +127,12 @@ class Reader(HTMLParser):
 
     @property
     def files(self) -> dict[str, list[list[str]]]:
-        found = {}
+        actual = {}
         for _, attributes in self.tags:
             if name := attributes.get("download"):
                 data = str(attributes["href"]).removeprefix("data:text/csv;charset=utf-8;base64,")
-                found[name] = list(csv.reader(io.StringIO(base64.b64decode(data).decode())))
-        return found
+                actual[name] = list(csv.reader(io.StringIO(base64.b64decode(data).decode())))
+        return actual
 
 
 def edit(file: Path, change) -> None:
@@ -458,13 +458,13 @@ def test_the_same_runs_give_the_same_bytes(made):
     assert page([record]) == page([record])
 
 
-@pytest.mark.parametrize("place", ["current folder", "user's"])
-def test_what_a_matplotlibrc_says_changes_nothing(tmp_path, monkeypatch, place):
+@pytest.mark.parametrize("target", ["current folder", "user's"])
+def test_what_a_matplotlibrc_says_changes_nothing(tmp_path, monkeypatch, target):
     """matplotlib reads it on import, so that needs an interpreter."""
     draw = "plots.heat_map(np.eye(2), name='n', alt='a', rows='ab', columns='cd', x='x', y='y', unit='%')"
     file = tmp_path / "matplotlibrc"
     file.write_text("font.size: 30\nlines.linewidth: 9\nxtick.labelsize: 40\npath.sketch: 1, 100, 2\n")
-    if place == "user's":
+    if target == "user's":
         monkeypatch.setenv("MATPLOTLIBRC", str(file.rename(tmp_path / "mine")))
     code = f"import numpy as np; from pearl.reports import plots; print({draw}, end='')"
     drawn = subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, capture_output=True, text=True)

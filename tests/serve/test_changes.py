@@ -188,16 +188,16 @@ def test_groups_are_those_of_the_command(client, shop):
     form = client.post("/v1/discover", files=[("images", png(image)) for image in pixels])
     given = [base64.b64encode(png(image)).decode() for image in pixels]
     assert form.status_code == 200 and form.json() == client.post("/v1/discover", json={"inputs": given}).json()
-    found = form.json()
-    assert [tuple(group["photos"]) for group in found["groups"]] == [group.images for group in expected.groups]
-    assert [tuple(group["typical"]) for group in found["groups"]] == [group.typical for group in expected.groups]
-    assert [tuple(group["doubtful"]) for group in found["groups"]] == [group.doubtful for group in expected.groups]
-    assert all(group["nearest"] in ("zero", "one", "two", "three") for group in found["groups"])
+    actual = form.json()
+    assert [tuple(group["photos"]) for group in actual["groups"]] == [group.images for group in expected.groups]
+    assert [tuple(group["typical"]) for group in actual["groups"]] == [group.typical for group in expected.groups]
+    assert [tuple(group["doubtful"]) for group in actual["groups"]] == [group.doubtful for group in expected.groups]
+    assert all(group["nearest"] in ("zero", "one", "two", "three") for group in actual["groups"])
     for name in ("alone", "known"):
-        assert tuple(found[name]) == getattr(expected, name)
-    assert found["duplicates"] == [[0, 25]]
-    every = [i for group in found["groups"] for i in group["photos"]] + found["alone"] + found["known"]
-    assert sorted(every) == list(range(25)) and found["groups"]
+        assert tuple(actual[name]) == getattr(expected, name)
+    assert actual["duplicates"] == [[0, 25]]
+    every = [i for group in actual["groups"] for i in group["photos"]] + actual["alone"] + actual["known"]
+    assert sorted(every) == list(range(25)) and actual["groups"]
 
 
 def test_piles_that_cannot_be_grouped(client, heads):

@@ -40,11 +40,11 @@ def shop(tmp_path_factory):
 @pytest.fixture
 def scratch(tmp_path, monkeypatch):
     """The folder for temporary files of this process and of those that it starts."""
-    place = tmp_path / "scratch"
-    place.mkdir()
-    monkeypatch.setenv("TMPDIR", str(place))
-    monkeypatch.setattr("tempfile.tempdir", str(place))
-    return place
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
 
 
 def pixels(photos):
@@ -54,8 +54,8 @@ def pixels(photos):
 def traces(root, photos):
     """Files below a folder that hold a photo, as it was sent or as its pixels."""
     needles = [file for _, file in photos] + [image.tobytes() for image in pixels(photos)]
-    files = [place for place in Path(root).rglob("*") if place.is_file()]
-    return [place for place in files if any(needle in place.read_bytes() for needle in needles)]
+    files = [folder for folder in Path(root).rglob("*") if folder.is_file()]
+    return [folder for folder in files if any(needle in folder.read_bytes() for needle in needles)]
 
 
 def labels_of(client, photos, top=1):

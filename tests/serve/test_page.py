@@ -62,10 +62,10 @@ def photos_of(label, some):
 
 
 def picture(page, name):
-    if place := os.environ.get("PEARL_SCREENSHOTS"):
+    if folder := os.environ.get("PEARL_SCREENSHOTS"):
         shot = Image.open(io.BytesIO(page.screenshot(scale="css")))
         shot.convert("P", palette=Image.Palette.ADAPTIVE, colors=48).save(
-            Path(place) / f"serve-{name}.png", optimize=True
+            Path(folder) / f"serve-{name}.png", optimize=True
         )
 
 

@@ -59,8 +59,8 @@ def test_every_form_of_request_gives_what_python_gives(client, shop):
         client.post("/v1/predict", json={"inputs": encoded(FILES[2])}),
         client.post("/v1/predict", json={"inputs": f"data:image/png;base64,{encoded(FILES[2])}"}),
     ]
-    for found in [*(answer.json() for answer in many), *([*many[0].json()[:2], answer.json()] for answer in one)]:
-        for classes, prediction in zip(found, expected, strict=True):
+    for actual in [*(answer.json() for answer in many), *([*many[0].json()[:2], answer.json()] for answer in one)]:
+        for classes, prediction in zip(actual, expected, strict=True):
             assert tuple(each["label"] for each in classes) == prediction.classes
             assert [each["score"] for each in classes] == pytest.approx(prediction.probabilities, abs=1e-4)
             assert {each["unknown"] for each in classes} == {not prediction.known}
@@ -73,8 +73,8 @@ def test_every_form_of_request_gives_what_python_gives(client, shop):
 def test_hugging_faces_client_reads_the_answers(client):
     from huggingface_hub import InferenceClient
 
-    found = InferenceClient().image_classification(FILES[1], model=f"{client.base_url}/v1/predict")
-    assert [each.label for each in found] == ["one", "zero"] and found[0].score > 0.5
+    actual = InferenceClient().image_classification(FILES[1], model=f"{client.base_url}/v1/predict")
+    assert [each.label for each in actual] == ["one", "zero"] and actual[0].score > 0.5
 
 
 def bomb():
@@ -187,14 +187,14 @@ def test_a_model_is_exchanged_whole(shop, tmp_path):
         asked = [pool.submit(lambda: served_by.predict(pixels, 9).result(30)) for _ in range(200)]
         for number in range(40):
             served_by.exchange(models[number % 2])
-        found = [answer.result() for answer in asked]
+        actual = [answer.result() for answer in asked]
     served_by.close()
     known = {tuple(one.classes for one in answer): answer for answer in expected}
-    for answer in found:
+    for answer in actual:
         alone = known[tuple(one.classes for one in answer)]
         for one, same in zip(answer, alone, strict=True):
             assert one.probabilities == pytest.approx(same.probabilities, abs=1e-4) and one.known == same.known
-    assert {len(answer[0].classes) for answer in found} == {2, 3}
+    assert {len(answer[0].classes) for answer in actual} == {2, 3}
 
 
 def test_an_error_of_the_model_reaches_whoever_waits_and_no_one_else(client, monkeypatch):

@@ -19,8 +19,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf
 
 
 def block(language, having):
-    (found,) = (text for text in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) if having in text)
-    return found
+    (actual,) = (text for text in re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL) if having in text)
+    return actual
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,11 @@ def test_triton_finds_what_its_file_says(model, tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     for kind, ports in (("input", session.get_inputs()), ("output", session.get_outputs())):
         (section,) = re.findall(rf"^{kind} \[ (.*?) \]$", text, re.DOTALL | re.MULTILINE)
-        found = re.findall(
+        actual = re.findall(
             r'name: "(\w+)" data_type: (\w+) dims: \[ ([\d, ]+) \](?: reshape: { shape: \[ ([\d, ]*)\] })?', section
         )
-        assert len(found) == len(ports)
-        for (name, data, dims, reshaped), port in zip(found, ports, strict=True):
+        assert len(actual) == len(ports)
+        for (name, data, dims, reshaped), port in zip(actual, ports, strict=True):
             assert (name, data, port.type) == (port.name, "TYPE_FP32", "tensor(float)")
             batch, *expected = port.shape  # with a max_batch_size Triton adds the first one, which has to be free
             shape = reshaped if dims == "1 " or (dims == "1" and not expected) else dims
@@ -57,10 +57,10 @@ def test_triton_finds_what_its_file_says(model, tmp_path):
 
 
 def test_kserve_gets_the_fields_that_it_asks_for():
-    found = yaml.safe_load(block("yaml", "kserve"))
-    assert (found["apiVersion"], found["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
-    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", found["metadata"]["name"])
-    predictor = found["spec"]["predictor"]
+    actual = yaml.safe_load(block("yaml", "kserve"))
+    assert (actual["apiVersion"], actual["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
+    assert re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", actual["metadata"]["name"])
+    predictor = actual["spec"]["predictor"]
     assert predictor["model"]["modelFormat"] == {"name": "triton"} and predictor["model"]["protocolVersion"] == "v2"
     assert predictor["model"]["storageUri"].startswith("s3://") and predictor["minReplicas"] > 0
 
@@ -81,5 +81,5 @@ def test_ray_would_run_a_class_that_predicts(model, monkeypatch):
     async def body():
         return png(digit(0)[20])
 
-    found = run(scope["app"]()(SimpleNamespace(body=body)))
-    assert found[0]["label"] == "zero" and found[0]["unknown"] is False and found[0]["score"] > 0.5
+    actual = run(scope["app"]()(SimpleNamespace(body=body)))
+    assert actual[0]["label"] == "zero" and actual[0]["unknown"] is False and actual[0]["score"] > 0.5

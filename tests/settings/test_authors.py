@@ -115,8 +115,8 @@ AUTHORS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("method", AUTHORS)
 def test_defaults_are_the_authors(method: str) -> None:
-    found = load_config("digits", [f"method={method}"]).method
-    assert {option: found[option] for option in AUTHORS[method]} == AUTHORS[method]
+    actual = load_config("digits", [f"method={method}"]).method
+    assert {option: actual[option] for option in AUTHORS[method]} == AUTHORS[method]
 
 
 # method, option, default, the authors' value, why ours differs

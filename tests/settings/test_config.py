@@ -209,10 +209,10 @@ def test_options_are_finite(value: str) -> None:
     ],
 )
 def test_an_override_arrives(override: str, path: str, value: Any) -> None:
-    found: Any = load(override)
+    actual: Any = load(override)
     for key in path.split("."):
-        found = getattr(found, key)
-    assert found == value and type(found) is type(value)
+        actual = getattr(actual, key)
+    assert actual == value and type(actual) is type(value)
 
 
 def test_nothing_after_the_equals_sign_is_null() -> None:
@@ -320,11 +320,11 @@ def as_yaml(value: Any) -> str:
 @settings(deadline=None, max_examples=60)
 @given(st.lists(Keys, min_size=1, max_size=4), Values)
 def test_any_value_arrives_at_any_key(keys: list[str], value: Any) -> None:
-    found: Any = parse_overrides([f"{'.'.join(keys)}={as_yaml(value)}"])
+    actual: Any = parse_overrides([f"{'.'.join(keys)}={as_yaml(value)}"])
     for key in keys:
-        assert list(found) == [key]
-        found = found[key]
-    assert found == value and type(found) is type(value)
+        assert list(actual) == [key]
+        actual = actual[key]
+    assert actual == value and type(actual) is type(value)
 
 
 @settings(deadline=None, max_examples=60)

@@ -141,12 +141,12 @@ def test_snapshot_is_a_copy_that_can_be_stored(tmp_path: Path) -> None:
 )
 def test_changed_tensors(after: dict[str, Tensor], expected: set[str]) -> None:
     before = {"a": numbers(1, 2), "b": numbers(3), "z": numbers(0.0), "nan": numbers(float("nan"))}
-    found = changed(before, after)
-    assert found.keys() == expected
+    actual = changed(before, after)
+    assert actual.keys() == expected
     values = {key: after[key].clone() for key in expected}
     for value in after.values():
         value.fill_(7)  # as training would
-    assert same(found, values)
+    assert same(actual, values)
 
 
 @settings(deadline=None)
@@ -156,9 +156,9 @@ def test_changed_tensors(after: dict[str, Tensor], expected: set[str]) -> None:
 )
 def test_start_overlaid_by_the_changes_is_the_end(before: dict[str, list[int]], after: dict[str, list[int]]) -> None:
     old, new = ({key: torch.tensor(value) for key, value in state.items()} for state in (before, after))
-    found = changed(old, new)
-    assert same({**old, **found}, {**old, **new})
-    assert not any(key in old and bits(old[key]) == bits(value) for key, value in found.items())
+    actual = changed(old, new)
+    assert same({**old, **actual}, {**old, **new})
+    assert not any(key in old and bits(old[key]) == bits(value) for key, value in actual.items())
 
 
 # The state after some tasks

@@ -32,16 +32,16 @@ TASK = {
 @pytest.mark.parametrize("kind", ["FIFO", "device", "folder", "loop", "NUL", "nothing"])
 def test_only_files_are_opened(kind, tmp_path):
     """A FIFO would wait for ever, and of /dev/zero there is no end."""
-    place = {"device": Path("/dev/zero"), "NUL": Path("a\0b")}.get(kind, tmp_path / "x")
+    path = {"device": Path("/dev/zero"), "NUL": Path("a\0b")}.get(kind, tmp_path / "x")
     if kind == "FIFO":
-        os.mkfifo(place)
+        os.mkfifo(path)
     elif kind == "folder":
-        place.mkdir()
+        path.mkdir()
     elif kind == "loop":
-        place.symlink_to(place.name)
+        path.symlink_to(path.name)
     with pytest.raises(OSError) as caught:
-        open_regular(place)
-    assert caught.value.strerror and caught.value.filename == str(place)
+        open_regular(path)
+    assert caught.value.strerror and caught.value.filename == str(path)
 
 
 def test_a_file_is_opened_by_a_link_too(tmp_path):

@@ -72,11 +72,11 @@ def test_a_link_that_comes_between_the_check_and_the_step_is_not_followed(tmp_pa
     usual = os.path.realpath
 
     def exchange(path, **how):
-        found = usual(path, **how)
+        actual = usual(path, **how)
         if Path(path) == run / "tasks":
             (run / "tasks").rmdir()
             (run / "tasks").symlink_to(outside, target_is_directory=True)
-        return found
+        return actual
 
     monkeypatch.setattr(os.path, "realpath", exchange)
     with pytest.raises(OSError):
@@ -112,11 +112,11 @@ def test_nothing_is_appended_to_what_lies_outside(tmp_path, outside):
 def test_folders_are_made_and_only_temporaries_removed(tmp_path, outside):
     replace_file(tmp_path / "a" / "b" / "c", b"x", tmp_path / "a")
     left, older = tmp_path / "a" / "b" / f".c.{'0' * 32}.tmp", tmp_path / "a" / ".c.123.tmp"
-    for place in (left, older, tmp_path / "a" / "mine.tmp"):
-        place.touch()
+    for folder in (left, older, tmp_path / "a" / "mine.tmp"):
+        folder.touch()
     (tmp_path / "a" / "linked").symlink_to(outside, target_is_directory=True)
     remove_temporaries(tmp_path / "a")
-    assert {place.name for place in (tmp_path / "a").rglob("*")} == {"b", "c", "mine.tmp", "linked"}
+    assert {folder.name for folder in (tmp_path / "a").rglob("*")} == {"b", "c", "mine.tmp", "linked"}
 
 
 def test_no_descriptor_is_left_open(tmp_path):
@@ -159,7 +159,7 @@ def test_a_link_to_a_folder_with_a_marker_stays(tmp_path):
     (forged / MARKER).symlink_to(tmp_path / "kept" / MARKER)
     with beside(tmp_path / "model"):
         pass
-    assert [place.name for place in (tmp_path / "kept").iterdir()] == [MARKER] and forged.exists()
+    assert [folder.name for folder in (tmp_path / "kept").iterdir()] == [MARKER] and forged.exists()
 
 
 def test_what_a_process_left_that_was_killed_before_it_had_marked_it_goes(tmp_path):

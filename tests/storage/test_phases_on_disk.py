@@ -10,12 +10,12 @@ from pearl.storage import phases
 
 
 def entry(root, name, size=1000, used=0.0):
-    place = root / (name * 64)
-    place.mkdir(parents=True)
-    (place / "weights.safetensors").write_bytes(b"x" * size)
-    (place / "manifest.json").write_bytes(b"")
-    os.utime(place / "manifest.json", (used, used))
-    return place
+    target = root / (name * 64)
+    target.mkdir(parents=True)
+    (target / "weights.safetensors").write_bytes(b"x" * size)
+    (target / "manifest.json").write_bytes(b"")
+    os.utime(target / "manifest.json", (used, used))
+    return target
 
 
 def there(root):
@@ -35,7 +35,7 @@ def test_what_a_killed_process_left_of_a_phase_counts_and_goes(tmp_path, monkeyp
     monkeypatch.setenv("PEARL_CACHE_GB", "3e-6")
     half, _ = entry(tmp_path, "a"), entry(tmp_path, "b", used=time.time() + 9)
     (half / "manifest.json").unlink()
-    assert {found.path: found.bytes for found in phases.entries(tmp_path)}[half] == 1000
+    assert {actual.path: actual.bytes for actual in phases.entries(tmp_path)}[half] == 1000
     assert phases.make_room(tmp_path, 1001) and there(tmp_path) == {"b"}
 
 
@@ -60,13 +60,13 @@ class Disk:
 def test_leftovers_of_killed_processes_go_after_a_day(tmp_path):
     old, new = (phases.aside(tmp_path / (name * 64)) for name in "ab")
     locks = [tmp_path / f"{name * 64}.lock" for name in "cd"]
-    for place in (old, new):
-        place.mkdir()
+    for target in (old, new):
+        target.mkdir()
     for lock in locks:
         lock.touch()
     long_ago = time.time() - phases.STALE - 1
-    for place in (old, locks[0]):
-        os.utime(place, (long_ago, long_ago))
+    for target in (old, locks[0]):
+        os.utime(target, (long_ago, long_ago))
     assert phases.make_room(tmp_path, 0) and there(tmp_path) == {"b", "d"}
 
 

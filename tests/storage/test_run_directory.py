@@ -87,10 +87,10 @@ def test_no_other_file_names_the_files_of_a_directory():
     names = {item.name for item in vars(RunDirectory).values() if isinstance(item, Below)}
     names -= {"reference", "tasks", "resume", "logs", "online"}  # words of other meanings, too
     assert {"config.yaml", "results.json", "events.jsonl", "classes.json"} <= names
-    found = [
+    actual = [
         f"{module}, line {node.lineno}: {node.value}"
         for module, text in SOURCE.items()
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Constant) and node.value in names and module != "storage.run_directory"
     ]
-    assert found == [], "take it from storage.run_directory"
+    assert actual == [], "take it from storage.run_directory"

@@ -67,8 +67,8 @@ def test_a_sweep_has_one_directory_however_it_is_written():
 )
 def test_values_keep_their_meaning(item, values):
     key, _, _ = item.partition("=")
-    found = [job.config for job in parse("digits", [item]).jobs]
-    for config, value in zip(found, values, strict=True):
+    actual = [job.config for job in parse("digits", [item]).jobs]
+    for config, value in zip(actual, values, strict=True):
         assert config == load_config("digits", [f"{key}={json.dumps(value)}"])
 
 
@@ -100,9 +100,9 @@ def test_seeds(text, seeds):
 )
 def test_bad_axes_are_one_line_each(cli, items, seeds, lines):
     _, err = cli("sweep", "digits", *items, *(["--seeds", seeds] if seeds else []), code=2)
-    found = err.splitlines()
-    assert len(found) == len(lines)
-    for line, words in zip(found, lines, strict=True):
+    actual = err.splitlines()
+    assert len(actual) == len(lines)
+    for line, words in zip(actual, lines, strict=True):
         assert line.startswith("pearl: ")
         assert words in line
     assert not Path(os.environ["PEARL_RUNS"]).exists()
@@ -220,12 +220,12 @@ def test_where_jobs_are_stopped_from_outside_those_that_got_on_go_on(fake, monke
 
 def test_two_sweeps_at_once_meet_well(fake):
     made = fake.jobs(*["well"] * 4)
-    found = {}
-    other = threading.Thread(target=lambda: found.update(other=run_jobs(made[::-1] + made[:1], workers=2)))
+    actual = {}
+    other = threading.Thread(target=lambda: actual.update(other=run_jobs(made[::-1] + made[:1], workers=2)))
     other.start()
-    found["one"] = run_jobs(made, workers=2)
+    actual["one"] = run_jobs(made, workers=2)
     other.join()
-    assert set(states(found["one"]) + states(found["other"])) <= {"done", "skipped"}
+    assert set(states(actual["one"]) + states(actual["other"])) <= {"done", "skipped"}
     assert sorted(fake.lines("end")) == sorted(job.run.name for job in made)
 
 
@@ -485,9 +485,9 @@ def test_what_is_started_runs_no_file_of_the_current_folder(foreign_folder):
 
 def test_a_busy_run_has_its_own_exit_code(cli):
     run = load_config("digits", TINY).id
-    place = Path(os.environ["PEARL_RUNS"]) / run
-    place.mkdir(parents=True)
-    with locked(place):
+    location = Path(os.environ["PEARL_RUNS"]) / run
+    location.mkdir(parents=True)
+    with locked(location):
         _, err = cli("run", "digits", *TINY, "-q", code=launch.BUSY)
     assert "is working on it" in err
 
@@ -507,8 +507,8 @@ def test_through_submitit_without_slurm(foreign_folder, monkeypatch):
 
 def test_options_of_sbatch_keep_their_meaning():
     given = ["time=10:00:00", "cpus-per-task=8", "exclusive=true", "mem=32GB"]
-    found = slurm.parse_options(given)
-    assert found == {"time": "10:00:00", "cpus_per_task": 8, "exclusive": True, "mem": "32GB"}
+    actual = slurm.parse_options(given)
+    assert actual == {"time": "10:00:00", "cpus_per_task": 8, "exclusive": True, "mem": "32GB"}
 
 
 def test_without_slurm_there_is_one_line(cli, monkeypatch):

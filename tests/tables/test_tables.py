@@ -82,10 +82,10 @@ def test_a_seed_is_the_last_of_the_settings() -> None:
 
 
 def test_all_tables_and_figures_of_the_paper_are_there() -> None:
-    places = [read(name).where for name in TABLES]
-    assert {f"Table {number}" for number in range(1, 18)} <= set(places)
-    assert {f"Figure {number}" for number in range(1, 6)} <= set(places)
-    assert places[:17] == [f"Table {number}" for number in range(1, 18)]
+    keys_of_tables = [read(name).where for name in TABLES]
+    assert {f"Table {number}" for number in range(1, 18)} <= set(keys_of_tables)
+    assert {f"Figure {number}" for number in range(1, 6)} <= set(keys_of_tables)
+    assert keys_of_tables[:17] == [f"Table {number}" for number in range(1, 18)]
 
 
 def test_small_recipes_stand_for_the_papers() -> None:
@@ -179,11 +179,11 @@ def rows_of(label: str) -> list[list[str]]:
     """The numbers of each line of a table, as printed."""
     (text,) = (one for one in environments("table") if f"\\label{{{label}}}" in one)
     text = re.sub(r"\\cite[pt]?\{[^}]*\}|\\(?:text|math)[a-z]+|\\underline|[${}]|\\:", " ", text).replace("\\pm", "±")
-    found = []
+    actual = []
     for line in text.split("\\\\"):
         line = re.sub(r"(?<=\d),(?=\d{3})", "", re.sub(r"\s*±\s*", " ± ", line))
-        found.append([re.sub(r"\s+", " ", number) for number in NUMBER.findall(line)])
-    return found
+        actual.append([re.sub(r"\s+", " ", number) for number in NUMBER.findall(line)])
+    return actual
 
 
 def in_order(values: list[str], line: list[str]) -> bool:
@@ -366,7 +366,7 @@ def test_a_damaged_run_is_as_good_as_missing_and_told(tmp_path: Path, cli: Any) 
     filled = mine()
     assert waiting.path in [missing.path for missing in filled.missing]
     assert f"counted as missing: {waiting.path / 'results.json'}: damaged" in page(filled)
-    alone = {place: replace(cell, missing=(waiting,)) for place, cell in filled.cells.items() if cell.missing}
+    alone = {key: replace(cell, missing=(waiting,)) for key, cell in filled.cells.items() if cell.missing}
     assert [outcome.state for outcome in run_missing(replace(filled, cells=alone))] == ["failed"]
 
 
@@ -451,8 +451,8 @@ RIVALS = spec.Claim(text="a is below all", less=("a", "x"), than=[("b", "x"), ("
 
 def against(**others: Cell) -> tuple[str, str]:
     cells = {(row, "x"): others.get(row, Cell(values=(5.0, 5.1))) for row in "abcd"}
-    found = verdict(RIVALS, {**cells, ("a", "x"): Cell(values=(1.0, 1.01))}, {"x": "X"})
-    return found.holds, found.because
+    actual = verdict(RIVALS, {**cells, ("a", "x"): Cell(values=(1.0, 1.01))}, {"x": "X"})
+    return actual.holds, actual.because
 
 
 def test_a_claim_of_several_rivals() -> None:
@@ -483,9 +483,9 @@ def test_a_claim_that_nothing_can_decide_is_refused() -> None:
             spec.Claim(text="All is well.", **wrong)
 
 
-def printed(table: spec.PaperTable, place: spec.CellKey) -> float | None:
-    (row,) = [row for row in table.rows if row.name == place[0]]
-    at = [column.id for column in table.columns].index(place[1])
+def printed(table: spec.PaperTable, key: spec.CellKey) -> float | None:
+    (row,) = [row for row in table.rows if row.name == key[0]]
+    at = [column.id for column in table.columns].index(key[1])
     value = row.paper[at] if row.paper else None
     return value.mean if value else None
 
@@ -494,9 +494,9 @@ def printed(table: spec.PaperTable, place: spec.CellKey) -> float | None:
 def test_the_papers_own_values_fit_its_claims(name: str) -> None:
     table = read(name)
     for claim in table.claims:
-        place = claim.more or claim.less
-        for other in claim.than if place else ():
-            mine, theirs = printed(table, place), printed(table, other)
+        key = claim.more or claim.less
+        for other in claim.than if key else ():
+            mine, theirs = printed(table, key), printed(table, other)
             if mine is not None and theirs is not None:
                 assert (mine > theirs) == bool(claim.more), (claim.text, other)
 
@@ -531,8 +531,8 @@ def test_a_spread_is_of_the_means() -> None:
     assert spread([[1.0, 17.0], [4.0, 20.0], [9.0, 25.0]]) == "within noise"  # seeds vary as much
     assert spread([[1.0], [4.0], [9.0]]) == "within noise"  # one seed does not tell
     claim = spec.Claim(text="alike", spread=[("a", "x"), ("b", "x")])
-    found = verdict(claim, {("a", "x"): Cell(values=(1.0, 3.0)), ("b", "x"): Cell(values=(4.0, 6.0))}, {"x": "X"})
-    assert f"{statistics.stdev([2.0, 5.0]):.2f} over 2, against 1; seeds alone give 1.00" in found.because
+    actual = verdict(claim, {("a", "x"): Cell(values=(1.0, 3.0)), ("b", "x"): Cell(values=(4.0, 6.0))}, {"x": "X"})
+    assert f"{statistics.stdev([2.0, 5.0]):.2f} over 2, against 1; seeds alone give 1.00" in actual.because
 
 
 def spread(values: list[list[float]]) -> str:
@@ -656,8 +656,8 @@ def test_csv_has_every_digit(complete: Filled, tmp_path: Path) -> None:
 def test_links_lead_to_the_runs(complete: Filled, ending: str) -> None:
     above = Path(os.path.commonpath([path.resolve() for path in complete.runs]))
     text = write(complete, above / f"mine{ending}").read_text()
-    found = Rows(text).links if ending == ".html" else re.findall(r"\]\(([^)]*)\)", text)
-    assert {Path(above, link).resolve() for link in found} == {path.resolve() for path in complete.runs}
+    actual = Rows(text).links if ending == ".html" else re.findall(r"\]\(([^)]*)\)", text)
+    assert {Path(above, link).resolve() for link in actual} == {path.resolve() for path in complete.runs}
 
 
 @pytest.mark.parametrize("ending", [".md", ".html"])
@@ -830,5 +830,5 @@ def test_the_tables_of_adapters_have_runs_for_what_there_is() -> None:
         ("adapters", "SSIAT", "ssiat"),
         ("inference", "Adam-ssf", "aper"),
     ):
-        (found,) = [one for one in spec.read(table).rows if one.name == row]
-        assert found.set == [f"method={method}"]
+        (actual,) = [one for one in spec.read(table).rows if one.name == row]
+        assert actual.set == [f"method={method}"]

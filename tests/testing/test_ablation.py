@@ -81,8 +81,8 @@ class Averaged(Method):
         yield phase
 
 
-@pytest.mark.parametrize(("decay", "found"), [(0.5, ""), (0.0, "is the network itself"), (1.0, "did not follow")])
-def test_an_average_that_stays_or_is_its_network_is_named(decay, found):
+@pytest.mark.parametrize(("decay", "actual"), [(0.5, ""), (0.0, "is the network itself"), (1.0, "did not follow")])
+def test_an_average_that_stays_or_is_its_network_is_named(decay, actual):
     engine = Watch()
     learn(Averaged(small_resnet(), decay=decay), range(1), engine)
-    assert found in "; ".join(engine.idle) and bool(engine.idle) == bool(found)
+    assert actual in "; ".join(engine.idle) and bool(engine.idle) == bool(actual)

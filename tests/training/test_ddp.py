@@ -37,7 +37,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def actual(tmp_path_factory):
     """See two_ranks.py: its own process, since ranks must be forked before torch has threads."""
     out = tmp_path_factory.mktemp("ranks") / "found.pkl"
     script = Path(__file__).with_name("two_ranks.py")
@@ -54,17 +54,17 @@ def environment(**more):
 
 
 @pytest.mark.parametrize("method", ["pearl", "finetune"])
-def test_two_processes_follow_one(found, method):
+def test_two_processes_follow_one(actual, method):
     """A ViT, batches of 9 in parts of 4 and 5; benchmarks/speed/ddp.py does so with DeiT-Tiny over 50 steps."""
-    one, *several = *found[f"{method} one"], *found[method]
+    one, *several = *actual[f"{method} one"], *actual[method]
     for rank in several:
         torch.testing.assert_close(rank["losses"], one["losses"], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(rank["logits"], one["logits"], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["Pearl", "Finetune"])
-def test_batch_statistics_are_those_of_the_whole_batch(found, method):
-    one, first, second = *found[f"resnet {method} one"], *found[f"resnet {method}"]
+def test_batch_statistics_are_those_of_the_whole_batch(actual, method):
+    one, first, second = *actual[f"resnet {method} one"], *actual[f"resnet {method}"]
     torch.testing.assert_close(first["losses"], one["losses"], rtol=1e-9, atol=1e-9)
     assert any("running_var" in name for name in first["state"])
     for name, value in first["state"].items():
@@ -72,8 +72,8 @@ def test_batch_statistics_are_those_of_the_whole_batch(found, method):
         torch.testing.assert_close(value, one["state"][name], rtol=1e-9, atol=1e-9, msg=name)
 
 
-def test_a_rank_without_images_takes_part(found):
-    (one,), several = found["leftover one"], found["leftover"]
+def test_a_rank_without_images_takes_part(actual):
+    (one,), several = actual["leftover one"], actual["leftover"]
     for rank in several:
         torch.testing.assert_close(rank["losses"], one["losses"], rtol=1e-9, atol=1e-9)
         for name, value in rank["state"].items():
@@ -81,9 +81,9 @@ def test_a_rank_without_images_takes_part(found):
             assert torch.equal(value, several[0]["state"][name]), name
 
 
-def test_a_resumed_task_ends_with_the_same_bits(found):
+def test_a_resumed_task_ends_with_the_same_bits(actual):
     """With dropout, whose draws are each rank's own, and a signal that reached the second rank alone."""
-    whole, cut = found["dropout"], found["dropout cut"]
+    whole, cut = actual["dropout"], actual["dropout cut"]
     assert cut[0]["cuts"] == cut[1]["cuts"] >= 2
     for name, value in whole[0]["state"].items():
         for other in (whole[1], *cut):
@@ -91,20 +91,20 @@ def test_a_resumed_task_ends_with_the_same_bits(found):
     assert torch.equal(whole[0]["state"]["backbone.unused"], torch.ones(3)), "what no loss reaches does not move"
 
 
-def test_ranks_take_the_same_phase(found):
+def test_ranks_take_the_same_phase(actual):
     """On all of them or on none; what fewer or more have trained is another one."""
-    for rank, alone in zip(found["kept"], found["kept alone"], strict=True):
+    for rank, alone in zip(actual["kept"], actual["kept alone"], strict=True):
         first, again = rank
         assert [first["reused"], again["reused"]] == [[[], []], [["reference"], ["probe"]]]
         assert alone[0]["reused"] == [[], []]
         for name, value in alone[0]["state"].items():
             assert torch.equal(again["state"][name], value), name
-    assert found["kept one"][0][0]["reused"] == [[], []]
+    assert actual["kept one"][0][0]["reused"] == [[], []]
 
 
 @pytest.mark.parametrize("name", [name for name, make in ZOO.items() if shared_out(make())])
-def test_every_method_that_can_be_shared_out_learns_in_several_processes(found, name):
-    (first, second), (one,) = found["zoo"], found["zoo one"]
+def test_every_method_that_can_be_shared_out_learns_in_several_processes(actual, name):
+    (first, second), (one,) = actual["zoo"], actual["zoo one"]
     assert first[name]["state"].keys() == second[name]["state"].keys() == one[name]["state"].keys()
     for key, value in first[name]["state"].items():
         assert torch.equal(value, second[name]["state"][key]), f"{key} differs between the ranks"
@@ -128,8 +128,8 @@ def test_what_cannot_be_shared_out_is_for_one_process(method, why, monkeypatch):
         execute(load_config("digits", [f"method={method}"]), devices=2)
 
 
-def test_what_ranks_tell_each_other(found):
-    first, second = found["draws"]
+def test_what_ranks_tell_each_other(actual):
+    first, second = actual["draws"]
     assert first.pop("draw") != second.pop("draw")
     assert first.pop("share") + second.pop("share") == [0, 1, 2, 3, 4]
     assert first == second == {"any": [True, False], "same": "of 0", "gather": [0, 1]}
@@ -249,8 +249,8 @@ def test_a_process_that_hangs_ends_the_others(tmp_path):
 def test_one_line_says_why_it_ended(codes, said, code, words, tmp_path):
     (tmp_path / "said").write_bytes(said)
     with (tmp_path / "said").open("rb") as file:
-        found, line = launch._verdict(codes, [file, file])
-    assert found == code
+        actual, line = launch._verdict(codes, [file, file])
+    assert actual == code
     assert line.startswith(words)
     assert bool(line) == bool(words)
 

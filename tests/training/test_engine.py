@@ -101,8 +101,8 @@ def test_quarter_cosine_of_a_single_epoch_and_of_a_phase_in_steps():
     assert rates_of(Course(4, 4, 4)) == [2.0] * 4
     settings = PhaseConfig(lr=2.0, schedule="quarter_cosine", batch_size=2, steps=7, epochs=1)
     course = Course.of(settings, 6, None)
-    found = [learning_rate(settings, course, step) for step in range(course.steps)]
-    assert found == pytest.approx([2.0] * 3 + [2 * 0.712639] * 3 + [2 * 0.015707], abs=2e-6)
+    actual = [learning_rate(settings, course, step) for step in range(course.steps)]
+    assert actual == pytest.approx([2.0] * 3 + [2 * 0.712639] * 3 + [2 * 0.015707], abs=2e-6)
 
 
 def test_multistep_counts_milestones_as_shares():
@@ -137,8 +137,8 @@ def test_a_phase_has_its_own_augmentation():
     usual = ImagesConfig(size=8, augment="crop", pad=1)
     changes = {"pad": 3, "flip": False, "brightness": 0.5}
     expected, _ = learnt(usual.model_copy(update=changes))
-    found, images = learnt(usual, phases={"finetune": {"images": changes}})
-    assert torch.equal(found, expected) and images == usual
+    actual, images = learnt(usual, phases={"finetune": {"images": changes}})
+    assert torch.equal(actual, expected) and images == usual
     halves = {"images": {"pad": 3, "flip": False}, "phases": {"finetune": {"images": {"brightness": 0.5}}}}
     assert torch.equal(learnt(usual, **halves)[0], expected)
     assert not torch.equal(learnt(usual)[0], expected)
@@ -304,8 +304,8 @@ def test_a_moment_that_does_not_fit_is_passed_over(harm, tmp_path):
     engine.learn(whole, make_task(0))
     with pytest.raises(Interrupted):
         engine.learn(cut, make_task(0), Cut(tmp_path, 3))
-    place = sorted(tmp_path.iterdir())[-1]
-    tensors, manifest = read_part(place)
+    path = sorted(tmp_path.iterdir())[-1]
+    tensors, manifest = read_part(path)
     kept = {key: manifest[key] for key in ("phase", "steps")}
     average = next(name for name in tensors if name.endswith("exp_avg") and tensors[name].ndim == 4)
     weight = next(name for name in tensors if name.startswith("method/heads.blocks"))
@@ -323,7 +323,7 @@ def test_a_moment_that_does_not_fit_is_passed_over(harm, tmp_path):
         tensors = {name: value for name, value in tensors.items() if not name.startswith("extra/")}
     elif harm == "phase":
         kept["phase"] = "elsewhere"
-    write_part(place, tensors, kept)
+    write_part(path, tensors, kept)
     again, told = make(), []
     engine.observer.event = lambda kind, **facts: told.append(facts.get("done"))
     engine.learn(again, make_task(0), Resume(tmp_path))

@@ -82,7 +82,7 @@ def test_a_replayed_step_learns_what_a_plain_one_does(make, optimizer, rerun, mo
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_rates_that_are_tensors_are_rates(optimizer):
     settings = PhaseConfig(optimizer=optimizer, lr=0.5, weight_decay=0.01)
-    found = []
+    actual = []
     for graphed in (False, True):
         weight = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
         (optim,) = make_optimizers(settings, {"": [weight]}, torch.device("cpu"), graphed=graphed)
@@ -90,9 +90,9 @@ def test_rates_that_are_tensors_are_rates(optimizer):
             set_rate([optim], 0.1 / (step + 1))
             weight.grad = torch.tensor([0.3, float(step)])
             optim.step()
-        found.append(weight.detach())
-    torch.testing.assert_close(found[1], found[0])
-    assert not torch.equal(found[0], torch.tensor([1.0, -2.0]))
+        actual.append(weight.detach())
+    torch.testing.assert_close(actual[1], actual[0])
+    assert not torch.equal(actual[0], torch.tensor([1.0, -2.0]))
 
 
 def test_without_the_option_or_a_gpu_nothing_is_recorded():

@@ -281,9 +281,9 @@ INGREDIENTS = {
 
 def test_each_ingredient_is_another_phase():
     usual = key_of()
-    found = {name: key() for name, key in INGREDIENTS.items()}
-    assert [name for name, key in found.items() if key == usual] == []
-    assert len({*found.values()}) == len(found) and "" not in found.values()
+    actual = {name: key() for name, key in INGREDIENTS.items()}
+    assert [name for name, key in actual.items() if key == usual] == []
+    assert len({*actual.values()}) == len(actual) and "" not in actual.values()
     assert key_of() == usual, "the same is the same"
 
 
@@ -465,32 +465,32 @@ def one_phase(root, resume=None):
     return taught(lambda: Isolation(small_resnet()), root, tasks=1, resume=resume)
 
 
-def flip(place):
-    file = place / "weights.safetensors"
+def flip(location):
+    file = location / "weights.safetensors"
     data = bytearray(file.read_bytes())
     data[-5] ^= 1
     file.write_bytes(data)
 
 
-def of_another_phase(place):
-    manifest = json.loads((place / "manifest.json").read_text())
-    (place / "manifest.json").write_text(json.dumps(manifest | {"key": "0" * 64}))
+def of_another_phase(location):
+    manifest = json.loads((location / "manifest.json").read_text())
+    (location / "manifest.json").write_text(json.dumps(manifest | {"key": "0" * 64}))
 
 
 HARM = {
     "bit": flip,
-    "cut": lambda place: (place / "weights.safetensors").write_bytes(b"12"),
-    "no weights": lambda place: (place / "weights.safetensors").unlink(),
-    "no manifest": lambda place: (place / "manifest.json").unlink(),
-    "empty manifest": lambda place: (place / "manifest.json").write_bytes(b""),
-    "newer format": lambda place: (place / "manifest.json").write_text('{"format": 99}'),
+    "cut": lambda location: (location / "weights.safetensors").write_bytes(b"12"),
+    "no weights": lambda location: (location / "weights.safetensors").unlink(),
+    "no manifest": lambda location: (location / "manifest.json").unlink(),
+    "empty manifest": lambda location: (location / "manifest.json").write_bytes(b""),
+    "newer format": lambda location: (location / "manifest.json").write_text('{"format": 99}'),
     "renamed": of_another_phase,
-    "other tensors": lambda place: write_part(place, {"x": torch.zeros(1)}, {**_told(place)}),
+    "other tensors": lambda location: write_part(location, {"x": torch.zeros(1)}, {**_told(location)}),
 }
 
 
-def _told(place):
-    return {key: read_json(place / "manifest.json")[key] for key in ("phase", "steps", "epochs", "seconds", "key")}
+def _told(location):
+    return {key: read_json(location / "manifest.json")[key] for key in ("phase", "steps", "epochs", "seconds", "key")}
 
 
 @pytest.fixture(scope="module")
@@ -561,10 +561,10 @@ def test_a_phase_that_is_removed_while_it_is_read_was_never_there(once, tmp_path
     shutil.copytree(once[0], tmp_path, dirs_exist_ok=True)
     usual = phase_cache.read_part
 
-    def removed(place, *args):
-        if place.parent == tmp_path and place.exists():
-            shutil.rmtree(place)
-        return usual(place, *args)
+    def removed(location, *args):
+        if location.parent == tmp_path and location.exists():
+            shutil.rmtree(location)
+        return usual(location, *args)
 
     with monkeypatch.context() as patch:
         patch.setattr(phase_cache, "read_part", removed)
@@ -575,7 +575,7 @@ def test_a_phase_that_is_removed_while_it_is_read_was_never_there(once, tmp_path
 
 def test_a_process_that_comes_second_waits(tmp_path):
     """And takes what the first one has trained; a third one, of another phase, does not wait."""
-    key, network, said, found = "a" * 64, nn.Linear(2, 2), [], []
+    key, network, said, actual = "a" * 64, nn.Linear(2, 2), [], []
     told = threading.Event()
 
     def note(text):
@@ -584,7 +584,7 @@ def test_a_process_that_comes_second_waits(tmp_path):
 
     def second():
         with PhaseCache(tmp_path).claimed(key, [nn.Linear(2, 2)], 3, World(), note) as progress:
-            found.append(progress)
+            actual.append(progress)
 
     first = PhaseCache(tmp_path)
     with first.claimed(key, [network], 3, World(), note) as progress:
@@ -595,9 +595,9 @@ def test_a_process_that_comes_second_waits(tmp_path):
         with PhaseCache(tmp_path).claimed("b" * 64, [network], 3, World(), note) as other:
             assert other is None
         first.keep("probe", [network], Progress(3, seconds=1.5, key=key), note)
-        assert found == []
+        assert actual == []
     waiting.join(20)
-    assert [progress.seconds for progress in found] == [1.5] and found[0].reused
+    assert [progress.seconds for progress in actual] == [1.5] and actual[0].reused
     assert said == ["another process is training the same phase; waiting for its result"]
     assert [path.name for path in tmp_path.iterdir()] == [key], "no lock is left"
 
@@ -628,7 +628,7 @@ def test_a_phase_that_was_cut_off_is_kept_when_it_ends(once, tmp_path):
         lambda: Isolation(small_resnet()), tmp_path / "cut", tmp_path / "moments"
     )
     assert cuts >= 2 and equal(method, whole)
-    one, other = (read_json(only(place) / "manifest.json") for place in (root, tmp_path / "cut"))
+    one, other = (read_json(only(location) / "manifest.json") for location in (root, tmp_path / "cut"))
     assert one["key"] == other["key"] and one["sha256"] == other["sha256"]
     told = [[{**facts, "seconds": 0} for facts in manifest["epochs"]] for manifest in (one, other)]
     assert told[0] == told[1] and len(told[0]) == 2

@@ -169,8 +169,8 @@ def test_what_was_set_of_a_group_is_read_back():
     ],
 )
 def test_rates(settings, rates):
-    found = [learning_rate(PhaseConfig(lr=1.0, **settings), Course(1, 8, 8), done) for done in (0, 4, 8)]
-    assert found == pytest.approx(rates)
+    actual = [learning_rate(PhaseConfig(lr=1.0, **settings), Course(1, 8, 8), done) for done in (0, 4, 8)]
+    assert actual == pytest.approx(rates)
 
 
 def test_a_warm_up_rises_to_where_the_schedule_is():

@@ -84,7 +84,7 @@ class Cut(Resume):
 def kept(folder, *rules):
     """PEARL by one rank rule after the other, whose reference and probe are the same; with what was reused."""
     torch.set_default_dtype(torch.float64)
-    found = []
+    actual = []
     for rule in rules:
         told = World.join("cpu", int(os.environ["WORLD_SIZE"]))
         engine = Engine(
@@ -94,8 +94,8 @@ def kept(folder, *rules):
         for t in range(2):
             engine.learn(method, tiny.make_task(t))
             reused.append(engine.reused)
-        found.append({"state": method.state_dict(), "reused": reused})
-    return found
+        actual.append({"state": method.state_dict(), "reused": reused})
+    return actual
 
 
 def draws():
@@ -116,32 +116,32 @@ def zoo():
     torch.set_default_dtype(torch.float64)
     settings = tiny.config(train={"batch_size": 8, "epochs": 1, "optimizer": "sgd", "lr": 0.001})
     engine = Engine(settings, device="cpu", world=World.join("cpu", int(os.environ["WORLD_SIZE"])))
-    found = {}
+    actual = {}
     for name, make in ZOO.items():
         method = engine.to_device(make())
         if shared_out(method):
             tiny.learn(method, range(2), engine, per_class=7, extra=1)
-            found[name] = {"state": method.state_dict(), "logits": tiny.logits(method)}
-    return found
+            actual[name] = {"state": method.state_dict(), "logits": tiny.logits(method)}
+    return actual
 
 
 def main(out):
-    found = {"draws": fork(2, draws), "leftover": fork(3, leftover), "leftover one": fork(1, leftover)}
+    actual = {"draws": fork(2, draws), "leftover": fork(3, leftover), "leftover one": fork(1, leftover)}
     for name in ("pearl", "finetune"):
-        found[name] = fork(2, follow, name, "test_vit", 7, 9)
-        found[f"{name} one"] = fork(1, follow, name, "test_vit", 7, 9)
+        actual[name] = fork(2, follow, name, "test_vit", 7, 9)
+        actual[f"{name} one"] = fork(1, follow, name, "test_vit", 7, 9)
     for method in (Pearl, Finetune):
-        found[f"resnet {method.__name__}"] = fork(2, resnet, method)
-        found[f"resnet {method.__name__} one"] = fork(1, resnet, method)
-    found["zoo"], found["zoo one"] = fork(2, zoo), fork(1, zoo)
-    found["dropout"] = fork(2, dropout)
+        actual[f"resnet {method.__name__}"] = fork(2, resnet, method)
+        actual[f"resnet {method.__name__} one"] = fork(1, resnet, method)
+    actual["zoo"], actual["zoo one"] = fork(2, zoo), fork(1, zoo)
+    actual["dropout"] = fork(2, dropout)
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
-        found["kept"] = fork(2, kept, folder, PaperRule(), EnergyRule())
-        found["kept alone"] = fork(2, kept, other, EnergyRule())
-        found["kept one"] = fork(1, kept, folder, EnergyRule())
+        actual["kept"] = fork(2, kept, folder, PaperRule(), EnergyRule())
+        actual["kept alone"] = fork(2, kept, other, EnergyRule())
+        actual["kept one"] = fork(1, kept, folder, EnergyRule())
     with tempfile.TemporaryDirectory() as folder:
-        found["dropout cut"] = fork(2, dropout, folder, 4)
-    Path(out).write_bytes(pickle.dumps(found))
+        actual["dropout cut"] = fork(2, dropout, folder, 4)
+    Path(out).write_bytes(pickle.dumps(actual))
 
 
 if __name__ == "__main__":
