@@ -120,8 +120,8 @@ def moved(net, pet, x):
                 A, B, s = (pet.factors[f"{kind}.{name}:{part}"] for kind in "ABs")
                 weight[rows] += s * B @ A
         return naive(net, x, {}, {})
-    for block, own in pet.by_block().items():
-        down, up, scale = own.down, own.up, own.scale
+    for block, adapter in pet.by_block().items():
+        down, up, scale = adapter.down, adapter.up, adapter.scale
         attention[block] = lambda n, down=down, up=up, scale=scale: scale * up(F.gelu(down(n)))
     return naive(net, x, prefixes, adapters, attention)
 

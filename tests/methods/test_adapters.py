@@ -103,9 +103,9 @@ def test_draws_have_the_classes_means_and_covariances():
     assert batch.y.bincount().tolist() == [20_000] * 3
     assert batch.y[:100].unique().tolist() == [0, 1, 2]
     for c in range(3):
-        own = batch.x[batch.y == c]
-        close(own.mean(0), means[c], atol=0.1, rtol=0)
-        close(own.T.cov(), factors[c] @ factors[c].T, atol=0.2, rtol=0.05)
+        of_class = batch.x[batch.y == c]
+        close(of_class.mean(0), means[c], atol=0.1, rtol=0)
+        close(of_class.T.cov(), factors[c] @ factors[c].T, atol=0.2, rtol=0.05)
     parts = [*draws.batches(256, 5, skip=3)]
     assert torch.equal(parts[0].x, batch.x[768:1024])
     assert not torch.equal(next(draws.batches(256, 6)).x, batch.x[:256])

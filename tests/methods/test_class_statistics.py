@@ -530,16 +530,16 @@ def fits_written_out(tasks, test, spaces, skip=None):
     ratio = []
     for v, space in enumerate(spaces):
         known = [(labels, in_space(space, raws[v]).numpy().astype(float)) for labels, raws in tasks[v:]]
-        known = [(labels, own.reshape(len(labels), -1, own.shape[-1])) for labels, own in known]
+        known = [(labels, of_class.reshape(len(labels), -1, of_class.shape[-1])) for labels, of_class in known]
         if skip:
             t, i = skip
             known[t - v] = tuple(np.delete(part, i, axis=0) for part in known[t - v])
         x = in_space(space, first_view(test[v])).numpy().astype(float)
-        rows = [own[labels == c] for labels, own in known for c in np.unique(labels)]
+        rows = [of_class[labels == c] for labels, of_class in known for c in np.unique(labels)]
         images, (views, p) = sum(map(len, rows)), rows[0].shape[1:]
-        rows = [own.reshape(-1, p) for own in rows]
+        rows = [of_class.reshape(-1, p) for of_class in rows]
         # every view is a sample, but the views of an image count as one
-        within = sum(np.cov(own.T, bias=True) * len(own) / views for own in rows)
+        within = sum(np.cov(of_class.T, bias=True) * len(of_class) / views for of_class in rows)
         every = np.concatenate(rows)
         freedom = images - len(rows)
         a = (p / (freedom * views**0.5 + p)) ** 3
@@ -547,7 +547,7 @@ def fits_written_out(tasks, test, spaces, skip=None):
         inside, whole = (np.linalg.inv((1 - a) * s + a * np.trace(s) / p * np.eye(p)) for s in pooled)
         away = [
             cdist(x, [mean], "mahalanobis", VI=vi) ** 2
-            for mean, vi in [*((own.mean(0), inside) for own in rows), (every.mean(0), whole)]
+            for mean, vi in [*((of_class.mean(0), inside) for of_class in rows), (every.mean(0), whole)]
         ]
         actual = np.full((len(x), sum(len(set(labels)) for labels, _ in tasks)), np.nan)
         actual[:, actual.shape[1] - len(rows) :] = 0.5 * (away[-1] - np.concatenate(away[:-1], 1))

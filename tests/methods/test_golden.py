@@ -84,9 +84,9 @@ def test_dual_gpm():
 
     It is asked here for the share of as many as theirs are.
     """
-    own, memory, kinds = GOLDEN["dual gpm"], Subspaces(), []
-    for t, step in enumerate(own["steps"]):
-        inputs = numbers(10 + t, 6, 8) * torch.tensor(own["scales"], dtype=torch.float64).roll(2 * t)
+    golden, memory, kinds = GOLDEN["dual gpm"], Subspaces(), []
+    for t, step in enumerate(golden["steps"]):
+        inputs = numbers(10 + t, 6, 8) * torch.tensor(golden["scales"], dtype=torch.float64).roll(2 * t)
         memory.remember("layer", inputs.T @ inputs / 6, step["share"] - 1e-9)
         inside = torch.eye(8, dtype=torch.float64) - memory.outside("layer", torch.eye(8, dtype=torch.float64))
         close(inside, step["inside"], 1e-5)  # a basis is kept in float32
@@ -103,33 +103,33 @@ def test_quarter_cosine(epochs):
 
 
 def test_coda_prompt(double):
-    own, dim = GOLDEN["coda-prompt"], 16
-    method = CodaPrompt(small_vit(), per_task=2, length=4, blocks=1, ortho=own["ortho"])
+    golden, dim = GOLDEN["coda-prompt"], 16
+    method = CodaPrompt(small_vit(), per_task=2, length=4, blocks=1, ortho=golden["ortho"])
     components = {"P": numbers(20, 6, 4, dim).flatten(1), "K": numbers(21, 6, dim), "A": numbers(22, 6, dim)}
     for kind, rows in components.items():
         for t in range(2):
             method.components.add(f"{t}.{kind}.0", rows[2 * t : 2 * t + 2])
     keys, values = method.prefix(numbers(23, 3, dim), 0)
-    close(keys, own["keys"])
-    close(values, own["values"])
-    close(method.ortho * method.penalty(), own["penalty"])
+    close(keys, golden["keys"])
+    close(values, golden["values"])
+    close(method.ortho * method.penalty(), golden["penalty"])
 
 
 def test_l2p(double):
-    own, pool = GOLDEN["l2p"], PromptPool(5, 2, 12, top_k=3)
+    golden, pool = GOLDEN["l2p"], PromptPool(5, 2, 12, top_k=3)
     pool.prompts.data, pool.keys.data = numbers(30, 5, 2, 12), numbers(31, 5, 12)
     query = numbers(32, 4, 12)
-    assert pool.choose(query)[1].tolist() == own["chosen"]
+    assert pool.choose(query)[1].tolist() == golden["chosen"]
     tokens, cosines = pool(query)
-    close(tokens.sum(2), own["tokens"])
-    close(cosines.sum(1).mean(), own["reduce_sim"])
+    close(tokens.sum(2), golden["tokens"])
+    close(cosines.sum(1).mean(), golden["reduce_sim"])
 
 
 def test_derpp(monkeypatch, double):
     """With a head that has all classes, as theirs does: here after the last task."""
-    own = GOLDEN["der++"]
+    golden = GOLDEN["der++"]
     table = torch.cat([numbers(46, 6, 12), numbers(42, 5, 12), numbers(44, 5, 12)])
-    method = DerPlusPlus(Known(table), alpha=own["alpha"], beta=own["beta"])
+    method = DerPlusPlus(Known(table), alpha=golden["alpha"], beta=golden["beta"])
     weight, bias = numbers(40, 4, 12), numbers(41, 4)
     for t in range(2):
         head = method.heads.grow(2)
@@ -144,7 +144,7 @@ def test_derpp(monkeypatch, double):
     monkeypatch.setattr(method.memory, "draw", lambda count, view: shown.pop(0))
     task = Task(1, "task2", ("c", "d"), 2, filled(6), np.array([0, 1] * 3), view, torch.device("cpu"))
     loss = method.loss(task, Batch(x[:6], torch.tensor([2, 3] * 3), torch.arange(6)))
-    close(loss, own["loss"])
+    close(loss, golden["loss"])
     loss.backward()
-    close(torch.cat([head.weight.grad for head in method.heads]), own["gradient"])
-    close(method._logits, own["stored"])
+    close(torch.cat([head.weight.grad for head in method.heads]), golden["gradient"])
+    close(method._logits, golden["stored"])

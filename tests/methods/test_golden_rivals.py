@@ -70,18 +70,18 @@ def with_heads(method, first, second):
 
 
 def test_rsiat(monkeypatch, double):
-    own, table = GOLDEN["rsiat"], Lookup()
+    golden, table = GOLDEN["rsiat"], Lookup()
     method = Rsiat(small_vit(), output="sigmoid", code=3)
     method.heads = CosineHeads(DIM, 50.0)
     monkeypatch.setattr(method, "features", lambda x: table.now[x])
     monkeypatch.setattr(rsiat_file.vit, "features", lambda net, x, adapters: table.before[x])
     head = with_heads(method, numbers(52, 2, DIM), numbers(53, 2, DIM))
     first = method.heads[0]
-    close(method.cosface(first(table.now), OWN - 2), own["first"]["cosface"])
+    close(method.cosface(first(table.now), OWN - 2), golden["first"]["cosface"])
     phase = type("Phase", (), {"done": 21, "per_epoch": 10})  # epoch 2 of the 4 in which lambda rises
     method.first_loss(first, phase, Batch(IMAGES, OWN - 2, IMAGES)).backward()
-    close(0.25 * separation(table.now, OWN, 1.5, 0.4), own["first"]["separation"])
-    close(table.now.grad, own["first"]["gradient"])
+    close(0.25 * separation(table.now, OWN, 1.5, 0.4), golden["first"]["separation"])
+    close(table.now.grad, golden["first"]["gradient"])
 
     method.projector = rsiat_file.Projector(DIM, 3, "sigmoid")
     for i, parameter in enumerate(method.projector.parameters()):
@@ -93,14 +93,14 @@ def test_rsiat(monkeypatch, double):
     losses = stepped(
         lambda batch: method.loss(task, head, method.adapters, means, batch), params, lr=0.01, momentum=0.9
     )
-    close(losses, [sum(terms) for terms in own["second"]["losses"]])
-    close(table.now, own["second"]["features"])
-    close(head.weight, own["second"]["head"])
-    close(torch.stack([p.sum() for p in method.projector.parameters()]), own["second"]["projector"])
+    close(losses, [sum(terms) for terms in golden["second"]["losses"]])
+    close(table.now, golden["second"]["features"])
+    close(head.weight, golden["second"]["head"])
+    close(torch.stack([p.sum() for p in method.projector.parameters()]), golden["second"]["projector"])
 
 
 def test_sdlora(double):
-    own, method = GOLDEN["sdlora"], SdLora(small_vit())
+    golden, method = GOLDEN["sdlora"], SdLora(small_vit())
     method.targets = method.targets[:2]
     query, value = method.targets
     for t in range(3):
@@ -115,33 +115,33 @@ def test_sdlora(double):
         nothing = torch.zeros(DIM, DIM)
         return x @ (plain + torch.cat([method.update(query), nothing, method.update(value)])).T
 
-    close(output(), own["output"])
+    close(output(), golden["output"])
     losses = stepped(
         lambda _: (output() * numbers(66, 4, 18)).sum() + output().square().mean(), params, lr=0.05, momentum=0.9
     )
-    close(losses, own["losses"])
-    close(torch.stack(method.magnitudes.in_order()), own["magnitudes"])
+    close(losses, golden["losses"])
+    close(torch.stack(method.magnitudes.in_order()), golden["magnitudes"])
     for kind in "AB":
-        close(torch.stack([method.factors[f"2.{kind}.{target.label}"] for target in (query, value)]), own[kind])
+        close(torch.stack([method.factors[f"2.{kind}.{target.label}"] for target in (query, value)]), golden[kind])
 
 
 def test_e2lora_ranks_and_energies(double):
     """Of 8 outputs half are kept at most; a task of 12 outputs with as many directions has a share of 9 for three."""
-    own = GOLDEN["e2lora"]
-    assert kept_ranks([torch.tensor([8.0, 3, 1, 0.5, 0.1, 0, 0, 0])], [8], 4)[0] == own["ranks"]["two"][:1]
+    golden = GOLDEN["e2lora"]
+    assert kept_ranks([torch.tensor([8.0, 3, 1, 0.5, 0.1, 0, 0, 0])], [8], 4)[0] == golden["ranks"]["two"][:1]
     energies = [numbers(94 + i, 12).abs().pow(4).sort(descending=True).values for i in range(3)]
-    assert kept_ranks(energies, [12] * 3, 9)[0] == own["ranks"]["three"]
-    assert kept_ranks([energy**0.1 for energy in energies], [12] * 3, 9)[0] == own["ranks"]["tight"]
+    assert kept_ranks(energies, [12] * 3, 9)[0] == golden["ranks"]["three"]
+    assert kept_ranks([energy**0.1 for energy in energies], [12] * 3, 9)[0] == golden["ranks"]["tight"]
     x = numbers(97, 9, 4)
     x = x - x.mean(0)
     basis, update = torch.linalg.qr(numbers(98, 8, 8)).Q, numbers(99, 8, 4)
     a, b, actual = turned(update, basis, x.T @ x / 8)  # theirs divides by n - 1
-    close(F.pad(actual, (0, 8 - len(actual))), own["energies"])
+    close(F.pad(actual, (0, 8 - len(actual))), golden["energies"])
     torch.testing.assert_close(b @ a, basis @ update)
 
 
 def test_e2lora(monkeypatch, double):
-    own, table = GOLDEN["e2lora"]["step"], Lookup()
+    golden, table = GOLDEN["e2lora"]["step"], Lookup()
     method = E2Lora(small_vit())
     method.heads.dim = DIM
     head = with_heads(method, numbers(52, 2, DIM), numbers(53, 2, DIM))
@@ -161,12 +161,12 @@ def test_e2lora(monkeypatch, double):
         momentum=0.9,
         weight_decay=5e-4,
     )
-    close(table.now, own["features"])
-    close(head.weight, own["head"])
+    close(table.now, golden["features"])
+    close(head.weight, golden["head"])
 
 
 def test_slcapp(monkeypatch, double):
-    own, table = GOLDEN["slcapp"], Lookup()
+    golden, table = GOLDEN["slcapp"], Lookup()
     head = nn.Parameter(numbers(53, 2, DIM))
     stepped(
         lambda batch: symmetric_cross_entropy(table.now[batch.x] @ head.T, batch.y - 2, 1.0, 0.1),
@@ -174,8 +174,8 @@ def test_slcapp(monkeypatch, double):
         lr=0.05,
         momentum=0.9,
     )
-    close(table.now, own["features"])
-    close(head, own["head"])
+    close(table.now, golden["features"])
+    close(head, golden["head"])
 
     method = SlcaPlusPlus(small_vit(), draws=256)
     method.heads.dim = DIM
@@ -192,15 +192,15 @@ def test_slcapp(monkeypatch, double):
         optimizer.zero_grad()
         phase.loss(Batch(x[rows], rows // 256, rows)).backward()
         optimizer.step()
-    close(torch.cat([head.weight for head in method.heads]), own["alignment"]["weight"])
-    close(torch.cat([head.bias for head in method.heads]), own["alignment"]["bias"])
+    close(torch.cat([head.weight for head in method.heads]), golden["alignment"]["weight"])
+    close(torch.cat([head.bias for head in method.heads]), golden["alignment"]["bias"])
     monkeypatch.setattr(method, "features", lambda x: numbers(50, 5, DIM)[x])
-    close(method(IMAGES), own["logits"])
+    close(method(IMAGES), golden["logits"])
 
 
 def test_sldc(monkeypatch, double):
     """Their cross-entropy takes the label as 1e-4 where it is 0; that is added here."""
-    own, table = GOLDEN["sldc"], Lookup()
+    golden, table = GOLDEN["sldc"], Lookup()
     method = Sldc(small_vit())
     method.heads.dim = DIM
     head = with_heads(method, numbers(52, 2, DIM), numbers(53, 2, DIM))
@@ -214,42 +214,42 @@ def test_sldc(monkeypatch, double):
 
     params = [table.now, head.weight, head.scale]
     losses = stepped(loss, params, kind=optim.AdamW, lr=0.05, weight_decay=3e-5)
-    close(losses, [sce + kd + 0.1 * norm for sce, kd, norm in own["losses"]])
+    close(losses, [sce + kd + 0.1 * norm for sce, kd, norm in golden["losses"]])
     for actual, theirs in ((table.now, "features"), (head.weight, "head"), (head.scale, "scale")):
-        close(actual, own[theirs])
+        close(actual, golden[theirs])
 
     before = numbers(55, 20, DIM)
     linear = linear_map(before, before + 0.2 * numbers(56, 20, DIM), ridge=1e-4, unit=True, blend=True)
     root = numbers(57, DIM, DIM)
-    close(numbers(58, DIM) @ linear, own["mean"])
-    close(linear.T @ root @ root.T @ linear, own["covariance"])
+    close(numbers(58, DIM) @ linear, golden["mean"])
+    close(linear.T @ root @ root.T @ linear, golden["covariance"])
     weak = WeaklyNonlinear(DIM)
     for i, parameter in enumerate(weak.parameters()):
         parameter.data = numbers(110 + i, *parameter.shape)
-    close(weak(numbers(50, 5, DIM)), own["nonlinear"])
-    close(weak.nonlinearity(), own["penalty"])
+    close(weak(numbers(50, 5, DIM)), golden["nonlinear"])
+    close(weak.nonlinearity(), golden["penalty"])
 
 
 def test_klda(double):
     """Their logits are of the scatter instead of the covariance, and have a part that all classes share."""
-    own, member = GOLDEN["klda"], Discriminant(DIM, 5)
+    golden, member = GOLDEN["klda"], Discriminant(DIM, 5)
     member.lift.matrix, member.lift.offsets = numbers(120, DIM, 5), numbers(121, 5)
     member.lift.sigma.fill_(0.5)  # so that the matrix is taken as it is
     for c in range(2):
         member.add(numbers(122 + c, 30, DIM), torch.zeros(30, dtype=torch.int64), 1, 1e-13)
     x = numbers(50, 5, DIM)
-    close(member.lift(x), own["random"], 1e-7)
-    close(member.statistics.means(), own["means"], 1e-7)
-    close(member.kept["scatter"], own["scatter"], 1e-6)  # their factor is in float32
-    ours, theirs = member(x), torch.tensor(own["logits"], dtype=torch.float64)
+    close(member.lift(x), golden["random"], 1e-7)
+    close(member.statistics.means(), golden["means"], 1e-7)
+    close(member.kept["scatter"], golden["scatter"], 1e-6)  # their factor is in float32
+    ours, theirs = member(x), torch.tensor(golden["logits"], dtype=torch.float64)
     close(2 / 58 * (ours[:, 0] - ours[:, 1]), (theirs[:, 0] - theirs[:, 1]).tolist(), 1e-6)
 
 
 def test_efcpp(double):
-    own, table = GOLDEN["efcpp"], Lookup()
+    golden, table = GOLDEN["efcpp"], Lookup()
     heads = torch.cat([numbers(52, 2, DIM), numbers(53, 2, DIM)])
     matrix = feature_matrix(numbers(130, 8, DIM), heads)
-    close(matrix, own["matrix"])
+    close(matrix, golden["matrix"])
     method = EfcPlusPlus(table)
     method.heads.dim = DIM
     head = with_heads(method, numbers(52, 2, DIM), numbers(53, 2, DIM))
@@ -259,17 +259,17 @@ def test_efcpp(double):
     losses = stepped(
         lambda batch: method.loss(task, head, teacher, batch), params, kind=optim.Adam, lr=0.05, weight_decay=2e-4
     )
-    close(losses, [sum(terms) for terms in own["losses"]])
-    close(table.now, own["features"])
-    close(head.weight, own["head"])
+    close(losses, [sum(terms) for terms in golden["losses"]])
+    close(table.now, golden["features"])
+    close(head.weight, golden["head"])
     before = numbers(132, 7, DIM)
     means = numbers(131, 3, DIM)
-    close(elastic_drift(before, before + 0.3 * numbers(133, 7, DIM), means, matrix, 0.2), own["drift"], 1e-6)
+    close(elastic_drift(before, before + 0.3 * numbers(133, 7, DIM), means, matrix, 0.2), golden["drift"], 1e-6)
 
 
 def test_seed(monkeypatch, double):
     """Their covariances are those of a mixture of one normal distribution, which adds 1e-8 to variances as well."""
-    own, table = GOLDEN["seed"], Lookup()
+    golden, table = GOLDEN["seed"], Lookup()
     method = Seed(table, experts=2, features=3)
     rows = [
         [numbers(140 + c, 20, 3) * (1 + c / 4) + c / 3 for c in range(4)],
@@ -288,11 +288,11 @@ def test_seed(monkeypatch, double):
     parts = [
         log_density(features[0], *(method.gaussians[f"{t}.0.{kind}"] for kind in ("mean", "root"))) for t in (0, 1)
     ]
-    close(torch.cat(parts, 1), own["densities"], 1e-5)
+    close(torch.cat(parts, 1), golden["densities"], 1e-5)
     monkeypatch.setattr(method, "read", lambda j, x: features[j])
-    close(method(IMAGES).exp(), own["votes"], 1e-5)
+    close(method(IMAGES).exp(), golden["votes"], 1e-5)
     overlap = [divergences(*(method.gaussians[f"1.{j}.{kind}"] for kind in ("mean", "root"))).mean() for j in range(2)]
-    close(torch.stack(overlap), own["overlap"], 1e-5)
+    close(torch.stack(overlap), golden["overlap"], 1e-5)
 
     monkeypatch.setattr(method, "read", lambda j, x: table.now[x])
     head = nn.Linear(DIM, 2, bias=False)
@@ -304,9 +304,9 @@ def test_seed(monkeypatch, double):
         lr=0.5,
         momentum=0.9,
     )
-    close(losses, own["losses"])
-    close(table.now, own["features"])
-    close(head.weight, own["head"])
+    close(losses, golden["losses"])
+    close(table.now, golden["features"])
+    close(head.weight, golden["head"])
 
 
 class Tanh(nn.Module):
@@ -324,7 +324,7 @@ class Tanh(nn.Module):
 
 def test_apr(double):
     """Their distillation is a cross-entropy, which is ours plus the teacher's entropy."""
-    own = GOLDEN["apr"]
+    golden = GOLDEN["apr"]
     method = Apr(Tanh(), noise=0.0, steps=3, push=0.5, replay_batch=4)
     with_heads(method, numbers(171, 4, DIM)[:2], numbers(171, 4, DIM)[2:])
     method.heads.scale.data.fill_(2.0)
@@ -332,27 +332,27 @@ def test_apr(double):
     del teacher.heads.blocks[1]
     means, images, others = numbers(172, 2, DIM), numbers(173, 5, 3, 2, 2), numbers(174, 4, 3, 2, 2)
     y = torch.tensor([2, 3, 3, 2, 3, 0, 1, 1, 0])
-    close(pushed(teacher.backbone, others, means[y[5:]], 3, 0.5).flatten(1), own["pushed"])
+    close(pushed(teacher.backbone, others, means[y[5:]], 3, 0.5).flatten(1), golden["pushed"])
     batch = Batch(torch.cat([images, others]), y, y)
     optimizer, task = optim.SGD(method.parameters(), lr=0.1, momentum=0.9, weight_decay=2e-4), make_task(1)
     with torch.no_grad():
         x = torch.cat([images, pushed(teacher.backbone, others, means[y[5:]], 3, 0.5)])
         p = (teacher.heads(teacher.backbone(x)) / 2).softmax(1)
         entropy = -10 * (p * p.log()).sum(1).mean()
-    for terms in own["losses"]:
+    for terms in golden["losses"]:
         optimizer.zero_grad()
         loss = method.loss(task, teacher, means, 0.0, batch)
         close(loss + entropy, sum(terms))
         loss.backward()
         optimizer.step()
-    close(method.backbone.weight, own["body"])
-    close(torch.cat([head.weight for head in method.heads]), own["head"])
-    close(method.heads.scale, own["scale"])
+    close(method.backbone.weight, golden["body"])
+    close(torch.cat([head.weight for head in method.heads]), golden["head"])
+    close(method.heads.scale, golden["scale"])
     root, features = numbers(57, DIM, DIM), numbers(50, 5, DIM)
     precision = torch.linalg.pinv(correlation(shrink(root @ root.T, 24, 24)), hermitian=True)
     mean = F.normalize(numbers(58, DIM)[None])
-    close(-mahalanobis(F.normalize(features), mean, precision[None])[:, 0], own["mahalanobis"], 1e-7)
-    close(distance(nn.Identity(), Batch(features, numbers(51, 5, DIM), IMAGES)), own["distance"])
+    close(-mahalanobis(F.normalize(features), mean, precision[None])[:, 0], golden["mahalanobis"], 1e-7)
+    close(distance(nn.Identity(), Batch(features, numbers(51, 5, DIM), IMAGES)), golden["distance"])
 
 
 @pytest.mark.parametrize("name", GOLDEN)

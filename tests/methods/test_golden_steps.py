@@ -90,57 +90,57 @@ def stepped(loss, parameters, batch, rate, after=lambda: None):
     return torch.stack(losses).detach()
 
 
-def holds(own, table, heads, tolerance=1e-8):
+def holds(golden, table, heads, tolerance=1e-8):
     """Compare features and classifier with the authors' after the last step."""
-    close(table.rows, own["features"], tolerance)
-    close(joined(heads, "weight"), own["weight"], tolerance)
-    close(joined(heads, "bias"), own["bias"], tolerance)
+    close(table.rows, golden["features"], tolerance)
+    close(joined(heads, "weight"), golden["weight"], tolerance)
+    close(joined(heads, "bias"), golden["bias"], tolerance)
 
 
 def test_er_ace(monkeypatch, double):
-    own, method = GOLDEN["er_ace"], ErAce(Table(200))
+    golden, method = GOLDEN["er_ace"], ErAce(Table(200))
     with_heads(method.heads, numbers(201, 4, DIM), numbers(202, 4))
     monkeypatch.setattr(method.memory, "draw", lambda count, view: EARLIER)
     task = SimpleNamespace(id=1, view=None)
     batch = Batch(IMAGES, OWN, IMAGES)
     losses = stepped(lambda batch: method.loss(task, batch), method.parameters(), batch, 0.1)
-    close(losses, own["losses"])
-    holds(own, method.backbone, method.heads)
+    close(losses, golden["losses"])
+    holds(golden, method.backbone, method.heads)
 
 
 def test_er_aces_cosine_head(monkeypatch, double):
     """Their lengths are greater by 1e-5."""
-    own, method = GOLDEN["er_ace"]["cosine"], ErAce(Table(200), head="cosine")
+    golden, method = GOLDEN["er_ace"]["cosine"], ErAce(Table(200), head="cosine")
     for rows in numbers(201, 4, DIM).split(2):
         method.heads.grow(2).weight.data = rows.clone()
     monkeypatch.setattr(method.memory, "draw", lambda count, view: EARLIER)
     task, batch = SimpleNamespace(id=1, view=None), Batch(IMAGES, OWN, IMAGES)
     losses = stepped(lambda batch: method.loss(task, batch), method.parameters(), batch, 0.1)
-    close(losses, own["losses"], 1e-3)
-    close(method.backbone.rows, own["features"], 1e-3)
-    close(joined(method.heads, "weight"), own["weight"], 1e-3)
+    close(losses, golden["losses"], 1e-3)
+    close(method.backbone.rows, golden["features"], 1e-3)
+    close(joined(method.heads, "weight"), golden["weight"], 1e-3)
 
 
 def test_lwf(double):
     """Their distillation is a cross-entropy, which is more by the teacher's entropy and has the same gradients."""
-    own = GOLDEN["lwf"]
-    method, before = (Lwf(Table(seed), kd_lambda=own["lamda"], temperature=own["T"]) for seed in (200, 203))
+    golden = GOLDEN["lwf"]
+    method, before = (Lwf(Table(seed), kd_lambda=golden["lamda"], temperature=golden["T"]) for seed in (200, 203))
     with_heads(method.heads, numbers(201, 4, DIM), numbers(202, 4))
     with_heads(before.heads, numbers(204, 2, DIM), numbers(205, 2), (2,))
     with torch.no_grad():
-        p = (before(IMAGES) / own["T"]).softmax(1)
+        p = (before(IMAGES) / golden["T"]).softmax(1)
         entropy = -(p * p.log()).sum(1).mean()
     kept = []
 
     def loss(batch):
         total = method.loss(make_task(1), before, batch)
         plain = method.loss(make_task(1), None, batch)
-        kept.append((total - plain).detach() / own["lamda"] + entropy)
+        kept.append((total - plain).detach() / golden["lamda"] + entropy)
         return total
 
     stepped(loss, method.parameters(), Batch(IMAGES, OWN, IMAGES), 0.1)
-    close(torch.stack(kept), own["distillation"])
-    holds(own, method.backbone, method.heads)
+    close(torch.stack(kept), golden["distillation"])
+    holds(golden, method.backbone, method.heads)
 
 
 class Images:
@@ -158,7 +158,7 @@ class Images:
 
 
 def test_ewc(double):
-    own, method = GOLDEN["ewc"], OnlineEwc(Table(200), e_lambda=300.0, gamma=0.5)
+    golden, method = GOLDEN["ewc"], OnlineEwc(Table(200), e_lambda=300.0, gamma=0.5)
     with_heads(method.heads, numbers(201, 4, DIM), numbers(202, 4))
     optimizer, penalties = optim.SGD(method.parameters(), lr=0.05, momentum=0.9), []
     for t, shown in enumerate((EARLIER, Shown(IMAGES, OWN, IMAGES, None), OTHERS)):
@@ -171,27 +171,27 @@ def test_ewc(double):
         importances = {name: method.anchor.importances[name] for name, _ in method.named_parameters()}
         parts = [importances["backbone.rows"]]
         parts += [importances[f"heads.blocks.{head}.{kind}"] for kind in ("weight", "bias") for head in range(2)]
-        close(torch.cat([part.flatten() for part in parts]), own["fishers"][t])
-    close(torch.stack(penalties), own["penalties"])
-    assert min(own["penalties"][4:6]) > 0.1
-    holds(own, method.backbone, method.heads)
+        close(torch.cat([part.flatten() for part in parts]), golden["fishers"][t])
+    close(torch.stack(penalties), golden["penalties"])
+    assert min(golden["penalties"][4:6]) > 0.1
+    holds(golden, method.backbone, method.heads)
 
 
 def test_co2l(double):
     """Two views of each image; images of classes 0 and 1 are from the memory."""
-    own = GOLDEN["co2l"]
+    golden = GOLDEN["co2l"]
     method = Co2L(Table(206), temp=0.5, current_temp=0.2, past_temp=0.05, distill_power=3.0)
     batch = Batch(torch.arange(10), torch.tensor([2, 3, 1, 2, 0]), IMAGES)
     losses = stepped(
         lambda batch: method.loss(make_task(1), method.backbone, Table(207), batch), [method.backbone.rows], batch, 0.5
     )
-    close(losses, own["losses"], 1e-7)
-    close(method.backbone.rows, own["embeddings"], 1e-7)
+    close(losses, golden["losses"], 1e-7)
+    close(method.backbone.rows, golden["embeddings"], 1e-7)
 
 
 def test_pass(monkeypatch, double):
     """Their classes of rotated images are in turn those of one class; here all classes of one rotation."""
-    own = GOLDEN["pass"]
+    golden = GOLDEN["pass"]
     method = PASS(Tanh(212), temp=0.5, protoAug_weight=4.0, kd_weight=2.0)
     for turn, heads in enumerate((method.heads, *method.turned_heads)):
         with_heads(heads, numbers(210, 4, 4, DIM)[turn], numbers(211, 4, 4)[turn])
@@ -202,11 +202,11 @@ def test_pass(monkeypatch, double):
     monkeypatch.setattr(torch, "randn", lambda *shape, **kwargs: numbers(215, *shape))
     batch = Batch(numbers(216, 5, 3, 2, 2), OWN, IMAGES)
     losses = stepped(lambda batch: method.loss(Tanh(213), batch), method.parameters(), batch, 0.02)
-    close(losses, own["losses"])
-    close(method.backbone.weight, own["network"])
+    close(losses, golden["losses"])
+    close(method.backbone.weight, golden["network"])
     every = (method.heads, *method.turned_heads)
-    close(torch.stack([joined(heads, "weight") for heads in every]), own["weight"])
-    close(torch.stack([joined(heads, "bias") for heads in every]), own["bias"])
+    close(torch.stack([joined(heads, "weight") for heads in every]), golden["weight"])
+    close(torch.stack([joined(heads, "bias") for heads in every]), golden["bias"])
 
 
 def test_passes_radius(monkeypatch, double):
@@ -220,7 +220,7 @@ def test_passes_radius(monkeypatch, double):
 
 
 def test_il2a(monkeypatch, double):
-    own, roots = GOLDEN["il2a"], numbers(220, 2, DIM, DIM)
+    golden, roots = GOLDEN["il2a"], numbers(220, 2, DIM, DIM)
     method = IL2A(Tanh(212), temp=0.5, seman_weight=4.0, kd_weight=2.0, ratio=2.5, mix_times=4)
     weight, bias = numbers(218, 8, DIM), numbers(219, 8)
     with_heads(method.heads, weight[:5], bias[:5], (2, 3))
@@ -228,9 +228,9 @@ def test_il2a(monkeypatch, double):
     pairs.weight.data, pairs.bias.data = weight[5:].clone(), bias[5:].clone()
     method.statistics.grow(2, torch.device("cpu"))
     method.statistics.update(numbers(214, 2, DIM), torch.arange(2))
-    orders = iter(own["permutations"] * 3)
+    orders = iter(golden["permutations"] * 3)
     monkeypatch.setattr(torch, "randperm", lambda count, **kwargs: torch.tensor(next(orders)))
-    beta = SimpleNamespace(sample=lambda shape: torch.tensor((own["shares"] * 9)[: shape[0]]))
+    beta = SimpleNamespace(sample=lambda shape: torch.tensor((golden["shares"] * 9)[: shape[0]]))
     monkeypatch.setattr(torch.distributions, "Beta", lambda a, b: beta)
     monkeypatch.setattr(il2a_file, "old_classes", lambda like, known: CHOSEN)
     task = SimpleNamespace(id=1, classes=("c", "d", "e"), first_class=2)
@@ -241,16 +241,16 @@ def test_il2a(monkeypatch, double):
         batch,
         0.01,
     )
-    close(losses, own["losses"])
-    close(method.backbone.weight, own["network"])
-    close(torch.cat([joined(method.heads, "weight"), pairs.weight]), own["weight"])
-    close(torch.cat([joined(method.heads, "bias"), pairs.bias]), own["bias"])
+    close(losses, golden["losses"])
+    close(method.backbone.weight, golden["network"])
+    close(torch.cat([joined(method.heads, "weight"), pairs.weight]), golden["weight"])
+    close(torch.cat([joined(method.heads, "bias"), pairs.bias]), golden["bias"])
 
 
 TEACHER = {"reg_weight": 2.0, "pairwise_weight": 1.5, "ema_update_freq": 1.0, "ema_alpha": 0.7, "ema_tasks": None}
 
 
-def taught_steps(monkeypatch, method, teacher, own):
+def taught_steps(monkeypatch, method, teacher, golden):
     """Three steps with a teacher that starts elsewhere and follows; the losses and distances are the authors'."""
     method.teacher.update(teacher.network, 1.0)
     draws, distances = [], []
@@ -269,14 +269,14 @@ def taught_steps(monkeypatch, method, teacher, own):
     params = [parameter for parameter in method.parameters() if parameter.requires_grad]
     batch = Batch(IMAGES, OWN, IMAGES)
     losses = stepped(loss, params, batch, 0.1, lambda: method.teacher.follow(method.network, 100))
-    close(losses, own["losses"], 1e-5)  # their distances of gates add 1e-6 to each difference
-    close(torch.stack(distances), own["distillation"], 1e-5)
-    close(method.backbone.rows, own["features"], 1e-5)
-    close(method.teacher.tensors["backbone.rows"], own["teacher"], 1e-5)
+    close(losses, golden["losses"], 1e-5)  # their distances of gates add 1e-6 to each difference
+    close(torch.stack(distances), golden["distillation"], 1e-5)
+    close(method.backbone.rows, golden["features"], 1e-5)
+    close(method.teacher.tensors["backbone.rows"], golden["teacher"], 1e-5)
 
 
 def test_tamil(monkeypatch, double):
-    own = GOLDEN["tamil"]
+    golden = GOLDEN["tamil"]
 
     def made(table, seed):
         method = Tamil(Table(table), code_dim=3, beta=0.6, **TEACHER)
@@ -286,16 +286,16 @@ def test_tamil(monkeypatch, double):
         return method
 
     method = made(200, 230)
-    taught_steps(monkeypatch, method, made(203, 240), own)
-    close(joined(method.heads, "weight"), own["head"], 1e-5)
-    close(torch.stack([gate[2].weight for gate in method.gates]), own["gates"], 1e-5)
+    taught_steps(monkeypatch, method, made(203, 240), golden)
+    close(joined(method.heads, "weight"), golden["head"], 1e-5)
+    close(torch.stack([gate[2].weight for gate in method.gates]), golden["gates"], 1e-5)
     theirs = [method.teacher.tensors[f"gates.{t}.0.weight"] for t in range(2)]
-    close(torch.stack(theirs), own["teachers_gates"], 1e-5)
+    close(torch.stack(theirs), golden["teachers_gates"], 1e-5)
 
 
 def test_agile(monkeypatch, double):
     """The first task's vector and weights are frozen, and its biases are not."""
-    own = GOLDEN["agile"]
+    golden = GOLDEN["agile"]
 
     def made(table, seed):
         method = Agile(Table(table), code_dim=3, tasks=3, task_loss_weight=1.2, **TEACHER)
@@ -309,13 +309,13 @@ def test_agile(monkeypatch, double):
         return method
 
     method = made(200, 250)
-    taught_steps(monkeypatch, method, made(203, 270), own)
-    close(torch.stack([head.weight for head in method.heads]), own["heads"], 1e-5)
-    close(torch.stack([head.bias for head in method.heads]), own["biases"], 1e-5)
-    close(method.decoder[0].weight, own["decoder"], 1e-5)
-    close(torch.stack([method.vectors[f"{t}"] for t in range(2)]), own["vectors"], 1e-5)
-    close(method.tasks[0].weight, own["tasks"], 1e-5)
-    close(method.teacher.tensors["decoder.0.weight"], own["teachers_decoder"], 1e-5)
+    taught_steps(monkeypatch, method, made(203, 270), golden)
+    close(torch.stack([head.weight for head in method.heads]), golden["heads"], 1e-5)
+    close(torch.stack([head.bias for head in method.heads]), golden["biases"], 1e-5)
+    close(method.decoder[0].weight, golden["decoder"], 1e-5)
+    close(torch.stack([method.vectors[f"{t}"] for t in range(2)]), golden["vectors"], 1e-5)
+    close(method.tasks[0].weight, golden["tasks"], 1e-5)
+    close(method.teacher.tensors["decoder.0.weight"], golden["teachers_decoder"], 1e-5)
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -20,13 +20,13 @@ from pearl.testing.tiny import make_task, small_resnet
 
 def test_packnet():
     """Their owner 0 is a free weight, and tasks are numbered from 1."""
-    own, weight = GOLDEN["packnet"], numbers(420, 6, 8)
+    golden, weight = GOLDEN["packnet"], numbers(420, 6, 8)
     theirs = (torch.arange(48).view(6, 8) % 5).clamp(max=2)
     owners = Owners({"w": weight})
     owners["w"].copy_(torch.where(theirs == 0, FREE, theirs - 1))
     owners.prune({"w": weight}, 1, 0.4)
-    freed = torch.tensor(own["owners"]) == 0
-    assert torch.equal(owners["w"] == FREE, freed) and int(freed.sum() - (theirs == 0).sum()) == own["freed"]
+    freed = torch.tensor(golden["owners"]) == 0
+    assert torch.equal(owners["w"] == FREE, freed) and int(freed.sum() - (theirs == 0).sum()) == golden["freed"]
     assert not weight[freed & (theirs > 0)].any() and weight[~freed].all()
 
 
@@ -44,7 +44,7 @@ def test_packnets_phases_prune_a_share_of_the_newest_task():
 
 def test_cpgs_steps(double):
     """Weights of the task train, and masks of earlier weights; either keeps the other's entries."""
-    own, theirs = GOLDEN["cpg"], torch.arange(30).view(5, 6) % 2
+    golden, theirs = GOLDEN["cpg"], torch.arange(30).view(5, 6) % 2
     weight, masks = nn.Parameter(numbers(480, 5, 6)), TaskTensors()
     owners = Owners({"w": weight})
     owners["w"].copy_(theirs)
@@ -56,7 +56,7 @@ def test_cpgs_steps(double):
         optim.SGD([mask], lr=0.02),
     )
     losses = []
-    for picked in own["picked"]:
+    for picked in golden["picked"]:
         assert (mask[theirs == 0] > 0.005).tolist() == [bool(entry) for entry in picked]
         used = Cpg.weights_of(method, 1)["w"]
         losses.append(F.cross_entropy(3 * numbers(482, 7, 6) @ used.T, torch.arange(7) % 5))
@@ -67,22 +67,22 @@ def test_cpgs_steps(double):
         for optimizer in optimizers:
             optimizer.step()
         hooks["after_step"](None)
-    close(torch.stack(losses), own["losses"])
-    close(weight, own["weight"])
-    close(mask, own["mask"])
+    close(torch.stack(losses), golden["losses"])
+    close(weight, golden["weight"])
+    close(mask, golden["mask"])
 
 
 def test_cpgs_gradual_pruning():
-    own, weight = GOLDEN["cpg"], numbers(483, 6, 7)
+    golden, weight = GOLDEN["cpg"], numbers(483, 6, 7)
     theirs = torch.arange(42).view(6, 7) % 3
     owners = Owners({"w": weight})
     owners["w"].copy_(torch.where(theirs == 0, FREE, theirs - 1))
-    for step, share, free in zip((10, 20, 30, 40), own["shares"], own["free"], strict=True):
+    for step, share, free in zip((10, 20, 30, 40), golden["shares"], golden["free"], strict=True):
         assert cubic(step / 40, 0.4, 0.7) == pytest.approx(share, abs=1e-12)
         owners.clear({"w": weight})
         owners.prune_to({"w": weight}, 1, share)
         assert int((owners["w"] == FREE).sum()) == free
-    expected = torch.tensor(own["owners"])
+    expected = torch.tensor(golden["owners"])
     assert torch.equal(owners["w"], torch.where(expected == 0, FREE, expected - 1).to(owners["w"]))
 
 

@@ -37,8 +37,8 @@ from pearl.testing.tiny import make_task, small_vit
 
 def test_ocdnet(monkeypatch, double):
     """Their heads of two hidden layers are single layers here and there; a turned image is another row."""
-    own = GOLDEN["ocdnet"]
-    turns = torch.tensor(own["turns"])
+    golden = GOLDEN["ocdnet"]
+    turns = torch.tensor(golden["turns"])
 
     def made(table, seed):
         method = OcdNet(Table(table, 20), er_weight=0.5, bernoulli_probability=1.0, ema_alpha=0.999, ema_tasks=None)
@@ -60,19 +60,19 @@ def test_ocdnet(monkeypatch, double):
         0.02,
         lambda: method.teacher.follow(method.network, 100),
     )
-    close(losses, own["losses"])
-    close(method.backbone.rows, own["features"])
-    close(joined(method.heads, "weight"), own["head"])
-    close(method.turns.weight, own["rotations"])
-    close(method.embedding.weight.sum(0), own["embedding"])
-    close(method.teacher.tensors["backbone.rows"], own["teacher"])
+    close(losses, golden["losses"])
+    close(method.backbone.rows, golden["features"])
+    close(joined(method.heads, "weight"), golden["head"])
+    close(method.turns.weight, golden["rotations"])
+    close(method.embedding.weight.sum(0), golden["embedding"])
+    close(method.teacher.tensors["backbone.rows"], golden["teacher"])
     theirs = [method.teacher.tensors[f"heads.blocks.{t}.weight"] for t in range(2)]
-    close(torch.cat(theirs), own["teachers_head"])
+    close(torch.cat(theirs), golden["teachers_head"])
 
 
 def test_cprompt(monkeypatch, double):
     """Prompts multiply and shift features, in place of a network."""
-    own, method = GOLDEN["cprompt"], CPrompt(small_vit(), length=2, blocks=(0, 2), tau=1.5, margin=0.1, alpha=2.0)
+    golden, method = GOLDEN["cprompt"], CPrompt(small_vit(), length=2, blocks=(0, 2), tau=1.5, margin=0.1, alpha=2.0)
     method.heads.dim = method.keys.dim = DIM
     for t in range(2):
         filled(method.heads.grow(2), 321 + 2 * t, 3.0)
@@ -80,7 +80,7 @@ def test_cprompt(monkeypatch, double):
         method.prompts.grow(numbers(330 + t, 2, 2, DIM))
     monkeypatch.setattr(method, "read", lambda x, p: numbers(320, 5, DIM)[x] * (1 + p[:, 0].mean(1)) + p[:, 1].mean(1))
     monkeypatch.setattr(method, "query", lambda x: numbers(333, 5, DIM)[x])
-    drawn = torch.tensor(own["drawn"])
+    drawn = torch.tensor(golden["drawn"])
     monkeypatch.setattr(cprompt_file.ImageDraws, "below", lambda self, high, step, rows: drawn[rows])
     phase = next(method.learn(make_task(2)))
     phase.done = 0
@@ -91,15 +91,15 @@ def test_cprompt(monkeypatch, double):
         filled(method.heads[2], 325, 3.0)
         filled(phase.extra, 327)
     stepped(phase.loss, phase.trained, Batch(IMAGES, OWN + 2, IMAGES), 0.05)
-    close(method.prompts[2], own["prompt"])
-    close(method.heads[2].weight, own["weight"])
-    close(method.heads[2].bias, own["bias"])
-    close(method.keys[2].weight, own["keys"])
-    close(phase.extra.weight, own["auxiliary"])
+    close(method.prompts[2], golden["prompt"])
+    close(method.heads[2].weight, golden["weight"])
+    close(method.heads[2].bias, golden["bias"])
+    close(method.keys[2].weight, golden["keys"])
+    close(phase.extra.weight, golden["auxiliary"])
 
 
 def test_ssiat(monkeypatch, double):
-    own, table, method = GOLDEN["ssiat"], Table(340, 5), Ssiat(small_vit(), scale=20.0)
+    golden, table, method = GOLDEN["ssiat"], Table(340, 5), Ssiat(small_vit(), scale=20.0)
     method.heads = CosineHeads(DIM, 20.0)
     method.heads.grow(2)
     monkeypatch.setattr(method, "features", lambda x: table.rows[x])
@@ -108,16 +108,16 @@ def test_ssiat(monkeypatch, double):
     head = method.heads[1]
     head.weight.data = numbers(341, 2, DIM)
     losses = stepped(phase.loss, [table.rows, head.weight], Batch(IMAGES, OWN, IMAGES), 0.02)
-    close(losses, own["losses"])
-    close(table.rows, own["features"])
-    close(head.weight, own["head"])
+    close(losses, golden["losses"])
+    close(table.rows, golden["features"])
+    close(head.weight, golden["head"])
     before = numbers(342, 7, DIM)
-    close(drift(before, before + 0.3 * numbers(343, 7, DIM), numbers(344, 3, DIM), 0.8), own["moves"])
+    close(drift(before, before + 0.3 * numbers(343, 7, DIM), numbers(344, 3, DIM), 0.8), golden["moves"])
 
 
 def test_ssiats_alignment(monkeypatch, double):
     """Means are shortened by their task, 0.001 is added to variances, and a batch has 256 of all classes' features."""
-    own, method = GOLDEN["ssiat"], Ssiat(small_vit(), scale=20.0)
+    golden, method = GOLDEN["ssiat"], Ssiat(small_vit(), scale=20.0)
     method.heads = CosineHeads(DIM, 20.0)
     monkeypatch.setattr(method, "statistics", type(method.statistics)(DIM))
     least = 0.009 * torch.eye(DIM)
@@ -138,12 +138,12 @@ def test_ssiats_alignment(monkeypatch, double):
         optimizer.zero_grad()
         phase.loss(Batch(x[rows], rows // 256, rows)).backward()
         optimizer.step()
-    close(joined(method.heads, "weight"), own["aligned"])
+    close(joined(method.heads, "weight"), golden["aligned"])
 
 
 def test_ranpac(monkeypatch, double):
     """Images are in one order: theirs are not shuffled before the last fifth is held out."""
-    own, method = GOLDEN["ranpac"], RanPac(Table(200), M=8, tuning="none", extractor="given")
+    golden, method = GOLDEN["ranpac"], RanPac(Table(200), M=8, tuning="none", extractor="given")
     rows = [numbers(361 + t, 30, DIM) + 0.8 * numbers(363, 4, DIM)[torch.arange(30) % 2 + 2 * t] for t in range(2)]
     monkeypatch.setattr(method, "features_of", lambda task: rows[task.id])
     monkeypatch.setattr(method.lift, "draw", lambda: setattr(method.lift, "matrix", numbers(360, DIM, 8)))
@@ -154,12 +154,12 @@ def test_ranpac(monkeypatch, double):
         labels = torch.arange(30) % 2 + 2 * t
         task = SimpleNamespace(id=t, classes=("a", "b"), first_class=2 * t, labels=labels)
         assert not [*method.learn(task)]
-        close(method.kept["head"].T, own["heads"][t])
-    assert chosen == own["ridges"]
+        close(method.kept["head"].T, golden["heads"][t])
+    assert chosen == golden["ridges"]
 
 
 def test_ease(double):
-    own, method = GOLDEN["ease"], Ease(small_vit(), alpha=0.3)
+    golden, method = GOLDEN["ease"], Ease(small_vit(), alpha=0.3)
     method.heads.dim = DIM
     known = numbers(370, 6, 3 * DIM)
     for t in range(3):
@@ -167,29 +167,29 @@ def test_ease(double):
         method.statistics.grow(2, torch.device("cpu"), (t + 1) * DIM)
         method.statistics.update(known[2 * t : 2 * t + 2, : (t + 1) * DIM], torch.arange(2))
     composed = [torch.cat([method.prototypes(t, s) for s in range(3)], 1) for t in range(3)]
-    close(torch.cat(composed), own["prototypes"])
+    close(torch.cat(composed), golden["prototypes"])
     features = [*numbers(371, 5, 3 * DIM).split(DIM, dim=1)]
-    close(torch.cat([method.score(features, t) for t in range(3)], 1), own["logits"])
+    close(torch.cat([method.score(features, t) for t in range(3)], 1), golden["logits"])
 
 
 def test_hide(double):
     """Their reg multiplies the contrast; prefixes have heads as separate dimensions."""
-    own, features = GOLDEN["hide"], numbers(380, 5, DIM).requires_grad_(True)
+    golden, features = GOLDEN["hide"], numbers(380, 5, DIM).requires_grad_(True)
     loss = 0.6 * contrast(torch.cat([numbers(381, 3, DIM), features]))
     loss.backward()
-    close(loss, own["contrast"])
-    close(features.grad, own["gradient"])
+    close(loss, golden["contrast"])
+    close(features.grad, golden["gradient"])
     method = HidePrompt(small_vit(), e_prompt_layer_idx=(0, 2), length=4, prompt_momentum=0.3)
     for t in range(3):
         method.e_prompts.grow(numbers(382, 2, 2, 3, 4, 2, 3)[:, :, t].flatten(3))
-    close(method.mixed(2), torch.tensor(own["prefix"]).flatten(3).tolist())
+    close(method.mixed(2), torch.tensor(golden["prefix"]).flatten(3).tolist())
 
 
 def test_pgps_squared_criterion(double):
     """Their rule, which is an option; a basis is kept in float32."""
-    own, memory = GOLDEN["pgp"], Subspaces()
-    for t, step in enumerate(own["steps"]):
-        vectors = numbers(400 + t, 20, 8) * torch.tensor(own["scales"]).roll(3 * t)
+    golden, memory = GOLDEN["pgp"], Subspaces()
+    for t, step in enumerate(golden["steps"]):
+        vectors = numbers(400 + t, 20, 8) * torch.tensor(golden["scales"]).roll(3 * t)
         remember(memory, "layer", vectors.T, step["share"], "squared", SimpleNamespace(id=t), most=50)
         eye = torch.eye(8, dtype=torch.float64)
         assert memory.dimension("layer") == step["columns"]
@@ -197,12 +197,12 @@ def test_pgps_squared_criterion(double):
 
 
 def test_loranpac(monkeypatch, double):
-    own = GOLDEN["loranpac"]
+    golden = GOLDEN["loranpac"]
     options = {"E": 14, "rank": 7, "truncate_percent": 40.0, "ridge": 0.3, "tuning": "none", "extractor": "given"}
     method = LoRanPac(Table(200), **options)
     monkeypatch.setattr(method, "features_of", lambda task: numbers(411 + task.id, 8, DIM))
     monkeypatch.setattr(method.lift, "draw", lambda: setattr(method.lift, "matrix", numbers(410, DIM, 14)))
-    for t, step in enumerate(own["tasks"]):
+    for t, step in enumerate(golden["tasks"]):
         labels = torch.arange(8) % 2 + 2 * t
         task = SimpleNamespace(id=t, classes=("a", "b"), first_class=2 * t, labels=labels)
         assert not [*method.learn(task)]
@@ -211,7 +211,7 @@ def test_loranpac(monkeypatch, double):
 
 
 def test_convprompt(monkeypatch, double):
-    own, method = GOLDEN["convprompt"], ConvPrompt(small_vit(), kernel_size=3, length=4, blocks=1)
+    golden, method = GOLDEN["convprompt"], ConvPrompt(small_vit(), kernel_size=3, length=4, blocks=1)
     method.parts, method.matcher = 2, nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
     filled(method.matcher, 430)
     method.shared = nn.Parameter(numbers(437, 2, 2, 6, 5).flatten(0, 1)[None])
@@ -228,11 +228,11 @@ def test_convprompt(monkeypatch, double):
 
     monkeypatch.setattr("pearl.methods.prompts.convprompt.vit.features", features)
     method.features(numbers(439, 4, 8))
-    close(torch.stack(actual, 1), own["prefix"])
+    close(torch.stack(actual, 1), golden["prefix"])
 
 
 def test_sema(double):
-    own, mixture = GOLDEN["sema"], Mixture(DIM, 3, 2)
+    golden, mixture = GOLDEN["sema"], Mixture(DIM, 3, 2)
     for j in range(2):
         mixture.grow(torch.device("cpu"))
         filled(mixture.adapters[j], 440 + 10 * j)
@@ -241,15 +241,15 @@ def test_sema(double):
         mixture.descriptors[j].remember(numbers(460 + j, 9, 4, DIM).mean(1))
     tokens = numbers(474, 5, 4, DIM)
     with torch.no_grad():
-        close(mixture(tokens), own["output"])
+        close(mixture(tokens), golden["output"])
         unusual = torch.stack([descriptor.unusual(tokens.mean(1)) for descriptor in mixture.descriptors])
-        close(unusual, own["unusual"])
-        close(mixture.unusual(tokens.mean(1)), min(sum(z) / len(z) for z in own["unusual"]))
+        close(unusual, golden["unusual"])
+        close(mixture.unusual(tokens.mean(1)), min(sum(z) / len(z) for z in golden["unusual"]))
 
 
 def test_lgcl(double):
     """The key of the third task, pulled to its text and queries and pushed off the texts of earlier tasks."""
-    own, method = (
+    golden, method = (
         GOLDEN["lgcl"],
         Lgcl(small_vit(), e_prompt_layer_idx=(2,), text_features="-", task_weight=0.8, class_weight=0.0),
     )
@@ -259,7 +259,7 @@ def test_lgcl(double):
         method.keys.grow().weight.data = numbers(501, 3, DIM)[t : t + 1]
         method.texts.add(f"{t}.task", texts[t])
         method.texts.add(f"{t}.classes", torch.eye(2, DIM, dtype=torch.float64))
-    drawn = torch.tensor(own["drawn"])
+    drawn = torch.tensor(golden["drawn"])
     method.draws = SimpleNamespace(below=lambda count, step, rows: drawn[rows])
     query, features, key = numbers(502, 5, DIM), torch.ones(5, DIM), method.keys[2]
 
@@ -267,13 +267,13 @@ def test_lgcl(double):
         return method.guidance(make_task(2), batch, features, 0) - 0.6 * key(query).mean()
 
     losses = stepped(loss, [key.weight], Batch(IMAGES, OWN + 2, IMAGES), 0.5)
-    close(losses, own["losses"])
-    close(key.weight[0], own["key"])
+    close(losses, golden["losses"])
+    close(key.weight[0], golden["key"])
 
 
 def test_lae(double):
     """Its adapter beside attention, with a factor that trains, and the moving average."""
-    own = GOLDEN["lae"]
+    golden = GOLDEN["lae"]
     module = ParallelAdapters(SimpleNamespace(dim=DIM), (0,), 3)
     adapter, average = module["0"], Average()
     for name, seed in {"down.weight": 510, "down.bias": 511, "up.weight": 512, "up.bias": 513}.items():
@@ -287,7 +287,7 @@ def test_lae(double):
         losses[-1].backward()
         optimizer.step()
         average.update(module, 0.8)
-    close(torch.stack(losses), own["losses"])
-    close(adapter.down.weight, own["down"])
-    close(adapter.scale, own["scale"])
-    close(average.tensors["0.down.weight"], own["averaged"])
+    close(torch.stack(losses), golden["losses"])
+    close(adapter.down.weight, golden["down"])
+    close(adapter.scale, golden["scale"])
+    close(average.tensors["0.down.weight"], golden["averaged"])

@@ -235,19 +235,19 @@ def test_dia_mixes_adapters_token_by_token(tasks):
 def test_dia_answers_with_the_adapters_of_all_tasks():
     method, x = after_three(), images(2).double()
     assert torch.equal(method.features(x), method.seen(x, 3)[0])
-    for own in method.adapters.values():
-        weights = own.weights(drawn(2, 5, WIDTH).double(), 3)
+    for adapter in method.adapters.values():
+        weights = adapter.weights(drawn(2, 5, WIDTH).double(), 3)
         close(weights.sum(2), torch.ones(2, 5).double())
-        for task in own.tasks:
-            task.signature.data = own.tasks[0].signature.data
+        for task in adapter.tasks:
+            task.signature.data = adapter.tasks[0].signature.data
         tokens = drawn(2, 5, WIDTH).double()
-        close(own(tokens, 3), sum(task.adapter(tokens) for task in own.tasks) / 3, atol=1e-10)
+        close(adapter(tokens, 3), sum(task.adapter(tokens) for task in adapter.tasks) / 3, atol=1e-10)
         one = {
-            "cosine": F.cosine_similarity(tokens, own.tasks[0].signature, dim=2)[..., None],
+            "cosine": F.cosine_similarity(tokens, adapter.tasks[0].signature, dim=2)[..., None],
             "softmax": torch.ones(2, 5, 1),
         }
-        for own.single, expected in one.items():
-            close(own.weights(tokens, 1), expected.double())
+        for adapter.single, expected in one.items():
+            close(adapter.weights(tokens, 1), expected.double())
 
 
 def test_dia_keeps_patches_the_more_the_less_they_are_like_the_image():
@@ -275,10 +275,10 @@ def test_the_loss_of_dia_weighs_both_parts_from_the_second_task_on():
     randomised(method.adapters)
     batch = next(task.batches(6, 0))
     features, patches = method.seen(batch.x, 2)
-    own = F.cross_entropy(method.heads[1](features), batch.y - 2)
+    task_loss = F.cross_entropy(method.heads[1](features), batch.y - 2)
     kept = method.moved(batch.x, features, patches, 1)
     assert kept > 0.01
-    close(phase.loss(batch), own + 0.3 * kept)
+    close(phase.loss(batch), task_loss + 0.3 * kept)
     assert len(phase.trained) == 3 * 3 + 2  # of each block two matrices and a signature
 
 
@@ -314,8 +314,8 @@ def test_dia_aligns_heads_on_images_and_prototypes_of_all_classes(among):
         [calibrated(means[k][None], *seen, 0.7)[0] if k < 4 else means[k] for k in labels.tolist()]
     )
     logits = method.heads(seen[0])
-    own = {"own": F.cross_entropy(logits[:, 4:], batch.y - 4), "all": F.cross_entropy(logits, batch.y)}[among]
-    close(actual, own + F.cross_entropy(method.heads(prototypes), labels))
+    task_loss = {"own": F.cross_entropy(logits[:, 4:], batch.y - 4), "all": F.cross_entropy(logits, batch.y)}[among]
+    close(actual, task_loss + F.cross_entropy(method.heads(prototypes), labels))
     close(means[4:], torch.stack([method.of_images(task, method.features)[task.labels == c].mean(0) for c in (4, 5)]))
 
 

@@ -70,8 +70,8 @@ def spreads(method):
     task = make_task(len(method.heads) - 1)
     with torch.no_grad():
         features = method.eval().backbone(task.view.test(task.images)).double().numpy()
-    own = task.labels.numpy() - task.first_class
-    return np.stack([np.cov(features[own == c].T) for c in range(CLASSES)])
+    class_index = task.labels.numpy() - task.first_class
+    return np.stack([np.cov(features[class_index == c].T) for c in range(CLASSES)])
 
 
 # ---------------------------------------------------------------------------------------------------------- rotations
@@ -276,10 +276,10 @@ def test_ssre_weighs_what_is_new_against_what_was():
     unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (features, means)]
     near = (unit[0] @ unit[1].T).max(1)
     classifier = head(method.heads)
-    own = [np_cross_entropy(classifier(z[None]) / 0.1, [y]) for z, y in zip(features, batch.y.tolist(), strict=True)]
+    losses = [np_cross_entropy(classifier(z[None]) / 0.1, [y]) for z, y in zip(features, batch.y.tolist(), strict=True)]
     torch.manual_seed(9)
     old = torch.randint(2 * CLASSES, (len(batch.y),)).numpy()
-    expected = np.mean((1 - near) * own) + 2 * (near * np.linalg.norm(features - before, axis=1)).sum()
+    expected = np.mean((1 - near) * losses) + 2 * (near * np.linalg.norm(features - before, axis=1)).sum()
     expected += 3 * np_cross_entropy(classifier(means[old]) / 0.1, old)
     torch.manual_seed(9)
     assert phase.loss(batch).item() == pytest.approx(expected, rel=1e-4)

@@ -34,9 +34,9 @@ def test_prompts_enter_before_their_block_and_stay():
     tokens = net.blocks[0](torch.cat([tokens[:, :1], first, tokens[:, 1:]], 1))
     tokens = net.blocks[1](tokens)
     tokens = net.blocks[2](torch.cat([tokens[:, :4], later.expand(6, -1, -1), tokens[:, 4:]], 1))
-    own, theirs = vit.tokens(net, x, prompts={0: first, 2: later})
+    ours, theirs = vit.tokens(net, x, prompts={0: first, 2: later})
     close(theirs, net.norm(tokens)[:, 1:6])
-    close(own[:, 0], net.norm(tokens)[:, 0])
+    close(ours[:, 0], net.norm(tokens)[:, 0])
     close(vit.unnormalised(net, x, prompts={0: first, 2: later}), tokens[:, 0])
 
 
@@ -138,8 +138,8 @@ def test_dualprompt_learns_with_the_prefix_of_the_task_whatever_is_nearest():
     loss.backward()
     prefixes = {0: method.g_prompt[0], 1: method.e_prompts[2][0], 2: method.e_prompts[2][1]}
     features = vit.features(method.backbone, batch.x, prefixes={b: (p[:1], p[1:]) for b, p in prefixes.items()})
-    own = F.cross_entropy(method.heads[2](features), batch.y - task.first_class)
-    close(loss, own - 0.7 * F.cosine_similarity(query, method.keys[2].weight).mean())
+    task_loss = F.cross_entropy(method.heads[2](features), batch.y - task.first_class)
+    close(loss, task_loss - 0.7 * F.cosine_similarity(query, method.keys[2].weight).mean())
     assert method.e_prompts[2].grad.abs().sum() > 0
     assert all(method.e_prompts[t].grad is None and method.keys[t].weight.grad is None for t in range(2))
     assert all(parameter.grad is None for parameter in method.backbone.parameters())
@@ -401,10 +401,10 @@ def test_clusters_are_those_of_each_class_and_draws_come_from_them():
     draws = clusters.draws(60_000)
     assert len(draws) == 60_000
     batch = next(draws.batches(60_000, 3))
-    own = batch.x[(batch.y == 5) & (batch.x[:, 0] > 0)]
-    assert abs(len(own) - 12_000) < 500
-    close(own.mean(0), mean[first], atol=0.05, rtol=0)
-    close(own.var(0), variance[first] + 1e-4, atol=0.05, rtol=0.05)
+    of_class = batch.x[(batch.y == 5) & (batch.x[:, 0] > 0)]
+    assert abs(len(of_class) - 12_000) < 500
+    close(of_class.mean(0), mean[first], atol=0.05, rtol=0)
+    close(of_class.var(0), variance[first] + 1e-4, atol=0.05, rtol=0.05)
     close(batch.x[batch.y == 7].std(0), torch.full((3,), 0.01), atol=1e-3, rtol=0)
     parts = [*draws.batches(100, 3, skip=2)]
     assert torch.equal(parts[0].x, batch.x[200:300]) and len(parts) == 598
@@ -629,9 +629,11 @@ def test_a_head_is_composed_of_old_ones_part_by_part():
     actual = method.composed(1)
     for c in range(2):
         for part in range(4):
-            own = slice(4 * part, 4 * part + 4)
-            alike = torch.stack([F.cosine_similarity(means[2 + c, own], means[o, own], dim=0) for o in range(2)])
-            close(actual[c, own], (alike / 0.05).softmax(0) @ weights[:, own])
+            part_of = slice(4 * part, 4 * part + 4)
+            alike = torch.stack(
+                [F.cosine_similarity(means[2 + c, part_of], means[o, part_of], dim=0) for o in range(2)]
+            )
+            close(actual[c, part_of], (alike / 0.05).softmax(0) @ weights[:, part_of])
     single = EvoPrompt(small(), num_heads=4)
     single.heads.grow(1)
     single.statistics.tensors.load_state_dict(

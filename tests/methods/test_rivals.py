@@ -259,15 +259,15 @@ def test_e2_lora_distils_old_logits():
     method, batch = run(e2_lora(), range(1)), next(make_task(1).batches(8, 0))
     phase = next(method.learn(make_task(1)))
     with torch.no_grad():
-        own = F.cross_entropy(method.heads[1](method.features(batch.x)), batch.y - 2)
+        task_loss = F.cross_entropy(method.heads[1](method.features(batch.x)), batch.y - 2)
         teacher = method.heads[0](method.features(batch.x)) / 2
-        close(phase.loss(batch), own)  # the task's update is nothing yet
+        close(phase.loss(batch), task_loss)  # the task's update is nothing yet
         for factor in method.factors.in_order("1.A."):
             factor.add_(0.3 * torch.randn_like(factor))
-        own = F.cross_entropy(method.heads[1](method.features(batch.x)), batch.y - 2)
+        task_loss = F.cross_entropy(method.heads[1](method.features(batch.x)), batch.y - 2)
         student = method.heads[0](method.features(batch.x)) / 2
         divergence = (teacher.softmax(1) * (teacher.log_softmax(1) - student.log_softmax(1))).sum(1).mean()
-    close(phase.loss(batch), own + 0.25 * 4 * divergence)
+    close(phase.loss(batch), task_loss + 0.25 * 4 * divergence)
 
 
 # ------------------------------------------------------------------------------------------------------ SLCA++ and SLDC
@@ -380,10 +380,10 @@ def test_sldc_holds_features_and_their_lengths():
         for parameter in method.update.in_order("B."):
             parameter.add_(0.2 * torch.randn_like(parameter))
         new = method.features(batch.x)
-        own = symmetric_cross_entropy(method.trained_heads[1](new), batch.y - 2, 0.5, 0.5)
+        task_loss = symmetric_cross_entropy(method.trained_heads[1](new), batch.y - 2, 0.5, 0.5)
         lengths = (new.norm(dim=1) - old.norm(dim=1)).square().mean()
     assert lengths > 1e-3
-    close(phase.loss(batch), own + (new - old).square().mean() + 100 * lengths)
+    close(phase.loss(batch), task_loss + (new - old).square().mean() + 100 * lengths)
 
 
 @pytest.mark.parametrize("operator", ["linear", "ldc"])

@@ -61,11 +61,11 @@ def test_efcpp_holds_features_by_e_and_damping():
         for parameter in method.backbone.layer4.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
         new = method.backbone(batch.x)
-        own = F.cross_entropy(new @ method.heads[1].weight.T, batch.y - 2)
+        task_loss = F.cross_entropy(new @ method.heads[1].weight.T, batch.y - 2)
         moved, strength = new - old, 10 * method.matrix + 0.1 * torch.eye(method.heads.dim)
         penalty = torch.einsum("bd,de,be->b", moved, strength, moved).mean()
-    assert penalty > 0.05 * own
-    close(phase.loss(batch), own + penalty)
+    assert penalty > 0.05 * task_loss
+    close(phase.loss(batch), task_loss + penalty)
 
 
 def test_efcpp_freezes_norms_and_old_heads_until_it_balances():
@@ -142,9 +142,9 @@ def test_experts_are_left_alone_until_one_is_chosen():
 def test_the_expert_whose_classes_are_furthest_apart_is_chosen(monkeypatch):
     method = run(make_seed(), range(2))
     task = make_task(2)
-    own = (task.labels - task.first_class).float()
+    class_index = (task.labels - task.first_class).float()
     for far in (0, 1):
-        rows = [drawn(24, 2, 5) + (20 if j == far else 1) * own[:, None, None] for j in range(2)]
+        rows = [drawn(24, 2, 5) + (20 if j == far else 1) * class_index[:, None, None] for j in range(2)]
         monkeypatch.setattr(method, "features_of", lambda task, j, rows=rows: rows[j])
         assert method.least_overlap(task) == far
 
@@ -169,8 +169,8 @@ def test_fine_tuning_is_held_to_the_features_before():
     phase = next(method.learn(make_task(2)))
     method.eval()
     with torch.no_grad():
-        own = F.cross_entropy(phase.extra(method.read(method_of(phase, method), batch.x)), batch.y - 4)
-    close(phase.loss(batch), 0.01 * own)  # features are those before
+        task_loss = F.cross_entropy(phase.extra(method.read(method_of(phase, method), batch.x)), batch.y - 4)
+    close(phase.loss(batch), 0.01 * task_loss)  # features are those before
 
 
 def method_of(phase, method):
@@ -233,11 +233,11 @@ def test_apr_learns_new_classes_of_new_images_and_old_logits_of_all():
     x = torch.cat([batch.x[:8], pushed(teacher.backbone, batch.x[8:], means[batch.y[8:]], 2, 64.0)])
     with torch.no_grad():
         z, old = method.heads(method.backbone(x)), teacher.heads(teacher.backbone(x))[:, :2]
-        own = F.cross_entropy(z[:8, 2:], batch.y[:8] - 2)
+        task_loss = F.cross_entropy(z[:8, 2:], batch.y[:8] - 2)
         p, q = (old / 2).log_softmax(1), (z[:, :2] / 2).log_softmax(1)
         kept = (p.exp() * (p - q)).sum(1).mean()
     assert kept > 1e-4
-    close(phase.loss(batch), own + 10 * kept, atol=1e-4)
+    close(phase.loss(batch), task_loss + 10 * kept, atol=1e-4)
 
 
 def test_old_means_move_as_the_images_that_reach_them(monkeypatch):

@@ -86,12 +86,12 @@ def test_streaming_statistics_are_those_of_all_at_once(seed, sizes, shift):
     for x, y in zip(torch.tensor(features).split(sizes), torch.tensor(labels).split(sizes), strict=True):
         statistics.update(x, y)
     for c in range(classes):
-        own = features[labels == c]
-        assert statistics.tensors["0.count"][c] == len(own)
-        if len(own):
-            np.testing.assert_allclose(statistics.means()[c], own.mean(0), rtol=1e-12, atol=1e-12)
-        if len(own) > 1:
-            np.testing.assert_allclose(statistics.covariances(0)[c], np.cov(own.T), rtol=1e-9, atol=1e-9)
+        of_class = features[labels == c]
+        assert statistics.tensors["0.count"][c] == len(of_class)
+        if len(of_class):
+            np.testing.assert_allclose(statistics.means()[c], of_class.mean(0), rtol=1e-12, atol=1e-12)
+        if len(of_class) > 1:
+            np.testing.assert_allclose(statistics.covariances(0)[c], np.cov(of_class.T), rtol=1e-9, atol=1e-9)
         else:
             assert not statistics.covariances(0)[c].any()
 
@@ -259,14 +259,14 @@ def numpy_fecam(features, labels, new, *, beta, alphas, shrinkages, normalise):
 
     distances = []
     for c in range(labels.max() + 1):
-        own = features[labels == c]
-        covariance = np.cov(tukey(own).T)
+        of_class = features[labels == c]
+        covariance = np.cov(tukey(of_class).T)
         for _ in range(shrinkages):
             covariance = numpy_shrink(covariance, *alphas)
         if normalise:
             deviations = np.sqrt(np.diag(covariance))
             covariance = covariance / np.outer(deviations, deviations)
-        apart = unit(tukey(new)) - unit(tukey(own.mean(0)))
+        apart = unit(tukey(new)) - unit(tukey(of_class.mean(0)))
         distances.append(np.einsum("ni,ij,nj->n", apart, np.linalg.pinv(covariance), apart))
     return np.stack(distances, 1)
 

@@ -389,9 +389,9 @@ def test_ssre_weighs_an_image_by_the_old_class_that_it_resembles_most():
         features = expanded(batch.x)
         cosines = np.array([[float(F.cosine_similarity(f, m, 0)) for m in means] for f in features])
         near = torch.from_numpy(cosines.max(1)).float()
-        own = F.cross_entropy(method.heads(features) / 0.1, batch.y, reduction="none")
+        task_loss = F.cross_entropy(method.heads(features) / 0.1, batch.y, reduction="none")
         moved = (features - before).norm(dim=1)
-        expected = ((1 - near) * own).mean() + 5 * (near * moved).sum()
+        expected = ((1 - near) * task_loss).mean() + 5 * (near * moved).sum()
         assert phase.loss(batch).item() == pytest.approx(expected.item(), rel=1e-3)
     assert (cosines.max(1) - cosines.mean(1)).min() > 0.05 and 5 * float((near * moved).sum()) > 0.1 * float(expected)
 
@@ -425,10 +425,10 @@ def test_seeds_fine_tuning_is_held_to_the_expert_before_the_task():
             4 * torch.randn(5, method.heads.dim, generator=torch.Generator().manual_seed(1))
         )
         features = method.bottlenecks[0](method.backbone(batch.x))
-        own = F.cross_entropy(phase.extra(features), batch.y - 2)
+        task_loss = F.cross_entropy(phase.extra(features), batch.y - 2)
         apart = (features - before(batch.x)).square().mean()
-        assert apart > 0.1 * own
-        assert phase.loss(batch).item() == pytest.approx((0.1 * own + 0.9 * apart).item(), rel=1e-4)
+        assert apart > 0.1 * task_loss
+        assert phase.loss(batch).item() == pytest.approx((0.1 * task_loss + 0.9 * apart).item(), rel=1e-4)
 
 
 def small_apr(**options):

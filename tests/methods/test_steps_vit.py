@@ -170,9 +170,11 @@ def test_evoprompt_starts_a_head_from_those_of_both_earlier_tasks():
     old = torch.cat([head.weight for head in list(method.heads)[:2]])
     for c in range(2):
         for part in range(4):
-            own = slice(4 * part, 4 * part + 4)
-            alike = torch.stack([F.cosine_similarity(means[4 + c][own], means[o][own], dim=0) for o in range(4)])
-            close(method.heads[2].weight[c, own], (alike / 0.5).softmax(0) @ old[:, own])
+            part_of = slice(4 * part, 4 * part + 4)
+            alike = torch.stack(
+                [F.cosine_similarity(means[4 + c][part_of], means[o][part_of], dim=0) for o in range(4)]
+            )
+            close(method.heads[2].weight[c, part_of], (alike / 0.5).softmax(0) @ old[:, part_of])
 
 
 def test_convprompt_holds_all_that_tasks_share():

@@ -56,9 +56,9 @@ def test_with_nothing_put_in_it_is_timm(name, options):
         "attention_adapters": {1: torch.zeros_like},
     }
     close(vit.features(net, x, **rest), expected, atol=1e-6, rtol=1e-5)
-    own, theirs = vit.tokens(net, x, prompts=drawn(1, 4, dim))
+    ours, theirs = vit.tokens(net, x, prompts=drawn(1, 4, dim))
     assert theirs.shape == (2, 4, dim)
-    assert own.shape == net.forward_features(x).shape
+    assert ours.shape == net.forward_features(x).shape
 
 
 @torch.no_grad()
@@ -67,9 +67,9 @@ def test_prompts_stand_between_class_token_and_patches():
     first = torch.cat([net.cls_token, net.reg_token], 1).expand(6, -1, -1)
     patches = net.patch_embed(x) + net.pos_embed
     last = net.norm(net.blocks(torch.cat([first, prompts, patches], 1)))
-    own, theirs = vit.tokens(net, x, prompts=prompts)
+    ours, theirs = vit.tokens(net, x, prompts=prompts)
     assert torch.equal(theirs, last[:, 3:6])
-    assert torch.equal(own, torch.cat([last[:, :3], last[:, 6:]], 1))
+    assert torch.equal(ours, torch.cat([last[:, :3], last[:, 6:]], 1))
     assert torch.equal(vit.features(net, x, prompts=prompts), last[:, 0])
 
 

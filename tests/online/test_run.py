@@ -160,8 +160,8 @@ def test_test_images_are_those_of_their_class() -> None:
         expected = task.test_images(made.test)[task.test_labels == source]
         assert np.array_equal(arrivals.test_images[arrivals.test_labels == c], expected)
         train = task.train_images(made.train)[task.train_labels == source]
-        own = arrivals.images[arrivals.labels == c]
-        assert sorted(x.tobytes() for x in own) == sorted(x.tobytes() for x in train)
+        of_class = arrivals.images[arrivals.labels == c]
+        assert sorted(x.tobytes() for x in of_class) == sorted(x.tobytes() for x in train)
 
 
 # Settings

@@ -99,7 +99,7 @@ def side_by_side(made) -> str:
 
 
 @pytest.fixture
-def own(made, tmp_path) -> Path:
+def run_copy(made, tmp_path) -> Path:
     """A copy of a run that a test may damage."""
     return Path(shutil.copytree(made["seed0"].path, tmp_path / "own"))
 
@@ -217,11 +217,11 @@ def test_stage_by_stage_over_seeds(made):
     np.testing.assert_array_equal(table[:, 2], np.std(curves, axis=0, ddof=1))
 
 
-def test_the_paper_beside_the_run(own):
-    config = yaml.safe_load((own / "config.yaml").read_text())
+def test_the_paper_beside_the_run(run_copy):
+    config = yaml.safe_load((run_copy / "config.yaml").read_text())
     config["expected"] = {"class_il.final": {"mean": 43.21, "std": 0.5, "where": "Table 1"}}
-    (own / "config.yaml").write_text(yaml.safe_dump(config))
-    rows = Reader(page([read(own)])).files["metrics-of-own.csv"]
+    (run_copy / "config.yaml").write_text(yaml.safe_dump(config))
+    rows = Reader(page([read(run_copy)])).files["metrics-of-own.csv"]
     assert rows[1][3:] == ["43.21", "0.5", "Table 1"]
 
 
@@ -240,40 +240,40 @@ def test_no_ranks_where_there_are_none(made, one):
         assert "Rank allocation" not in page([read(made[name].path)])
 
 
-def test_events_that_end_in_the_middle(own):
-    file = own / "events.jsonl"
-    whole = read(own).epochs
+def test_events_that_end_in_the_middle(run_copy):
+    file = run_copy / "events.jsonl"
+    whole = read(run_copy).epochs
     file.write_text(file.read_text() + '{"time": "2026-01-01T00:00:00+00:00", "event": "epo')
-    assert read(own).epochs == whole
+    assert read(run_copy).epochs == whole
     file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2])
-    assert 0 < len(read(own).epochs) < len(whole)
-    assert page_of._losses(read(own), "m")
+    assert 0 < len(read(run_copy).epochs) < len(whole)
+    assert page_of._losses(read(run_copy), "m")
     file.unlink()
-    assert read(own).epochs == []
-    assert "Training loss" not in page([read(own)])
+    assert read(run_copy).epochs == []
+    assert "Training loss" not in page([read(run_copy)])
 
 
-def test_what_was_trained_twice_counts_once(own):
-    file = own / "events.jsonl"
-    whole, lines = read(own).epochs, file.read_text().splitlines()
+def test_what_was_trained_twice_counts_once(run_copy):
+    file = run_copy / "events.jsonl"
+    whole, lines = read(run_copy).epochs, file.read_text().splitlines()
     events = [json.loads(line) for line in lines]
     last = max(i for i, event in enumerate(events) if event["event"] == "task")
     assert [event["event"] for event in events[last:]][:5] == ["task", "phase", "epoch", "epoch", "phase"]
     first_epochs = [json.dumps(events[i] | {"loss": 9}) for i in (last + 2, last + 3)]
     begun = [*lines[: last + 2], *first_epochs]  # killed after these
     file.write_text("\n".join([*begun, *lines[last:]]) + "\n")  # then from the start
-    assert read(own).epochs == whole
+    assert read(run_copy).epochs == whole
 
     on = json.dumps(events[last + 1] | {"done": 1})
     cut = [*lines[: last + 3], first_epochs[1]]
     file.write_text("\n".join([*cut, lines[last], on, *lines[last + 3 :]]) + "\n")  # then from within the second epoch
-    assert read(own).epochs == whole
+    assert read(run_copy).epochs == whole
 
     on = json.dumps(events[last + 1] | {"done": 2})
     file.write_text(
         "\n".join([*lines[: last + 5], lines[last], on, *lines[last + 4 :]]) + "\n"
     )  # from the second phase
-    assert read(own).epochs == whole
+    assert read(run_copy).epochs == whole
 
 
 # ------------------------------------------------------------------------------------------------------ a model
@@ -358,10 +358,10 @@ def test_models_side_by_side(model, own_model):
     ]
 
 
-def test_runs_that_differ_by_their_seed_are_a_group(made, own):
-    config = yaml.safe_load((own / "config.yaml").read_text())
-    (own / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 7}))
-    records = read_all([made["seed0"].path, own])
+def test_runs_that_differ_by_their_seed_are_a_group(made, run_copy):
+    config = yaml.safe_load((run_copy / "config.yaml").read_text())
+    (run_copy / "config.yaml").write_text(yaml.safe_dump(config | {"seed": 7}))
+    records = read_all([made["seed0"].path, run_copy])
     assert len(groups(records)) == 1
     assert compared._differing(records) == ["seed"]
 
@@ -379,24 +379,24 @@ def test_a_model_of_an_earlier_version_that_learns_one_more_task(own_model):
     assert part.figures[-1].table.columns == ["after task", "this model"]
 
 
-def test_a_run_that_lost_its_task_folders(own):
-    shutil.rmtree(own / "tasks")
-    assert len(page_of._tasks(read(own)).rows) == 3
-    assert page_of._parameters(read(own), "m")
+def test_a_run_that_lost_its_task_folders(run_copy):
+    shutil.rmtree(run_copy / "tasks")
+    assert len(page_of._tasks(read(run_copy)).rows) == 3
+    assert page_of._parameters(read(run_copy), "m")
 
 
 # ---------------------------------------------------------------------------------------- what a name can do
 
 
-def test_names_cannot_break_the_page(own):
-    for file in (own / "results.json", own / "classes.json"):
+def test_names_cannot_break_the_page(run_copy):
+    for file in (run_copy / "results.json", run_copy / "classes.json"):
         edit(file, lambda value: value["tasks"][1].update(name=EVIL, classes=[EVIL, "b", "c"]))
-    manifest = own / "tasks" / "001-task2" / "manifest.json"
+    manifest = run_copy / "tasks" / "001-task2" / "manifest.json"
     edit(manifest, lambda value: value["layers"][0].update(layer=EVIL))
     edit(manifest, lambda value: value.update(name=EVIL, classes=[EVIL, "b", "c"]))
-    config = yaml.safe_load((own / "config.yaml").read_text())
-    (own / "config.yaml").write_text(yaml.safe_dump({**config, "about": f"</pre>{EVIL}"}))
-    reader = Reader(page([read(own)]))
+    config = yaml.safe_load((run_copy / "config.yaml").read_text())
+    (run_copy / "config.yaml").write_text(yaml.safe_dump({**config, "about": f"</pre>{EVIL}"}))
+    reader = Reader(page([read(run_copy)]))
     assert not [tag for tag, _ in reader.tags if tag == "script"]
     assert EVIL in reader.text
     rows = reader.files["class-il-accuracy-of-each-task-after-each-task.csv"]
@@ -405,9 +405,9 @@ def test_names_cannot_break_the_page(own):
 
 
 @pytest.mark.parametrize("name", ["\x00\x08\ud800", "a\n数字 ☃", "", "$\\frac{1}$ --> ]]>" * 50])
-def test_odd_names(own, name, tmp_path):
-    edit(own / "results.json", lambda value: value["tasks"][0].update(name=name))
-    reader = Reader(write([own], tmp_path / "page.html").read_text())
+def test_odd_names(run_copy, name, tmp_path):
+    edit(run_copy / "results.json", lambda value: value["tasks"][0].update(name=name))
+    reader = Reader(write([run_copy], tmp_path / "page.html").read_text())
     assert not [tag for tag, _ in reader.tags if tag == "script"]
     assert len(reader.files["class-il-accuracy-of-each-task-after-each-task.csv"]) > 2
 
@@ -543,11 +543,11 @@ def wrong_inputs() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("what", "message"), wrong_inputs())
-def test_wrong_input_is_one_line(what, message, own, tmp_path, cli):
-    results, config = own / "results.json", own / "config.yaml"
-    manifest = own / "tasks" / "001-task2" / "manifest.json"
+def test_wrong_input_is_one_line(what, message, run_copy, tmp_path, cli):
+    results, config = run_copy / "results.json", run_copy / "config.yaml"
+    manifest = run_copy / "tasks" / "001-task2" / "manifest.json"
     (tmp_path / "file").write_text("")
-    arguments: list[object] = [own]
+    arguments: list[object] = [run_copy]
     match what:
         case "no such run":
             arguments = [tmp_path / "nowhere"]
@@ -589,7 +589,7 @@ def test_wrong_input_is_one_line(what, message, own, tmp_path, cli):
         case "odd layers":
             edit(manifest, lambda value: value["layers"][0].pop("threshold"))
         case "no reference":
-            (own / "reference" / "manifest.json").unlink()
+            (run_copy / "reference" / "manifest.json").unlink()
         case "-o is a folder":
             arguments += ["-o", tmp_path]
         case "-o is no page":
@@ -597,14 +597,14 @@ def test_wrong_input_is_one_line(what, message, own, tmp_path, cli):
         case "-o below a file":
             arguments += ["-o", tmp_path / "file" / "a.html"]
         case "the same run twice":
-            arguments += [own]
+            arguments += [run_copy]
         case "tensorboard below a file":
             pytest.importorskip("tensorboard")
             arguments += ["--tensorboard", tmp_path / "file" / "boards"]
     before = results.read_bytes() if results.exists() else None
     (line,) = cli("report", *arguments, code=2).splitlines()
     assert line.startswith("pearl: ") and message in line
-    assert not (own / "report.html").exists()
+    assert not (run_copy / "report.html").exists()
     assert (results.read_bytes() if results.exists() else None) == before
 
 
@@ -641,9 +641,9 @@ def test_a_wrong_model_is_one_line(what, message, own_model, cli):
     assert not (own_model / "report.html").exists()
 
 
-def test_every_wrong_run_has_its_line(own, tmp_path, cli):
-    (own / "results.json").write_text("{")
-    err = cli("report", own, tmp_path / "nowhere", code=2)
+def test_every_wrong_run_has_its_line(run_copy, tmp_path, cli):
+    (run_copy / "results.json").write_text("{")
+    err = cli("report", run_copy, tmp_path / "nowhere", code=2)
     assert len(err.splitlines()) == 2
 
 
@@ -653,6 +653,6 @@ def test_without_tensorboard(made, cli, monkeypatch):
     assert err == "pearl: TensorBoard is not installed; install it with: pip install 'pearl[tensorboard]'\n"
 
 
-def test_two_directories_of_one_name(made, own, tmp_path, cli):
+def test_two_directories_of_one_name(made, run_copy, tmp_path, cli):
     other = Path(shutil.copytree(made["seed1"].path, tmp_path / "elsewhere" / "own"))
-    assert "rename one of the directories" in cli("report", own, other, code=2)
+    assert "rename one of the directories" in cli("report", run_copy, other, code=2)
