@@ -22,6 +22,7 @@ from torch import Tensor
 
 import pearl.online.frozen
 import pearl.online.online_pearl
+from pages import cell, table
 from pearl.lifecycle.runs import execute as execute_tasks
 from pearl.nn.intermediate_features import Layers
 from pearl.online.learner import Network, Setup
@@ -128,20 +129,17 @@ def facts_of(run: OnlineRun) -> dict[str, Any]:
 HEAD = ("learner", "orders", "A_auc", "A_last", "forgetting", "sub-networks", "passes", "images", "statistics", "pause")
 
 
-def line(title: str, own: list[dict[str, Any]]) -> str:
-    """Return the line of a learner's runs on one stream: means, with the standard deviation over orders."""
-    cells = [title, str(len(own))]
-    for key in ("a_auc", "a_last", "forgetting"):
-        values = np.array([row[key] for row in own if key in row])
-        spread = f" ± {values.std(ddof=1):.1f}" if len(values) > 1 else ""
-        cells.append(f"{values.mean():.1f}{spread}" if len(values) else "-")
-    if "passes" in own[0]:
-        grown = [len(row["grown_at"]) for row in own]
-        cells += [f"{np.mean(grown):.3g}", str(max(row["passes"] for row in own))]
-        cells += [f"{max(row[key] for row in own) / 1e6:.1f} MB" for key in ("images_bytes", "statistics_bytes")]
-        pauses = [row["longest_pause_seconds"] for row in own if "longest_pause_seconds" in row]
+def line(title: str, rows: list[dict[str, Any]]) -> list[str]:
+    """Return the cells of a learner's runs on one stream: means, with the standard deviation over orders."""
+    cells = [title, str(len(rows))]
+    cells += [cell((row.get(key) for row in rows), 1) for key in ("a_auc", "a_last", "forgetting")]
+    if "passes" in rows[0]:
+        grown = [len(row["grown_at"]) for row in rows]
+        cells += [f"{np.mean(grown):.3g}", str(max(row["passes"] for row in rows))]
+        cells += [f"{max(row[key] for row in rows) / 1e6:.1f} MB" for key in ("images_bytes", "statistics_bytes")]
+        pauses = [row["longest_pause_seconds"] for row in rows if "longest_pause_seconds" in row]
         cells.append(f"{max(pauses):.1f} s" if pauses and any(grown) else "-")
-    return f"| {' | '.join([*cells, *['-'] * (len(HEAD) - len(cells))])} |"
+    return [*cells, *["-"] * (len(HEAD) - len(cells))]
 
 
 def page(results: dict[str, Any]) -> str:
@@ -158,23 +156,17 @@ def page(results: dict[str, Any]) -> str:
     for stream, learners in streams.items():
         first = by_row[f"{stream}: {learners[0]}"][0]
         lines += [f"### {stream}: {first['images']:,} images, {first['classes']} classes", ""]
-        lines += [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
-        lines += [line(learner, by_row[f"{stream}: {learner}"]) for learner in learners]
+        rows = [line(learner, by_row[f"{stream}: {learner}"]) for learner in learners]
         if bound := by_row.get(f"{stream.partition(',')[0]}: {JOINT}"):
-            lines.append(line(f"{JOINT} (bound)", bound))
-        lines.append("")
+            rows.append(line(f"{JOINT} (bound)", bound))
+        lines += [*table(HEAD, rows), ""]
     if results.get("times"):
-        lines += [
-            "### CPU time",
-            "",
-            "| learner | learning, ms per image | prediction, ms per image |",
-            "|---|---|---|",
+        times = [
+            (name, f"{time['learning_ms']:.1f}", f"{time['prediction_ms']:.1f}")
+            for name, time in results["times"].items()
         ]
-        lines += [
-            f"| {name} | {own['learning_ms']:.1f} | {own['prediction_ms']:.1f} |"
-            for name, own in results["times"].items()
-        ]
-        lines.append("")
+        head = ("learner", "learning, ms per image", "prediction, ms per image")
+        lines += ["### CPU time", "", *table(head, times), ""]
     return "\n".join(lines)
 
 

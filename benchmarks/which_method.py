@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import pages as pages_of_results
 from pages import RESULTS
 from pearl.reports.measured import COLUMNS, FILE, cells, old_data
 from pearl.settings.config import read_recipe
@@ -40,11 +41,11 @@ def table(recipe: str, methods: dict[str, dict[str, float | None]]) -> Iterator[
     """Return a recipe's table, a line per method."""
     yield from (f"### {recipe}", "", read_recipe(recipe)["about"], "")
     head = ["method", *COLUMNS.values(), "old data"]
-    yield from (f"| {' | '.join(head)} |", f"|{'---|' * len(head)}")
+    rows = []
     for method, values in methods.items():
         name, comma, form = method.partition(",")
-        line = [f"`{name}`{comma}{form}", *cells(values), old_data(METHODS.load(name))]
-        yield f"| {' | '.join(line)} |"
+        rows.append([f"`{name}`{comma}{form}", *cells(values), old_data(METHODS.load(name))])
+    yield from pages_of_results.table(head, rows)
     yield ""
 
 

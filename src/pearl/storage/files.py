@@ -53,7 +53,7 @@ def check_writable(folder: Path, *, fix: str = "choose another path (PEARL_RUNS,
 
 
 def check_output(output: Path, endings: Sequence[str], what: str) -> None:
-    """See that a page or table (`what`) can be written to a name, before any work is done for it.
+    """Check that a page or table (`what`) can be written to a path, before the work for it is done.
 
     Raises:
         ReportError: a folder, or a name with none of these endings, as that of a run's results.
@@ -84,7 +84,7 @@ def open_regular(path: str | Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError:  # a NUL
-        raise OSError(errno.EINVAL, "no name that a file can have", str(path)) from None
+        raise OSError(errno.EINVAL, "not a valid file name", str(path)) from None
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
         os.close(descriptor)
