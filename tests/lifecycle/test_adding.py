@@ -71,7 +71,7 @@ def test_its_test_would_find_what_is_not_kept(folder):
         "        self.heads.grow(", "        self.shift = torch.rand(1)\n        self.heads.grow("
     )
     file.write_text(text.replace("    def loss(self", FORGETS + "    def loss(self"))
-    with pytest.raises(AssertionError, match="a reloaded method says something else"):
+    with pytest.raises(AssertionError, match="a reloaded method gives other logits"):
         shows_strict_reload(maker("linear_probe.py:LinearProbe"))
 
 

@@ -126,7 +126,7 @@ def test_it_is_said(shop, one_copy, cli):
     _, err = cli("learn", one_copy, "--data", shop / "single")
     assert "learnt by class statistics alone, without training, since a single class" in err
     _, err = cli("learn", one_copy, "--data", shop / "again", "--alias", "three=drei", "--fast")
-    assert "without training, as was asked" in err
+    assert "without training, as requested" in err
     assert pearl.load(one_copy).classes == ("one", "zero", "two", "drei")
     out, _ = cli(
         "learn",

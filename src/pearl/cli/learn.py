@@ -75,7 +75,7 @@ def command(
             "until Ctrl-C.",
         ),
     ] = None,
-    every: Annotated[float, typer.Option(metavar="SECONDS", help="With --watch: time between two looks.")] = 5.0,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="With --watch: time between two checks.")] = 5.0,
     unlabelled: Annotated[
         str,
         typer.Option(

@@ -102,7 +102,7 @@ def _entry(change: Change, kept: Kept) -> dict[str, Any]:
 
 
 def certificate_checks(path: Path) -> list[Check]:
-    """Return a line for each certificate of a model, and one for each of its files that is not as it says.
+    """Return a line for each certificate of a model, and one for each of its files that does not match.
 
     A file that a later certificate lists is followed through it. A task that was taken back or learnt since supersedes
     what a certificate says about it.

@@ -143,7 +143,7 @@ def file_checks(path: Path) -> list[Check]:
         try:
             _, manifest = read_part(folder, Reference if folder == directory.reference else TaskManifest, replaced)
             checks[:0] = [
-                Check("ok", f"{(folder / name).relative_to(path)}: sha256 {digest[:16]}, as its manifest says")
+                Check("ok", f"{(folder / name).relative_to(path)}: sha256 {digest[:16]} as in its manifest")
                 for name, digest in manifest["sha256"].items()
                 if (folder / name).exists()
             ]
@@ -253,7 +253,7 @@ class _OwnDraws(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Tell PyTorch not to import its compiler for this context, which takes two seconds."""
+        """Prevent PyTorch from importing its compiler for this context, which takes two seconds."""
         return False
 
     def __torch_dispatch__(

@@ -154,7 +154,7 @@ class Teacher:
 
     def _run(self, job_id: str, images: np.ndarray, request: Mapping[str, Any]) -> None:
         """Watch one job from its start to its end."""
-        end: dict[str, Any] = {"error": "the server cannot follow it any more; its terminal says why"}
+        end: dict[str, Any] = {"error": "the server lost contact with the process; see the messages in its terminal"}
         try:
             reads, writes = os.pipe()
             with os.fdopen(reads, "rb") as reports:
@@ -165,7 +165,7 @@ class Teacher:
                     self._process = process
                     if self._cancelled:
                         process.terminate()
-                with suppress(BrokenPipeError):  # it has ended, and says why
+                with suppress(BrokenPipeError):  # it has ended, and has reported the reason
                     stdin.write(json.dumps(request).encode() + b"\n")
                     stdin.write(np.ascontiguousarray(images).data)
                     stdin.flush()

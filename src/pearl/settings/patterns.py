@@ -15,7 +15,7 @@ _SECONDS = 0.5  # for one layer's name; a normal pattern takes microseconds
 class Pattern:
     """A regular expression whose search ends after a time limit.
 
-    Nested repeats such as `((a|aa)+)+$` can take hours on a short name; the `regex` package can be told to stop.
+    Nested repeats such as `((a|aa)+)+$` can take hours on a short name; the `regex` package has a time limit.
     """
 
     text: str

@@ -58,12 +58,12 @@ from pearl.training.resume import Resume
 
 
 def checks() -> list[Callable[[Make], None]]:
-    """All checks; their names say what they check."""
+    """Return all checks, by name."""
     return [value for name, value in globals().items() if name.startswith("shows_")]
 
 
 def maker(name: str, **options: Any) -> Make:
-    """A function that makes a method of this name, or "path/to/file.py:Class", on a small ResNet or, if need be, ViT.
+    """Return a function that creates a method by name, or "path/to/file.py:Class", on a small ResNet or ViT.
 
     `options` are the method's own, as in a recipe.
 
@@ -76,7 +76,7 @@ def maker(name: str, **options: Any) -> Make:
 
 
 def same_state(one: Method, other: Method, when: str) -> None:
-    """See that all tensors of two methods have the same bits."""
+    """Check that all tensors of two methods have the same bits."""
     state = other.state_dict()
     hold(one.state_dict().keys() == state.keys(), f"other tensors {when}")
     for name, value in one.state_dict().items():
@@ -87,7 +87,7 @@ def same_state(one: Method, other: Method, when: str) -> None:
 
 
 def shows_logits_in_order_of_arrival(make: Make) -> None:
-    """Exactly the classes seen, those of a task where they stand among all."""
+    """Logits are of exactly the classes seen; `columns` selects those of a task."""
     for tasks in (1, 2, 3):
         _one_logit_a_class(after(make, tasks), [CLASSES] * tasks)
 
@@ -103,15 +103,15 @@ def _one_logit_a_class(method: Method, sizes: Sequence[int]) -> None:
 
 
 def shows_strict_reload(make: Make) -> None:
-    """A fresh object loads what was learnt, and says the same, bit by bit; in channels_last to rounding."""
+    """A new object loads the state and gives the same logits, bit by bit; in channels_last up to rounding."""
     method = after(make, 3)
     again = reload(method, make)
-    hold(torch.equal(logits(again), logits(method)), "a reloaded method says something else")
+    hold(torch.equal(logits(again), logits(method)), "a reloaded method gives other logits")
     assert_close(logits(placed(again, "cpu", channels_last=True)), logits(method), rtol=1e-3, atol=1e-4)
 
 
 def shows_experts_equal_forward(make: Make) -> None:
-    """Sub-networks side by side are the whole."""
+    """The concatenated logits of the experts are those of the method."""
     method = after(make, 3)
     with torch.no_grad():
         side_by_side = torch.cat([expert.forward(images()) for expert in method.eval().experts()], 1)
@@ -119,16 +119,19 @@ def shows_experts_equal_forward(make: Make) -> None:
 
 
 def shows_answers_change_nothing(make: Make) -> None:
-    """Asked twice, and by several threads at once, it says the same, bit by bit, and has learnt nothing from it."""
+    """Repeated predictions, also from several threads at once, have the same bits and change no state."""
     method = after(make, 2)
     before, answer = copy.deepcopy(method), logits(method)
     for again in (logits(method), *on_threads(lambda: logits(method))):
-        hold(torch.equal(again, answer), "asked again, or by several threads at once, a method says something else")
+        hold(
+            torch.equal(again, answer),
+            "repeated predictions, or those of several threads, give other logits",
+        )
     same_state(before, method, "after an answer")
 
 
 def shows_batch_invariance(make: Make) -> None:
-    """Image i's logits depend on image i alone."""
+    """The logits of image i depend only on image i."""
     method = after(make, 2)
     together = logits(method)
     with torch.no_grad():
@@ -150,11 +153,11 @@ def shows_past_data_closed(make: Make) -> None:
 
 
 def shows_resume_after_a_task_bit_exact(make: Make) -> None:
-    """Another process learns the third task as the first one would have."""
+    """A new process that loads the state learns the third task with the same bits."""
     whole = after(make, 3)
     resumed = reload(after(make, 2), make)
     learn(resumed, range(2, 3))
-    hold(torch.equal(logits(resumed), logits(whole)), "a resumed method says something else")
+    hold(torch.equal(logits(resumed), logits(whole)), "a resumed method gives other logits")
     same_state(whole, resumed, "after a resumed task")
 
 
@@ -188,7 +191,7 @@ def shows_resume_inside_a_task_bit_exact(make: Make) -> None:
 
 
 def shows_later_extension(make: Make) -> None:
-    """On another day, with other seeds, it learns a task more."""
+    """A reloaded method learns another task, with other seeds."""
     extended = reload(after(make, 2), make)
     learn(extended, range(2, 3), Engine(config(seed=7), device="cpu"))
     _one_logit_a_class(extended, [CLASSES] * 3)
@@ -212,7 +215,7 @@ def shows_all_parameters_train(make: Make) -> None:
 
 
 def shows_the_phases_that_it_declares(make: Make) -> None:
-    """Every phase comes in the tasks, as often and on as many images as the method's `phases` declare."""
+    """Phases occur in the tasks, as often and on as many images as the method's `phases` declare."""
     learnt = course(make)
     method, counts = learnt.methods[0], [[PER_CLASS] * CLASSES] * len(learnt.methods)
     for task, phases in upcoming(method, counts, method.options, pretrained=method.backbone.pretrained):
@@ -231,7 +234,7 @@ def shows_the_phases_that_it_declares(make: Make) -> None:
 
 
 class Operations(TorchDispatchMode):
-    """Lists all that is asked of the device while it is active, with shapes and numbers."""
+    """A list of all operations of the device while it is active, with shapes and numbers."""
 
     READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2")
 
@@ -240,7 +243,7 @@ class Operations(TorchDispatchMode):
         self.operations: list[tuple[str, ...]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Note one operation, and do it."""
+        """Record an operation, and run it."""
         name = func.overloadpacket.__name__
         hold(name not in self.READS, f"{name} waits for the device")
         leaves = tree_leaves((args, kwargs or {}))
@@ -250,10 +253,10 @@ class Operations(TorchDispatchMode):
 
 
 class Listen(Engine):
-    """An engine that compares what two batches of a capturable phase ask of the device."""
+    """An engine that compares the device's operations for two batches of a capturable phase."""
 
     def train(self, method: Method, task: Task, phase: Phase, position: int, resume: Resume) -> None:
-        """Train, and go over two batches of a size again."""
+        """Train, and then compare two batches of one size."""
         super().train(method, task, phase, position, resume)
         if not phase.capturable:
             return
@@ -266,16 +269,16 @@ class Listen(Engine):
             asked.append(operations.operations)
             for parameter in phase.trained:
                 parameter.grad = None
-        hold(asked[0] == asked[1], f"phase {phase.name} is not capturable: two batches asked for different work")
+        hold(asked[0] == asked[1], f"phase {phase.name} is not capturable: two batches run different operations")
 
 
 def shows_capturable_phases_do_the_same_for_every_batch(make: Make) -> None:
-    """A capturable phase reads no tensor, and does the same work on the device for every batch of a size."""
+    """A capturable phase reads no tensor, and runs the same operations for every batch of one size."""
     learn(make(), range(2), Listen(config(train={"epochs": 1, "batch_size": 8}), device="cpu"))
 
 
 def shows_frozen_experts_never_move(make: Make) -> None:
-    """The logits that experts marked frozen, asked one by one, give the same images stay the same bit by bit."""
+    """The logits of experts marked `frozen` keep their bits during later tasks."""
     kept: dict[str, torch.Tensor] = {}
     for tasks in (1, 2, 3):
         with torch.no_grad():
@@ -286,7 +289,7 @@ def shows_frozen_experts_never_move(make: Make) -> None:
 
 
 def shows_task_il_at_least_class_il(make: Make) -> None:
-    """Accuracy with the given task is at least as high."""
+    """Task-IL accuracy is at least as high as class-IL accuracy."""
     method = after(make, 2)
     targets = [torch.arange(6) % CLASSES + t * CLASSES for t in range(2)]
     stage = count([logits(method)] * 2, targets, [np.arange(CLASSES) + t * CLASSES for t in range(2)])
@@ -294,7 +297,7 @@ def shows_task_il_at_least_class_il(make: Make) -> None:
 
 
 def shows_size_counts_parameters(make: Make) -> None:
-    """A model has parameters, and no more than there are."""
+    """`size` is positive, and at most the number of parameters."""
     method = after(make, 2)
     there = sum(p.numel() for p in method.parameters())
     hold(0 < method.size() <= there, f"size() is {method.size()}; there are {there} parameters")
@@ -306,23 +309,23 @@ def _learns(make: Make, classes: int, engine: Engine | None = None, **shape: int
     learn(method, range(2), engine, classes=classes, **shape)
     _one_logit_a_class(method, [classes] * 2)
     again = reload(method, make)
-    hold(torch.equal(logits(again), logits(method)), "a reloaded method says something else")
+    hold(torch.equal(logits(again), logits(method)), "a reloaded method gives other logits")
     assert_close(logits(placed(again, "cpu", channels_last=True)), logits(method), rtol=1e-3, atol=1e-4)
     return method
 
 
 def shows_tasks_of_one_class(make: Make) -> None:
-    """Nothing is to be told apart within a task."""
+    """A method learns tasks of a single class."""
     _learns(make, 1)
 
 
 def shows_classes_of_one_image(make: Make) -> None:
-    """No class has a variance."""
+    """A method learns classes of a single image."""
     _learns(make, CLASSES, per_class=1)
 
 
 def shows_tasks_of_one_image(make: Make) -> None:
-    """It learns, or one line says that BatchNorm cannot."""
+    """A method learns from a single image, or one line reports that BatchNorm cannot."""
     try:
         _learns(make, 1, per_class=1)
     except TrainingError as error:
@@ -335,7 +338,7 @@ def shows_a_last_batch_of_one(make: Make) -> None:
 
 
 def shows_bfloat16(make: Make) -> None:
-    """Trained in bfloat16, if this CPU computes in it, what is kept has the types it has in float32."""
+    """After training in bfloat16, if this CPU supports it, all tensors have the types that they have in float32."""
     if not computes_bf16("cpu"):
         return
     method = _learns(make, CLASSES, Engine(config(), device="cpu", precision="bf16"), per_class=4)

@@ -80,7 +80,7 @@ def make_task(
 
 
 def learn(method: Method, tasks: range, engine: Engine | None = None, **shape: Any) -> list[Task]:
-    """Let a method learn tasks of a `shape` (see `make_task`), and give them back, closed."""
+    """Train a method on tasks of a `shape` (see `make_task`); return them, closed."""
     engine = engine or Engine(config(), device="cpu")
     done = []
     for t in tasks:
@@ -91,7 +91,7 @@ def learn(method: Method, tasks: range, engine: Engine | None = None, **shape: A
 
 
 def images(count: int = 6) -> torch.Tensor:
-    """Network inputs (count, 3, 8, 8), always the same."""
+    """Return network inputs (count, 3, 8, 8), always the same."""
     return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(5))
 
 
@@ -102,14 +102,14 @@ def logits(method: Method, task: int | None = None) -> torch.Tensor:
 
 
 def reload(method: Method, make: Make) -> Method:
-    """Through bytes as on disk into a fresh object, strictly."""
+    """Load a method's state, converted to bytes as on disk, strictly into a new object."""
     fresh = make()
     fresh.load_state_dict(load(save({k: v.contiguous() for k, v in method.state_dict().items()})), strict=True)
     return fresh.eval()
 
 
 def on_threads(ask: Callable[[], T], count: int = 8) -> list[T]:
-    """Return the results of `ask` in this many threads that call it at the same time."""
+    """Return the results of `ask` from this many threads that call it at the same time."""
     start = threading.Barrier(count)
 
     def begin(_: int) -> T:

@@ -27,7 +27,7 @@ def hold(condition: object, otherwise: str) -> None:
 
 
 def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors without a history that a loss has gradients for."""
+    """Return the leaf tensors that a loss has gradients for."""
     nodes, seen = [loss.grad_fn], set()
     while nodes:
         node = nodes.pop()
@@ -40,12 +40,12 @@ def _leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _values(average: Average) -> list[torch.Tensor]:
-    """Copies of the averaged tensors of several numbers, those that move first."""
+    """Yield copies of averaged tensors of several numbers, those that move first."""
     return [tensor.clone() for tensor in average.buffers() if tensor.is_floating_point() and tensor.numel() > 1]
 
 
 def _averaged(average: Average, method: Method, phase: Phase) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Parameters of several numbers that a phase trains, each with its average."""
+    """Yield the parameters of several numbers that a phase trains, each with its average."""
     trained = {id(parameter) for parameter in phase.trained}
     trained_values = {
         f".{name}": value for name, value in method.named_parameters() if id(value) in trained and value.numel() > 1
@@ -56,16 +56,16 @@ def _averaged(average: Average, method: Method, phase: Phase) -> Iterator[tuple[
 
 
 class Watch(Engine):
-    """An engine that sees, phase by phase, that no parameter but the phase's changes, and that it reads what it says.
+    """An engine that checks that a phase changes only its own parameters and reads only the modules that it declares.
 
-    While a phase with `depends_on` is trained, all else that the method has learnt is not a number.
+    While a phase with `depends_on` is trained, all other tensors of the method are NaN.
     """
 
     def __init__(self) -> None:
         super().__init__(config(), device="cpu")
         self.wrong: list[str] = []
         self.idle: list[str] = []  # parameters and averages that should have moved, and unused gradients
-        self.starts: dict[str, torch.Tensor] = {}  # every parameter as the first phase after it was made found it
+        self.starts: dict[str, torch.Tensor] = {}  # every parameter before its first phase
         self._trains: set[int] = set()
         self._backward: Any = self.fabric.backward
         self.fabric.backward = self._checked_backward  # type: ignore[assignment]
@@ -105,7 +105,7 @@ class Watch(Engine):
                 self.wrong.append(f"{name} is frozen in phase {phase.name} and has a gradient")
 
     def finish(self, method: Method) -> None:
-        """Note which parameters, but the backbone's, are as they were made after all tasks."""
+        """Record which parameters, except the backbone's, have their initial values after all tasks."""
         for name, parameter in method.named_parameters():
             start = self.starts.get(name)
             drawn = name.startswith("backbone.") or any(part in name for part in method.untrained)
@@ -113,7 +113,7 @@ class Watch(Engine):
                 self.idle.append(f"no phase has trained {name}")
 
     def _note_idle(self, method: Method, phase: Phase, starts: list[torch.Tensor]) -> None:
-        """A phase without masks or projections moves every parameter that it names."""
+        """Record parameters that a phase without masks or projections does not move."""
         if phase.project or phase.after_backward or phase.name in method.may_rest:
             return
         names = {id(parameter): name for name, parameter in method.named_parameters()}
@@ -123,14 +123,14 @@ class Watch(Engine):
                 self.idle.append(f"{name} did not move in phase {phase.name}, which trains it")
 
     def _checked_backward(self, loss: torch.Tensor, *arguments: Any, **options: Any) -> None:
-        """See that a loss depends on no parameter but the phase's."""
+        """Check that a loss has gradients only for the phase's parameters."""
         if any(id(leaf) not in self._trains for leaf in _leaves(loss)):
             self.idle.append("a loss has gradients for parameters that its phase does not train")
         self._backward(loss, *arguments, **options)
 
     @contextmanager
     def _hidden(self, method: Method, task: Task, phase: Phase) -> Iterator[None]:
-        """Replace all that the phase does not declare to read by not-a-number meanwhile."""
+        """Replace all tensors that the phase does not declare by NaN within the context."""
         if not phase.depends_on:
             yield
             return
@@ -169,9 +169,9 @@ class WatchedLearning:
 
 
 @lru_cache(maxsize=2)
-@torch.enable_grad()  # whichever check asks first, and where: what it is inside of is not part of the course
+@torch.enable_grad()  # gradients are enabled whatever the context of the first check that calls this
 def course(make: Make) -> WatchedLearning:
-    """Learn three tasks, watched."""
+    """Learn three tasks, and return the states and observations."""
     engine, method, methods, tasks = Watch(), make(), [], []
     for t in range(3):
         tasks += learn(method, range(t, t + 1), engine)
@@ -181,5 +181,5 @@ def course(make: Make) -> WatchedLearning:
 
 
 def after(make: Make, tasks: int) -> Method:
-    """A method after so many tasks, up to three, to look at: what shall learn more is reloaded from it."""
+    """Return a method after a number of tasks, up to three. It must not be trained; reload it for that."""
     return course(make).methods[tasks - 1]

@@ -93,7 +93,7 @@ class StatisticsClassifier(SubNetworkClassifier):
         sub-network.
         """
         if not task.train:
-            return "as was asked"
+            return "as requested"
         if task.id == 0:
             return None
         options = self.statistics.options
@@ -224,7 +224,7 @@ class StatisticsClassifier(SubNetworkClassifier):
         return scored
 
     def describing(self) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """See `TaskClassifier.describing`: features of all feature spaces, side by side."""
+        """See `TaskClassifier.describing`: concatenated features of all feature spaces."""
         spaces, white = self._spaces(), Whitening(self.statistics)
 
         def describe(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

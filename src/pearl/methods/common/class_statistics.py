@@ -75,7 +75,7 @@ class ClassStatistics(StoredStatistics):
 
     @torch.no_grad()
     def add_space(self, created: int, raw: Tensor) -> None:
-        """A new space from the raw features (N, p_raw) of the images that its sub-network learnt."""
+        """Add a space, from the raw features (N, p_raw) of the images that its sub-network learnt."""
         v, raw_dim = len(self.created_at), raw.shape[1]
         dim = self.options.projection
         made = projection(v, raw_dim, dim).to(raw.device) if dim is not None and dim < raw_dim else None
@@ -209,7 +209,7 @@ class ClassStatistics(StoredStatistics):
         self.tensors.add(f"task.{t}.score_shift", shift)
 
     def _temper(self, scores: Sequence[Tensor], created_at: Sequence[int], classes: Tensor, labels: Tensor) -> None:
-        """Measure the temperature, and what is said of the images, of scores in some spaces and labels (N,)."""
+        """Measure the temperature and the cross-validated predictions, from scores in some spaces and labels (N,)."""
         t, begins = len(self) - 1, begins_of(self.task_of, created_at)
         first = [int((self.task_of < created).sum()) for created in created_at]
         by_class = ByClass(self.class_of).to(labels.device)
@@ -243,9 +243,10 @@ class ClassStatistics(StoredStatistics):
         return location[self.task_of], spread[self.task_of]
 
     def scores(self) -> Scores:
-        """In-distribution scores of images of known classes: of the newest tasks, whose images met the most prototypes.
+        """Return in-distribution scores of images of known classes.
 
-        Of as many tasks as have images enough.
+        They are of the newest tasks, whose images were compared with the most prototypes: as many tasks as are needed
+        for enough images.
         """
         chosen: list[tuple[Tensor, int]] = []
         later = 0.0
