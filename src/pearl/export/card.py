@@ -158,20 +158,20 @@ def _estimated(model: StoredModel) -> Iterator[list[str]]:
     outcome = model.outcome
     if outcome is None:
         return
-    how = HOW[outcome.how].format(counted(outcome.images, "image"))
+    conditions = HOW[outcome.how].format(counted(outcome.images, "image"))
     if outcome.first:
-        how += "; the network was trained on these images, so this is the best case"
+        conditions += "; the network was trained on these images, so this is the best case"
     task = f"task {model.tasks[-1].name}"
     if outcome.new is not None:
-        yield [f"accuracy on {task}, among all classes (class-IL)", f"{outcome.new:.1f} %", how]
+        yield [f"accuracy on {task}, among all classes (class-IL)", f"{outcome.new:.1f} %", conditions]
     if outcome.new_in_task is not None:
-        yield [f"accuracy on {task}, among its own (task-IL)", f"{outcome.new_in_task:.1f} %", how]
+        yield [f"accuracy on {task}, among its own (task-IL)", f"{outcome.new_in_task:.1f} %", conditions]
     if outcome.old_then is not None:
         then = "each estimated when it was learnt, among the classes known by then"
         yield ["accuracy on earlier classes, then", f"{outcome.old_then:.1f} %", then]
     if outcome.old_now is not None:
         yield ["accuracy on earlier classes, now", f"{outcome.old_now:.1f} %", "estimated from class statistics"]
-    yield ["calibration error", f"{outcome.calibration_error:.1f} points", f"of the probabilities, {how}"]
+    yield ["calibration error", f"{outcome.calibration_error:.1f} points", f"of the probabilities, {conditions}"]
 
 
 def _unknown(model: StoredModel) -> Iterator[str]:

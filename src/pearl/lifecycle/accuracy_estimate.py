@@ -80,13 +80,13 @@ def _held_out(images: Task, method: Method) -> dict[str, Entry]:
     return {"estimate": _entry(Predictions.of(logits, images.labels.cpu(), of_task.cpu()), "held out")}
 
 
-def _entry(answers: Predictions, how: str) -> Entry:
+def _entry(answers: Predictions, source: str) -> Entry:
     classes, class_index = np.unique(answers.true, return_inverse=True)
     right = answers.best == answers.true
     wrong, counts = np.unique(np.stack([answers.true[~right], answers.best[~right]]), axis=1, return_counts=True)
     rows = {"total": True, "class_il": right, "task_il": answers.best_own == answers.true}
     return {
-        "how": how,
+        "how": source,
         "classes": classes.tolist(),
         **{
             name: np.bincount(class_index, np.broadcast_to(row, len(class_index))).astype(int).tolist()
