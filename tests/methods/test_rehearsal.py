@@ -224,19 +224,6 @@ def test_a_class_that_was_not_known_has_the_images_lowest_logit():
     assert memory.logits[:6].tolist() == [[*row, min(row)] for row in expected]
 
 
-def test_a_memory_of_version_0_1_opens_with_the_lowest_logit_for_inf():
-    method = DerPlusPlus(net(), buffer_size=100)
-    learn(method, range(2))
-    now = method.state_dict()
-    stored = now["memory.logits"].clone()
-    first, kept = now["memory.tasks"] == 0, len(method.memory)
-    stored[first, 2:] = stored[kept:] = torch.inf  # classes that came after an image; places that are still empty
-    fresh = DerPlusPlus(net(), buffer_size=100)
-    fresh.load_state_dict({**now, "memory.logits": stored})
-    assert kept < 100 and torch.equal(fresh.memory.logits[:kept], now["memory.logits"][:kept])
-    assert fresh.memory.logits.isfinite().all()
-
-
 def test_an_exported_program_holds_no_images():
     method = Er(net(), buffer_size=10)
     learn(method, range(1))

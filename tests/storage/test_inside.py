@@ -111,12 +111,12 @@ def test_nothing_is_appended_to_what_lies_outside(tmp_path, outside):
 
 def test_folders_are_made_and_only_temporaries_removed(tmp_path, outside):
     replace_file(tmp_path / "a" / "b" / "c", b"x", tmp_path / "a")
-    left, older = tmp_path / "a" / "b" / f".c.{'0' * 32}.tmp", tmp_path / "a" / ".c.123.tmp"
-    for folder in (left, older, tmp_path / "a" / "mine.tmp"):
-        folder.touch()
+    left = tmp_path / "a" / "b" / f".c.{'0' * 32}.tmp"
+    for file in (left, tmp_path / "a" / "mine.tmp"):
+        file.touch()
     (tmp_path / "a" / "linked").symlink_to(outside, target_is_directory=True)
     remove_temporaries(tmp_path / "a")
-    assert {folder.name for folder in (tmp_path / "a").rglob("*")} == {"b", "c", "mine.tmp", "linked"}
+    assert {entry.name for entry in (tmp_path / "a").rglob("*")} == {"b", "c", "mine.tmp", "linked"}
 
 
 def test_no_descriptor_is_left_open(tmp_path):

@@ -139,7 +139,7 @@ def _trained(classifier: Mapping[str, Any]) -> int | Literal["all"]:
 
 
 def _head(classifier: Mapping[str, Any]) -> str:
-    """Return the head that sub-networks are trained with under a classifier; old configurations have no entry."""
+    """Return the head that sub-networks are trained with under a classifier; heads have no such option."""
     return classifier.get("head", "linear")
 
 

@@ -20,7 +20,7 @@ from pearl.errors import Interrupted, Lost, RunError
 from pearl.lifecycle.accuracy_estimate import accuracy_of
 from pearl.lifecycle.notes import notes
 from pearl.lifecycle.recognition import sample, unlearnt
-from pearl.lifecycle.saved import config_bytes, isolation_size, read_config
+from pearl.lifecycle.saved import config_bytes, isolation_size
 from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
 from pearl.settings.parts import METHODS
@@ -232,10 +232,7 @@ class Session:
 
     def _thin_out(self) -> None:
         """Remove files that only earlier states need, unless they are to be kept."""
-        if not self.directory.finished:
-            return
-        settings = self.config, read_config(self.path)  # version 0.1 may have written there
-        if not any(config.engine.earlier_states for config in settings):
+        if self.directory.finished and not self.config.engine.earlier_states:
             remove_replaced(self.path)
 
 

@@ -351,7 +351,6 @@ def _loaded(
     enough = needed(statistics) if needed else None
     state, _ = read_part(directory.reference)
     for index, (folder, manifest) in enumerate(parts):
-        # the first versions stored statistics with the weights
-        if enough is None or index < enough or STATISTICS not in manifest["sha256"]:
+        if enough is None or index < enough:
             state |= read_files(folder, manifest, {WEIGHTS})
     return state | statistics

@@ -17,7 +17,7 @@ from pearl.errors import RunError
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_TEMPORARY = re.compile(r"\..+\.([0-9a-f]{32}|[0-9]+)\.tmp")  # version 0.1 named them by process number
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")
 
 
 def temporary_name(name: str) -> str:

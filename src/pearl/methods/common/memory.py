@@ -162,17 +162,15 @@ class Memory(nn.Module):
             if value is not None and (buffer is None or buffer.shape != value.shape):
                 self.register_buffer(name, torch.empty_like(value))
         super()._load_from_state_dict(state_dict, prefix, *args)
-        if self.logits is not None:
-            self.logits = widened(self.logits, self.logits.shape[1])
 
 
 def widened(logits: Tensor, classes: int) -> Tensor:
     """Extend logits (N, k) to all classes: unknown ones get each image's lowest known logit.
 
     Classes unknown at that time could not be predicted. With this target, later classes stay below an old image's
-    logits. Version 0.1 stored inf for unknown classes.
+    logits.
     """
     lowest = F.pad(logits, (0, 1), value=torch.inf).amin(1, keepdim=True)
-    lowest = lowest.masked_fill(lowest.isinf(), 0.0)  # of an empty place
+    lowest = lowest.masked_fill(lowest.isinf(), 0.0)  # of an empty slot
     wide = F.pad(logits, (0, classes - logits.shape[1]), value=torch.inf)
     return torch.where(wide.isinf(), lowest, wide)
