@@ -41,7 +41,7 @@ def read_image(path: Path, size: int, decoding: Decoding = PLAIN) -> np.ndarray:
 
 
 def read_opened(file: BinaryIO, name: str, size: int, decoding: Decoding = PLAIN) -> np.ndarray:
-    """An opened image file, or its bytes in memory, as `read_image` returns it: uint8 (size, size, 3).
+    """Return an opened image file, or its bytes in memory, as `read_image` returns it: uint8 (size, size, 3).
 
     Raises:
         DataError: "NAME: reason", whatever the reason is that it cannot be read.

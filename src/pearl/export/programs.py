@@ -45,7 +45,7 @@ class Network(nn.Module):
         return torch.cat([part(x) for part in self.parts], dim=1)
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Images as a backbone sees them."""
+        """Return normalised images, as a backbone takes them."""
         return (images - self.pixel_mean) / self.pixel_std
 
 

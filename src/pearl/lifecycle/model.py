@@ -205,7 +205,7 @@ class StoredModel:
         top: int = 1,
         unknown_rate: float | Literal["auto"] | None = "auto",
     ) -> list[Prediction]:
-        """As `predict`, for raw pixels (N, S, S, 3) uint8 of the model's stored size."""
+        """Predict as `predict`, from raw pixels (N, S, S, 3) uint8 of the model's stored size."""
         if top < 1:
             raise ConfigError(f"top={top}: give 1 or more")
         index = None if task is None else self.task_index(task)

@@ -90,7 +90,7 @@ class Pearl(LowRankNetworks):
     # ------------------------------------------------------------------------------------------------ learning
 
     def learn_own(self, task: Task) -> Iterator[Phase]:
-        """Algorithms 1 and 2 of the paper."""
+        """Train the sub-network of a task: algorithms 1 and 2 of the paper."""
         self.requires_grad_(False)  # earlier tasks' parameters are fixed
         head = self.heads.grow(len(task.classes)).to(self.device)
         if task.id < self.first_adapted:

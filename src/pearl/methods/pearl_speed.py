@@ -50,7 +50,7 @@ def at_once(method: LowRankNetworks) -> tuple[Network, int] | None:
 
 
 def _stacked(method: LowRankNetworks, target: Target, tasks: Sequence[int]) -> Updates:
-    """The updates of tasks to a linear target, after those that have none."""
+    """Return the updates of tasks to a linear target, after those that have none."""
     low_rank, label = [], target.label
     for t in tasks:
         a, b = method.tensors[f"{t}.A.{label}"], method.tensors[f"{t}.B.{label}"]

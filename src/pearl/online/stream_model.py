@@ -114,7 +114,7 @@ class StreamModel:
     def watch(
         self, folder: str | Path, *, every: float = 5.0, unlabelled: str = UNLABELLED, show: Observer | None = None
     ) -> Iterator[Intake]:
-        """As `observe_files` for a folder, and then for the files that appear in it, without end.
+        """Learn as `observe_files` from a folder, and then from the files that appear in it, without end.
 
         The folder is read every so many seconds. A file is taken up once it has not changed between two readings. New
         files are learnt after older ones, whatever their time stamps. While the model watches, no other process can
@@ -281,7 +281,7 @@ class StreamModel:
     def predict_pixels(
         self, pixels: np.ndarray, *, task: str | None = None, top: int = 1, unknown_rate: Any = None
     ) -> list[Prediction]:
-        """As `predict`, for raw pixels (N, S, S, 3) uint8 of the model's stored size.
+        """Predict as `predict`, from raw pixels (N, S, S, 3) uint8 of the model's stored size.
 
         Raises:
             ConfigError: `task` or `unknown_rate`, which are for models of tasks.

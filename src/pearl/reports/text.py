@@ -194,7 +194,7 @@ def evaluation_json(evaluation: "Evaluation") -> str:
 
 
 def expected_unknown(shares: Sequence[float]) -> list[str]:
-    """A line on how many images of known classes `predict` calls unknown: shares from and to, or none."""
+    """Return a line on how many images of known classes `predict` calls unknown: shares from and to, or none."""
     if len(shares) != 2:
         return []
     low, high = (100 * share for share in shares)

@@ -164,7 +164,7 @@ def _add_predictions(app: FastAPI, server: Server) -> None:
 
     @app.get("/v1/model", summary="What the model is and has learnt")
     async def model() -> dict[str, Any]:
-        """Classes, tasks with date, ranks and accuracy, what may be sent, and the job that is at work."""
+        """Classes, tasks with date, ranks and accuracy, limits of requests, and the running job."""
         job = server.teacher.current
         limits = {"photos": photos.MOST, "bytes": LONGEST_BODY, "pixels": MAX_PIXELS}
         return {**server.about, "limits": limits, "job": job and job.id}
@@ -201,7 +201,7 @@ def _add_learning(app: FastAPI, server: Server) -> None:
         },
     )
     async def learn(request: Request) -> Begun:
-        """Starts a job. The model answers as before until the new one is stored, which then takes its place."""
+        """Starts a job. The model predicts as before until the new one is stored, which then replaces it."""
         shown, labels, options = await photos.lesson(request)
         pixels = await server.decoder.pixels(shown)
         task = class_name(options.task or server.task_name(labels))

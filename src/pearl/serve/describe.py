@@ -58,7 +58,7 @@ def outcome_facts(outcome: Outcome | None) -> dict[str, Any] | None:
 
 
 def ranked(prediction: Prediction, top: int) -> list[dict[str, Any]]:
-    """The best `top` classes of an image in the shape of Hugging Face's image classification.
+    """Return the best `top` classes of an image in the shape of Hugging Face's image classification.
 
     Each has whether the image is `unknown`, and its `in_distribution` score, beside it; None without class statistics.
     """

@@ -47,7 +47,7 @@ class Question(Strict):
 
 
 class Pile(Strict):
-    """Photos to be grouped."""
+    """Return photos to be grouped."""
 
     inputs: list[Base64] = Field(min_length=1, max_length=MOST)
 
@@ -77,7 +77,7 @@ class InMemory(MultiPartParser):
 
 
 async def question(request: Request) -> tuple[list[Photo], int, bool]:
-    """Photos to predict, how many classes of each are wanted, and whether it is one photo and not a list.
+    """Return photos to predict, how many classes of each are wanted, and whether it is one photo and not a list.
 
     Raises:
         HTTPException: with one line about what is wrong.
@@ -98,7 +98,7 @@ async def question(request: Request) -> tuple[list[Photo], int, bool]:
 
 
 async def pile(request: Request) -> list[Photo]:
-    """Photos to be grouped.
+    """Return photos to be grouped.
 
     Raises:
         HTTPException: with one line about what is wrong.
@@ -113,7 +113,7 @@ async def pile(request: Request) -> list[Photo]:
 
 
 async def lesson(request: Request) -> tuple[list[Photo], list[str], Lesson]:
-    """Photos to learn, their labels, and the options.
+    """Return photos to learn, their labels, and the options.
 
     Raises:
         HTTPException: with one line about what is wrong.
@@ -153,7 +153,7 @@ class Decoder:
         self.size, self.decoding, self._pool = size, decoding, ThreadPoolExecutor(threads(), "decode")
 
     async def pixels(self, photos: Sequence[Photo]) -> np.ndarray:
-        """Raw pixels (N, size, size, 3) uint8.
+        """Return raw pixels (N, size, size, 3) uint8.
 
         Raises:
             HTTPException: naming the first photo that cannot be read.
@@ -180,7 +180,7 @@ class Decoder:
 
 
 def kind_of(request: Request) -> str:
-    """The content type of a request without its parameters."""
+    """Return the content type of a request without its parameters."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -192,7 +192,7 @@ def _top(request: Request) -> int:
 
 
 async def _multipart(request: Request, fields: set[str]) -> tuple[list[Photo], dict[str, list[str]]]:
-    """The files and the fields of a form."""
+    """Return the files and the fields of a form."""
     try:
         parser = InMemory(request.headers, request.stream(), max_files=MOST, max_fields=2 * MOST)
         form = await parser.parse()

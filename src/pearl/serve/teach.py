@@ -84,7 +84,7 @@ def _learn(path: Path, device: str, images: np.ndarray, job: dict[str, Any], rep
 
 
 def _line() -> bytes:
-    """The first line of standard input; no byte more is read."""
+    """Read the first line of standard input, and no byte more."""
     line = bytearray()
     while not line.endswith(b"\n"):
         line += _some(1)
@@ -92,7 +92,7 @@ def _line() -> bytes:
 
 
 def _bytes(count: int) -> bytearray:
-    """So many bytes of standard input."""
+    """Read this many bytes of standard input."""
     received = bytearray()
     while len(received) < count:
         received += _some(min(count - len(received), 2**20))

@@ -123,12 +123,12 @@ _PART_KEYS = {*_PARTS, "rank", "learner"}  # the rank rule is a part with option
 
 
 def recipe_names() -> list[str]:
-    """Names of the recipes that come with the package."""
+    """Return the names of the recipes that come with the package."""
     return [name for name in _packaged() if not name.startswith("_")]
 
 
 def _packaged() -> list[str]:
-    """Names of all packaged recipe files; one whose name begins with `_` can only be extended."""
+    """Return the names of all packaged recipe files; one whose name begins with `_` can only be extended."""
     folder = resources.files("pearl.settings.recipes")
     return sorted(file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml"))
 

@@ -95,7 +95,7 @@ class PhaseSpec:
     when: Callable[[Options], bool] | None = None
 
     def sizes(self, task: UpcomingTask) -> list[int]:
-        """Images of an epoch, a number for each time that the phase comes in this task."""
+        """Return the images of an epoch, a number for each occurrence of the phase in this task."""
         comes = self.tasks if callable(self.tasks) else _TASKS[self.tasks]
         if not comes(task) or not self.used(task.options):
             return []
@@ -116,7 +116,7 @@ def are_phases(value: Any) -> bool:
 
 
 def declared(method: Any) -> dict[str, PhaseSpec]:
-    """The phases of a method, or of its class, by name. One that is a name alone comes once in every task."""
+    """Return the phases of a method, or of its class, by name. A bare name occurs once in every task."""
     specs = (PhaseSpec(phase) if isinstance(phase, str) else phase for phase in method.phases)
     return {spec.name: spec for spec in specs}
 
@@ -124,7 +124,7 @@ def declared(method: Any) -> dict[str, PhaseSpec]:
 def upcoming(
     method: Any, counts: Sequence[Sequence[int]], options: Options, *, pretrained: object
 ) -> Iterator[tuple[UpcomingTask, dict[str, list[int]]]]:
-    """The tasks of a stream, each with the phases that a method, or its class, declares: see `PhaseSpec.sizes`.
+    """Return the tasks of a stream, each with the phases that a method or its class declares, see `PhaseSpec.sizes`.
 
     `counts` are images per class, task by task; an oracle has those of all tasks so far.
     """

@@ -46,14 +46,14 @@ def rows_as_html(rows: Sequence[Sequence[str]]) -> str:
 
 
 def rows_as_markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table of texts in Markdown; the first row is its head."""
+    """Return a table of texts in Markdown; the first row is its head."""
     escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     head, *body = (f"| {' | '.join(row)} |" for row in escaped)
     return "\n".join([head, f"|{' --- |' * len(rows[0])}", *body])
 
 
 def mean_and_std(mean: float | None, std: float | None) -> str:
-    """A mean with its standard deviation, as `51.97 ± 0.93`; either may be unknown."""
+    """Return a mean with its standard deviation, as `51.97 ± 0.93`; either may be unknown."""
     if mean is None:
         return "-"
     return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"

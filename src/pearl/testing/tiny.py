@@ -24,7 +24,7 @@ CLASSES, PER_CLASS, SIZE = 2, 12, 8  # of a task, training images of each of the
 
 
 def small_resnet() -> nn.Module:
-    """A ResNet-18 of width 4 with one block a stage for images of 8 x 8, always with the same weights."""
+    """Return a ResNet-18 of width 4 with one block a stage for images of 8 x 8, always with the same weights."""
     torch.manual_seed(1)
     network = resnet18(SIZE, width=4)
     for stage in (network.layer1, network.layer2, network.layer3, network.layer4):
@@ -33,7 +33,7 @@ def small_resnet() -> nn.Module:
 
 
 def small_vit() -> nn.Module:
-    """A ViT of 3 blocks and width 16 for images of 8 x 8, always with the same weights; it counts as pretrained."""
+    """Return a ViT of 3 blocks and width 16 for images of 8 x 8 with fixed weights; it counts as pretrained."""
     torch.manual_seed(1)
     shape: dict[str, Any] = {"img_size": SIZE, "patch_size": 4, "embed_dim": 16, "depth": 3, "num_heads": 2}
     network: Any = timm.create_model("test_vit", num_classes=0, **shape)
@@ -42,7 +42,7 @@ def small_vit() -> nn.Module:
 
 
 def config(**changes: object) -> RunConfig:
-    """Settings for a few steps of training on images of 8 x 8."""
+    """Return settings for a few steps of training on images of 8 x 8."""
     raw = {
         "recipe": "conformance",
         "data": "digits",
@@ -66,7 +66,7 @@ def make_task(
     view: View | None = None,
     device: torch.device | None = None,
 ) -> Task:
-    """Random images, of the last class `extra` more; for an oracle those of all tasks so far."""
+    """Return a task of random images, with `extra` more of the last class; for an oracle those of all tasks so far."""
     images, labels = [], []
     for t in range(index + 1) if all_so_far else [index]:
         rng = np.random.default_rng(t)

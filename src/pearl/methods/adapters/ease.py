@@ -107,5 +107,5 @@ class Ease(FrozenVit):
         return self.statistics.columns(task)
 
     def forward_passes(self) -> int:
-        """A forward pass per task."""
+        """Return the number of tasks: each has a forward pass."""
         return len(self.adapters)

@@ -47,7 +47,9 @@ def normalised(logits: Tensor, sizes: Sequence[int], temperature: float) -> Tens
 
 
 def symmetric_cross_entropy(logits: Tensor, y: Tensor, ce: float, rce: float, least: float = 1e-4) -> Tensor:
-    """ce * cross-entropy + rce * reverse cross-entropy (Wang et al., ICCV 2019) of logits (B, classes), labels (B,).
+    """Return ce * cross-entropy + rce * reverse cross-entropy (Wang et al., ICCV 2019).
+
+    `logits` are (B, classes), labels (B,).
 
     The reverse one exchanges label and prediction, with probability `least` instead of 0. It is therefore -ln(least) *
     (1 - p) for the label's probability p, which is bounded.

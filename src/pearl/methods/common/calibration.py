@@ -70,7 +70,7 @@ class LeftOut:
         self.lighter_of_all = (1 - self.share) / max(1, space.images - 2)
 
     def within(self, square: Tensor, count: Tensor | float, counted: bool = True) -> Tensor:
-        """Squared distances to a prototype's mean of `count` images -> with the image left out.
+        """Convert squared distances to a prototype's mean of `count` images to those with the image left out.
 
         For means over all views: the views of an image are taken to lie in different directions, which keeps the
         result finite and is exact for one view.
@@ -79,14 +79,14 @@ class LeftOut:
         return wider**2 * square / (1 - counted * self.lighter * wider / self.space.views * square)
 
     def around(self, square: Tensor) -> Tensor:
-        """Squared distances to the centre of all images -> with the image left out."""
+        """Convert squared distances to the centre of all images to those with the image left out."""
         wider = self.space.images / max(1, self.space.images - 1)
         return wider**2 * square / (1 - self.lighter_of_all * wider / self.space.views * square)
 
     def distances(
         self, rows: Tensor, prototype: Tensor, means: Tensor, counts: Tensor, *, counted: bool
     ) -> tuple[Tensor, Tensor]:
-        """Squared distances (N, prototypes) to all means, and (N,) to the centre, each image of `rows` left out.
+        """Return squared distances (N, prototypes) to all means, and (N,) to the centre, each image left out.
 
         Args:
             rows: features (N, views, p) of images in the statistics.
@@ -136,7 +136,7 @@ class LeftOut:
         return 0.5 * (self._to_centre_left_out(rows) - _fresh(square, count))
 
     def levels(self, rows: Tensor, scatter: Tensor, classes: int, *, counted: bool) -> Tensor:
-        """Mean fit and spread of all images in the covariance, and of those that are not of the newest task, (4,).
+        """Return mean fit and spread of all images in the covariance, and of those of earlier tasks, (4,).
 
         The spread of fits is taken to be proportional to how much farther images are from their prototypes than, along
         the same directions, from the centre. Of the newest task: features (N, views, p), their scatter (p, p) within
@@ -211,7 +211,7 @@ def _gain(gram: Tensor, along: Tensor, lighter: float) -> Tensor:
 
 
 def _fresh(square: Tensor, count: Tensor | float) -> Tensor:
-    """Squared distances to means of count - 1 images -> what they are, on average, to means of `count` images.
+    """Convert squared distances to means of count - 1 images to their average for means of `count` images.
 
     An image is (1 + 1/n) times as far, squared, from the mean of n others as from that of the class.
     """
@@ -219,7 +219,7 @@ def _fresh(square: Tensor, count: Tensor | float) -> Tensor:
 
 
 def score(fits: Tensor, location: Tensor, spread: Tensor, by_class: Callable[[Tensor], Tensor]) -> Tensor:
-    """In-distribution scores (B,): the higher, the likelier that an image (B, prototypes) is of a known class.
+    """Return in-distribution scores (B,): the higher, the likelier that an image (B, prototypes) is of a known class.
 
     The fit to the prototype that the image fits best, in standard deviations from where its task's images lie, less the
     entropy over classes. `by_class`: log P (B, prototypes) -> (B, classes).
@@ -232,7 +232,7 @@ def score(fits: Tensor, location: Tensor, spread: Tensor, by_class: Callable[[Te
 def scores_and_shift(
     fits: Tensor, location: Tensor, spread: Tensor, task_of: Tensor, class_of: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Scores (N,) of images of the newest task (N, prototypes), and by how much the task before has shifted them.
+    """Return scores (N,) of the newest task's images (N, prototypes), and the shift that the task caused.
 
     The more prototypes there are, the higher is the best of an image's fits, and the entropy. So the scores of older
     tasks' images move with every task; by how much, on average, the newest images show: with and without one task.
@@ -247,7 +247,7 @@ def scores_and_shift(
 
 
 class OODScorer(nn.Module):
-    """Raw features (B, p_raw) of every space -> log P (B, classes) and in-distribution scores (B,)."""
+    """Maps raw features (B, p_raw) of every space to log P (B, classes) and in-distribution scores (B,)."""
 
     location: Tensor
     spread: Tensor
@@ -267,7 +267,7 @@ class OODScorer(nn.Module):
         return logp, score(log_fits, self.location, self.spread, self.head.by_class)
 
     def fits(self, raw: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """log P (B, classes), and the fit to each prototype (B, prototypes)."""
+        """Return log P (B, classes), and the fit to each prototype (B, prototypes)."""
         return self.head.logits_and_scores(raw, cast("Sequence[Background]", self.backgrounds))
 
 
@@ -284,11 +284,11 @@ class Scores:
         self._share = torch.cat([torch.empty(0), *(share for _, share in parts)])[order].cumsum(0)
 
     def threshold(self, rate: float) -> float:
-        """The score below which a share `rate` of the images lies; minus infinity if there are none."""
+        """Return the score below which a share `rate` of the images lies; minus infinity if there are none."""
         return float(self._values[int((self._share >= rate).int().argmax())]) if self.images else -math.inf
 
     def shares(self, scores: Tensor) -> Tensor:
-        """The share of the images that have no higher score than each of `scores` (B,): 1 if there are none.
+        """Return the share of the images that have no higher score than each of `scores` (B,): 1 if there are none.
 
         A score is at least `threshold(rate)` where this is at least `rate`.
         """
@@ -298,13 +298,13 @@ class Scores:
         return below[torch.searchsorted(self._values, scores.to(self._values), right=True)].to(scores)
 
     def steps(self) -> tuple[Tensor, Tensor]:
-        """Values (K,) and shares (K,) of images, float64: the shares of the values up to a score sum to `shares`."""
+        """Return values (K,) and shares (K,) of images, float64: shares of the values up to a score sum to `shares`."""
         if not self.images:
             return torch.tensor([-torch.inf], dtype=torch.float64), torch.ones(1, dtype=torch.float64)
         return self._values.double(), self._share.diff(prepend=self._share.new_zeros(1))
 
     def expected(self, rate: float) -> tuple[float, float]:
-        """The share of other images of known classes that is refused at `rate`: a range, right in nine of ten cases.
+        """Return the range of the share of other known images refused at `rate`, correct in nine of ten cases.
 
         Of n images the threshold is number k = rate n from below; the share of all images that lies below it has a beta
         distribution (k, n - k + 1), if these images are drawn as those.
@@ -319,12 +319,12 @@ class Scores:
 
 
 def stored(values: Tensor) -> Tensor:
-    """Values with infinity where nothing was measured: two states that hold not-a-number are never equal."""
+    """Replace NaN, where nothing was measured, by infinity: two states with NaN would never be equal."""
     return values.masked_fill(values.isnan(), torch.inf)
 
 
 def measured(values: Tensor) -> Tensor:
-    """The reverse of `stored`."""
+    """Reverse `stored`."""
     return values.masked_fill(values.isinf(), torch.nan)
 
 

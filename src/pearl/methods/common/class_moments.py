@@ -28,7 +28,7 @@ class ClassMoments(nn.Module):
             self.tensors.add(f"{t}.{name}", torch.zeros(shapes[name], dtype=torch.float64, device=device))
 
     def __len__(self) -> int:
-        """Number of tasks."""
+        """Return the number of tasks."""
         return len(self.tensors) // (3 if self.keeps_scatter else 2)
 
     @torch.no_grad()

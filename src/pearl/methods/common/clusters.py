@@ -23,7 +23,7 @@ class FeatureClusters(nn.Module):
         self.tensors = TaskTensors(buffers=True)  # "t.mean", "t.variance" (M, dim), "t.label" (M,) logit indices
 
     def __len__(self) -> int:
-        """Number of tasks."""
+        """Return the number of tasks."""
         return len(self.tensors) // 3
 
     def grow(self, features: Tensor, labels: Tensor) -> None:

@@ -42,5 +42,5 @@ class TargetProbe(nn.Module):
         return made
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features (B, dim)."""
+        """Return features (B, dim)."""
         return functional_call(self.network, self.weights(), (x,))

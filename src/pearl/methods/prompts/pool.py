@@ -43,7 +43,7 @@ class TaskPrompts(nn.Module):
         self.tensors = TaskTensors()  # "t"
 
     def __len__(self) -> int:
-        """Number of tasks."""
+        """Return the number of tasks."""
         return len(self.tensors)
 
     def __getitem__(self, task: int) -> nn.Parameter:

@@ -26,7 +26,7 @@ Auto = Literal["auto"]
 
 
 def _on_convolutions(value: Any) -> DerivedDefault:
-    """Known for pearl's own backbones; for others it depends on the network."""
+    """Return True for pearl's own convolutional backbones; for others it depends on the network."""
     return DerivedDefault(lambda config: value if convolutional(config) else AUTO)
 
 

@@ -166,7 +166,7 @@ class Seed(Method):
         return self.statistics.columns(task)
 
     def forward_passes(self) -> int:
-        """One pass per expert."""
+        """Return the number of experts: each has a forward pass."""
         return len(self.bottlenecks)
 
 

@@ -7,7 +7,7 @@ from pearl.nn.precision import full, outside_autocast
 
 
 def supervised_contrast(z: Tensor, labels: Tensor, temperature: float, anchors: Tensor | None = None) -> Tensor:
-    """Supervised contrastive loss (Khosla et al., NeurIPS 2020, equation 2) of embeddings with labels (n,).
+    """Return the supervised contrastive loss (Khosla et al., NeurIPS 2020, equation 2) of embeddings with labels (n,).
 
     An anchor's term is the mean, over the others with its label, of -log softmax of cosine / temperature over all
     others; 0 without such others. With `anchors` (n,) bool only these have a term; the others are negatives and
@@ -20,8 +20,9 @@ def supervised_contrast(z: Tensor, labels: Tensor, temperature: float, anchors: 
 
 
 def contrast_across(anchors: Tensor, z: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """As `supervised_contrast`, with anchors (n, d) from another network for the same images: each is its own first
-    positive.
+    """Return the loss of `supervised_contrast` with anchors (n, d) from another network for the same images.
+
+    The first positive of an anchor is its own image.
     """
     same = labels[:, None] == labels
     with outside_autocast(z):
@@ -30,7 +31,7 @@ def contrast_across(anchors: Tensor, z: Tensor, labels: Tensor, temperature: flo
 
 
 def relation_distillation(student: Tensor, teacher: Tensor, temperature: float, teachers: float) -> Tensor:
-    """Instance-wise relation distillation (Co2L, Cha et al., ICCV 2021) of the similarities between images of a batch.
+    """Return the loss of instance-wise relation distillation (Co2L, Cha et al., ICCV 2021).
 
     It is the cross-entropy of the softmax over the others' cosines, with each network's own temperature, averaged over
     the batch.

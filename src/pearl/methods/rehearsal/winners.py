@@ -17,7 +17,7 @@ Blocks = Mapping[str, nn.Module]
 
 
 def blocks_of(backbone: nn.Module) -> Blocks:
-    """The residual blocks of a network, by name.
+    """Return the residual blocks of a network, by name.
 
     Raises:
         ConfigError: it has no known residual blocks.

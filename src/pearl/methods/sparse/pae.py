@@ -37,7 +37,7 @@ GROWTH = 0.5  # growth steps, as a multiple of the first size
 
 
 def compacting(names: tuple[str, ...], *groups: str) -> tuple[PhaseSpec, ...]:
-    """The phases of a method that grows and frees weights; their number depends on accuracy."""
+    """Return the phases of a method that grows and frees weights; their number depends on accuracy."""
     kept = lambda task: task.kept(task.options["hold_out"])  # noqa: E731
     return (
         PhaseSpec(names[0], "later", kept, groups=groups),

@@ -185,7 +185,7 @@ class SparClEwc(OnlineEwc):
         self.close()
 
     def importance(self, left: Task, *, first: bool) -> dict[str, Tensor]:
-        """|weight| + grad_weight * |gradient of the loss| of each entry; at the very `first` its magnitude alone."""
+        """Return |weight| + grad_weight * |gradient of the loss| of each entry; with `first` only |weight|."""
         weights = self.weights
         sizes = {name: weight.detach().abs() for name, weight in weights.items()}
         if first:
