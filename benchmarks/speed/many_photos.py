@@ -42,7 +42,7 @@ def learn(photos: int) -> Row:
     """Learn so many photos in a process, and read its memory four times a second."""
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         make(Path(folder) / "photos", photos)
-        command: list[str | Path] = [Path(sys.executable).with_name("pearl"), "-q", "learn", f"{folder}/model"]
+        command: list[str | Path] = [Path(sys.executable).with_name("pearl"), "learn", f"{folder}/model", "--quiet"]
         command += ["--recipe", "photos-resnet18", "--data", f"{folder}/photos", *SETTINGS]
         before, started = child_seconds(), time.monotonic()
         peaks = {"RssAnon": 0, "RssFile": 0}
