@@ -128,7 +128,7 @@ def learning(path: Path) -> Row:
         for i, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)):
             Image.fromarray(pixels).save(Path(folder) / "new" / "stranger" / f"{i}.png")
         # learning, without the opening that `pearl.learn` does afterwards
-        with mock.patch("pearl.lifecycle.model.Model.open"):
+        with mock.patch("pearl.lifecycle.model.StoredModel.open"):
             seconds = timed(lambda: pearl.learn(path, Path(folder) / "new", fast=True, quiet=True))
     return {"add a class of 20 photos (s)": seconds, "peak memory of adding (MB)": peak()}
 

@@ -154,7 +154,7 @@ def test_no_json_is_an_error_of_the_server(client, path, body):
 def test_requests_that_arrive_together_are_one_batch(client, monkeypatch):
     """While one batch is computed, others wait; they are the next batch, and each gets its own answer."""
     begun, go_on, sizes = threading.Event(), threading.Event(), []
-    original = pearl.lifecycle.model.Model.predict_pixels
+    original = pearl.lifecycle.model.StoredModel.predict_pixels
 
     def slow(self, pixels, **how):
         sizes.append(len(pixels))
@@ -162,7 +162,7 @@ def test_requests_that_arrive_together_are_one_batch(client, monkeypatch):
         assert go_on.wait(30)
         return original(self, pixels, **how)
 
-    monkeypatch.setattr("pearl.lifecycle.model.Model.predict_pixels", slow)
+    monkeypatch.setattr("pearl.lifecycle.model.StoredModel.predict_pixels", slow)
     with ThreadPoolExecutor(9) as pool:
         first = pool.submit(client.post, "/v1/predict", content=FILES[0])
         assert begun.wait(30)
@@ -202,7 +202,7 @@ def test_an_error_of_the_model_reaches_whoever_waits_and_no_one_else(client, mon
         raise pearl.PearlError("model: damaged; restore a copy\nmore")
 
     with monkeypatch.context() as patch:
-        patch.setattr("pearl.lifecycle.model.Model.predict_pixels", fails)
+        patch.setattr("pearl.lifecycle.model.StoredModel.predict_pixels", fails)
         answer = client.post("/v1/predict", content=FILES[0])
     assert (answer.status_code, answer.json()) == (500, {"error": "model: damaged; restore a copy"})
     assert client.post("/v1/predict", content=FILES[0]).status_code == 200
@@ -224,7 +224,7 @@ def test_too_many_that_wait(client, monkeypatch):
         go_on.wait(30)
         return []
 
-    monkeypatch.setattr("pearl.lifecycle.model.Model.predict_pixels", slow)
+    monkeypatch.setattr("pearl.lifecycle.model.StoredModel.predict_pixels", slow)
     with ThreadPoolExecutor(2) as pool:
         pool.submit(client.post, "/v1/predict", content=FILES[0])
         assert server_waits.wait(30)
