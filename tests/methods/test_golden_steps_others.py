@@ -26,7 +26,7 @@ from pearl.methods.sparse.nispa import Nispa
 from pearl.methods.sparse.pae import Pae
 from pearl.nn.branches import SideBranches, absorb_norms
 from pearl.nn.functional import functional_call
-from pearl.nn.task_modules import CosineHeads, TaskTensors
+from pearl.nn.task_modules import TaskTensors
 from pearl.nn.vit import scale_shift
 from pearl.testing.tiny import make_task, small_resnet, small_vit
 
@@ -215,10 +215,10 @@ def test_fetril(double):
 def test_aper(double):
     own, method = GOLDEN["aper"], Aper(Table(560), tuning="finetune")
     method.merged, method.statistics = True, ClassStatistics(2 * DIM)
-    head = CosineHeads(DIM, 1.0, learnable=True)
-    head.grow(2).weight.data = numbers(561, 2, DIM)
     labels = torch.tensor([0, 1, 1, 0, 1])
-    phase = next(method.tune(make_task(0), head, method.adapted))
+    phase = next(method.learn(make_task(0)))
+    head = phase.extra  # the classifier of the first task
+    head[0].weight.data = numbers(561, 2, DIM)
     losses = stepped(phase.loss, phase.params, Batch(IMAGES, labels, IMAGES), 0.5)
     close(losses, own["losses"])
     close(head.scale, own["scale"])
