@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from pearl.data.batches import Batch
 from pearl.methods.adapters.e2lora import E2Lora
+from pearl.methods.adapters.lae import Lae
 from pearl.methods.prompts.hide import HidePrompt
 from pearl.methods.prototypes.aper import Aper
 from pearl.methods.prototypes.fetril import FeTril, pseudo_features
@@ -153,3 +154,10 @@ def test_hide_aligns_longer_the_more_classes_are_old():
         for phase in method.learn(make_task(t)):
             lengths += [(phase.name, len(phase.data))] if "align" in phase.name else []
     assert lengths == [("hide_identity_align", 6), ("hide_align", 10), ("hide_identity_align", 12), ("hide_align", 20)]
+
+
+def test_lae_trains_a_network_without_weights_on_the_first_task():
+    method, names = Lae(small_resnet()), []
+    for t in range(3):
+        names.append([phase.name for phase in method.learn(make_task(t))])
+    assert names == [["reference"], ["lae_first"], ["lae_head", "lae"]]
