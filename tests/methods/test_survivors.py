@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from pearl.data.batches import Batch
 from pearl.methods.adapters.e2lora import E2Lora
 from pearl.methods.adapters.lae import Lae
+from pearl.methods.adapters.ssiat import Ssiat
 from pearl.methods.prompts.hide import HidePrompt
 from pearl.methods.prototypes.aper import Aper
 from pearl.methods.prototypes.fetril import FeTril, pseudo_features
@@ -161,3 +162,12 @@ def test_lae_trains_a_network_without_weights_on_the_first_task():
     for t in range(3):
         names.append([phase.name for phase in method.learn(make_task(t))])
     assert names == [["reference"], ["lae_first"], ["lae_head", "lae"]]
+
+
+def test_adapters_of_ssiat_add_a_tenth_of_their_output():
+    method = Ssiat(small_vit()).eval()
+    tokens = torch.randn(2, 4, 16)
+    for adapter in method.adapters.by_block().values():
+        adapter.up.weight.data = torch.randn(adapter.up.weight.shape)
+        with torch.no_grad():
+            torch.testing.assert_close(adapter(tokens), 0.1 * adapter.up(adapter.down(tokens).relu()))
