@@ -158,9 +158,8 @@ def test_hide_aligns_longer_the_more_classes_are_old():
 
 
 def test_lae_trains_a_network_without_weights_on_the_first_task():
-    method, names = Lae(small_resnet()), []
-    for t in range(3):
-        names.append([phase.name for phase in method.learn(make_task(t))])
+    method = Lae(small_resnet())
+    names = [[phase.name for phase in method.learn(make_task(t))] for t in range(3)]
     assert names == [["reference"], ["lae_first"], ["lae_head", "lae"]]
 
 
