@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from pearl.methods.common.class_moments import ClassMoments
 from test_golden import close, numbers
 from test_golden_steps import DIM, EARLIER, GOLDEN, IMAGES, OTHERS, OWN, Table, holds, stepped, with_heads
 from torch import nn, optim
 
 from pearl.data.batches import Batch
 from pearl.methods.adapters.bottleneck import Bottleneck
+from pearl.methods.common.class_moments import ClassMoments
 from pearl.methods.prompts.dualprompt import DualPrompt
 from pearl.methods.prompts.evoprompt import EvoPrompt
 from pearl.methods.prototypes import ssre as ssre_file
