@@ -64,6 +64,7 @@ def card(model: Model, load: str, *, export: bool = True) -> str:
         f"# {name}",
         f"An image classifier of {counted(len(model.classes), 'class')}, learnt in {counted(len(model.tasks), 'task')} "
         f"by the method {readable(config.method['name'])} on {config.backbone['name']} with pearl {__version__}.",
+        *([f"**Note:** {model.first_answer}."] if model.first_answer else []),
         "## Classes",
         _table(["task", "new classes", "more images of", "images", "learnt on"], _tasks(model)),
         "## Accuracy",
