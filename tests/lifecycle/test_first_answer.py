@@ -84,7 +84,7 @@ def test_it_answers_before_the_first_step_and_leaves_no_trace(task, shop, tmp_pa
     assert sorted(found["classes"]) == sorted(expected) and f"task {task} is not trained yet" in found["first"]
     assert found["names"] == (["zero", "one"] if task == "first" else ["two", "three"])
     assert found["ranks"][-1] is False and found["problems"] == []
-    assert found["outcome"].images == 32 and not found["outcome"].first, "the network was not trained on these"
+    assert found["outcome"].images == 32 and found["outcome"].spared is None, "the network was not trained on these"
     assert show.events.count("first_answer") == 1
     assert show.events.index("first_answer") < show.events.index("phase")
     whole = shop / f"whole {task}"

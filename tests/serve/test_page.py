@@ -163,6 +163,39 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
         page.close()
 
 
+def test_photos_are_named_by_the_first_answer_during_a_lesson(one, forks, browser):
+    """And by the model before, once the lesson is cancelled: the first answer goes with it."""
+    from playwright.sync_api import expect
+
+    config = one / "config.yaml"
+    config.write_text(config.read_text().replace("  epochs: 4\n", "  epochs: 4000\n"))
+    with served(one) as client:
+        page, wrong = opened(browser, client, 1280, 900)
+        page.evaluate(DROP, photos_of(2, range(8)))
+        page.get_by_text("8 photos", exact=True).wait_for()
+        expect(page.locator(".verdict", has_text="…")).to_have_count(0)
+        named = page.locator(".verdict", has_text="two, ")
+        assert named.count() == 0
+        page.get_by_label("All 8 photos shown are").fill("two")
+        page.get_by_role("button", name="Put all into the tray").click()
+        page.evaluate(DROP, photos_of(3, range(4)))  # a single class would not be trained
+        for i in range(4):
+            page.get_by_label(f"Another class for 3 {i}.png").fill("three")
+            page.get_by_label(f"Another class for 3 {i}.png").press("Enter")
+        page.get_by_role("button", name="Teach 12 photos").click()
+        named.first.wait_for(timeout=60_000)
+        page.get_by_text("4 classes in 2 tasks").wait_for()
+        expect(page.locator("#detail")).to_contain_text("until then photos are named by a first answer")
+        assert client.get("/v1/model").json()["job"], "the lesson goes on"
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("heading", name="Cancelled").wait_for(timeout=60_000)
+        page.get_by_text("2 classes in 1 task").wait_for()
+        expect(named).to_have_count(0)
+        assert page.get_by_text("8 photos of two: new class").is_visible()
+        assert wrong == []
+        page.close()
+
+
 def test_names_are_text_and_a_strange_page_gets_nothing(one, forks, browser):
     """A class or file whose name is HTML is shown as it is; a page of another site can neither read nor teach."""
     evil = "<img src=x onerror=alert(1)>"

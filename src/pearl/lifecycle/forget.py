@@ -94,7 +94,7 @@ def forget_class(path: Path, name: str, *, dry_run: bool = False, discard: bool 
         stays, anew = "weights", statistics and can_lose_class(tasks, name)
         if anew:
             gone = "share of all statistics is"
-            stays *= any(each.seconds or each.reused for each in tasks if name in each.names)
+            stays *= any(each.seconds for each in tasks if name in each.names)
         elif statistics:
             stays = "weights and the covariance"
         exact = "" if statistics else f"remove its whole task with --task {task}, or "

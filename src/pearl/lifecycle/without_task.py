@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from pearl.data.batches import spared_rows
 from pearl.errors import RunError, counted, printable
 from pearl.lifecycle.accuracy_estimate import accuracy_of, left_out
 from pearl.lifecycle.certificate import Kept
@@ -36,7 +37,7 @@ from pearl.storage.checkpoint import (
 from pearl.storage.run_directory import RunDirectory
 from pearl.storage.stored_task import StoredTask
 
-Tensors = Mapping[str, Tensor]
+Tensors = dict[str, Tensor]
 
 OWN = "class_statistics."  # names of the tensors of class statistics
 _OF_TASK = re.compile(r"(?P<before>class_statistics\.tensors\.task/)(?P<task>\d+)(?P<after>/.+?)(?P<space>\d+)?")
@@ -116,7 +117,7 @@ def without_task(directory: RunDirectory, config: ModelConfig, tasks: Sequence[S
         features = read_features(task.folder, task.manifest)
         raws = [features[f"raw.{v}"] for v in spaces if made[v] <= old]
         labels = features["labels"] - count * (features["labels"] >= first)
-        _observe(statistics, index, raws, labels, adds_space=old in made)
+        _observe(statistics, index, raws, labels, adds_space=old in made, trained=_was_trained(task))
         added = changed(known, statistics.state_dict())
         tensors = {f"{OWN}{name}": value for name, value in added.items()}
         keeps_running = config.engine.earlier_states or index >= len(left) - 2
@@ -162,7 +163,7 @@ def without_class(
         raws = [features[f"raw.{v}"][stay] for v, created in enumerate(made) if created <= t]
         labels = features["labels"][stay]
         labels -= (labels > index).to(labels.dtype)
-        _observe(statistics, t, raws, labels, adds_space=t in made)
+        _observe(statistics, t, raws, labels, adds_space=t in made, trained=_was_trained(task))
         if t < owner:
             continue
         weights = read_files(task.folder, task.manifest, {WEIGHTS})
@@ -171,7 +172,7 @@ def without_class(
         facts = {**task.manifest, **facts_of(statistics)}
         if facts.get("estimate", {}).get("how") == "left out":
             facts.pop("estimate")
-            facts |= left_out(statistics.cross_validated)
+            facts |= left_out(statistics.cross_validated, statistics.trained_on)
         kept = {"labels": labels, **{f"raw.{v}": raw.contiguous() for v, raw in enumerate(raws)}}
         files, manifest = part_files(tensors, facts, file_of, kept)
         if not (task.folder / RUNNING).exists():
@@ -180,7 +181,9 @@ def without_class(
     return new
 
 
-def _observe(statistics: ClassStatistics, t: int, raws: Sequence[Tensor], labels: Tensor, *, adds_space: bool) -> None:
+def _observe(
+    statistics: ClassStatistics, t: int, raws: Sequence[Tensor], labels: Tensor, *, adds_space: bool, trained: bool
+) -> None:
     """Add task `t` to statistics by the raw features (N, views, p_raw) of its images in every space."""
     if adds_space:
         statistics.add_space(t, raws[-1][:, 0])
@@ -188,7 +191,11 @@ def _observe(statistics: ClassStatistics, t: int, raws: Sequence[Tensor], labels
         space(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
         for space, raw in zip(statistics.spaces(), raws, strict=True)
     ]
-    statistics.observe(rows, labels)
+    statistics.observe(rows, labels, spared_rows(labels) if adds_space and trained else None)
+
+
+def _was_trained(task: StoredTask) -> bool:
+    return bool(task.seconds)
 
 
 def _with_running(task: StoredTask, tensors: Mapping[str, Tensor], renamed: Callable[[str], str]) -> NewTask | None:
@@ -214,7 +221,7 @@ def _facts(
     facts = {**manifest, "task": index, **facts_of(statistics)}
     estimate = facts.pop("estimate", None)
     if estimate and estimate["how"] == "left out":  # held-out images were classified among the removed classes, too
-        facts |= left_out(statistics.cross_validated)
+        facts |= left_out(statistics.cross_validated, statistics.trained_on)
     for key in ("parameters", "isolation_parameters"):
         if None not in (facts.get(key), gone.get(key), earlier.get(key)):
             facts[key] -= gone[key] - earlier[key]

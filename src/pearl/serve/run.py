@@ -16,8 +16,8 @@ from pearl.serve.app import create_app
 
 SHORTEST_TOKEN = 16  # characters
 # Seconds until an idle connection is closed. A request that is sent in the moment of closing gets a reset instead of an
-# answer, and clients do not repeat a POST. So the client has to close first: pools of Python's clients wait for 5 seconds,
-# uvicorn's default, and proxies for 60.
+# answer, and clients do not repeat a POST. So the client has to close first: Python's clients do so after 5 seconds,
+# uvicorn's default, and proxies after 60.
 IDLE = 75
 
 
