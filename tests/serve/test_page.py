@@ -8,6 +8,7 @@ import csv
 import io
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,7 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
         page.get_by_role("button", name="Teach 8 photos").click()
         page.get_by_role("progressbar", name="Progress of this phase").wait_for()
         assert page.get_by_role("button", name="Teach 8 photos").is_disabled()
-        page.get_by_role("heading", name="Learnt: two").wait_for(timeout=30_000)
+        page.get_by_role("heading", name="Learnt: two").wait_for(timeout=120_000)
         assert page.evaluate("document.activeElement.id") == "result"
         assert "Accuracy on these classes: " in page.locator("#result").inner_text()
         expect(page.locator("#tray li")).to_have_count(0)
@@ -142,6 +143,15 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
         assert (row[0], row[2], row[3]) == ("two", "two", "8") and row[5].endswith("\u00a0%")
         picture(page, f"{kind}-taught")
 
+        # the model as a program, with its card
+        page.get_by_label("Format").select_option("torch")
+        with page.expect_download(timeout=120_000) as download:
+            page.get_by_role("button", name="Export the model").click()
+        expect(page.locator("#exported")).to_have_text("Exported: one-torch.zip")
+        with zipfile.ZipFile(download.value.path()) as packed:
+            assert sorted(packed.namelist()) == ["one.pt2", "one.pt2.md"] and b"two" in packed.read("one.pt2.md")
+        picture(page, f"{kind}-export")
+
         # a job that is cancelled, found again by a page that was loaded meanwhile
         page.evaluate(DROP, photos_of(3, range(8)))
         page.get_by_text("20 photos", exact=True).wait_for()
@@ -149,7 +159,7 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
         page.get_by_label("Another class for 3 0.png").press("Enter")
         page.get_by_role("button", name="Teach 1 photo").click()
         page.get_by_role("button", name="Cancel").click()
-        page.get_by_role("heading", name="Cancelled").wait_for(timeout=30_000)
+        page.get_by_role("heading", name="Cancelled").wait_for(timeout=120_000)
         assert page.get_by_text("1 photo of three: new class").is_visible()
 
         assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is cut off at the side
@@ -183,12 +193,12 @@ def test_photos_are_named_by_the_first_answer_during_a_lesson(one, forks, browse
             page.get_by_label(f"Another class for 3 {i}.png").fill("three")
             page.get_by_label(f"Another class for 3 {i}.png").press("Enter")
         page.get_by_role("button", name="Teach 12 photos").click()
-        named.first.wait_for(timeout=60_000)
+        named.first.wait_for(timeout=120_000)
         page.get_by_text("4 classes in 2 tasks").wait_for()
         expect(page.locator("#detail")).to_contain_text("until then photos are named by a first answer")
         assert client.get("/v1/model").json()["job"], "the lesson goes on"
         page.get_by_role("button", name="Cancel").click()
-        page.get_by_role("heading", name="Cancelled").wait_for(timeout=60_000)
+        page.get_by_role("heading", name="Cancelled").wait_for(timeout=120_000)
         page.get_by_text("2 classes in 1 task").wait_for()
         expect(named).to_have_count(0)
         assert page.get_by_text("8 photos of two: new class").is_visible()
@@ -276,7 +286,7 @@ def test_unknown_photos_are_grouped_taught_and_the_lesson_is_undone(one, forks, 
 
         page.get_by_label("In seconds, without training (less accurate)").check()
         page.get_by_role("button", name=f"Teach {first} photos").click()
-        page.get_by_role("heading", name="Learnt: new").wait_for(timeout=30_000)
+        page.get_by_role("heading", name="Learnt: new").wait_for(timeout=120_000)
         page.get_by_text("3 classes in 2 tasks").wait_for()
         page.locator(".verdict", has_text="new, ").first.wait_for()
 

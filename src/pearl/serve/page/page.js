@@ -1,7 +1,7 @@
 // The page of `pearl serve`. Photos are kept in `pictures` alone; nothing is stored in the browser.
 import { discover, dropGroups, isUnknown, setUpDiscovery } from "./discover.js";
 import { allowChanges, setUpHistory, showHistory } from "./history.js";
-import { at, checkSize, make, option, plural, request } from "./server.js";
+import { at, checkSize, make, option, plural, request, save } from "./server.js";
 
 const UNSURE = 0.7; // a best class below this probability is unsure
 const AT_ONCE = 6; // photos that are predicted together
@@ -188,9 +188,7 @@ function csv() {
     return [name, ...ranks, best?.unknown ?? "", best?.in_distribution?.toFixed(4) ?? "", chosenName ?? "", error ?? ""];
   });
   const text = [head, ...rows].map((row) => row.map(cell).join(",")).join("\r\n");
-  const link = Object.assign(make("a"), { href: URL.createObjectURL(new Blob([`${text}\r\n`], { type: "text/csv" })), download: `${model.name}.csv` });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  save(new Blob([`${text}\r\n`], { type: "text/csv" }), `${model.name}.csv`);
 }
 
 // ------------------------------------------------------------------------------------------------ the tray, teaching
@@ -363,7 +361,7 @@ at("all").addEventListener("submit", (event) => {
 at("start").addEventListener("click", teach);
 at("discover").addEventListener("click", () => discover(pictures.filter(isUnknown), model.limits));
 setUpDiscovery(label);
-setUpHistory({ changed: renew, busy: (yes) => { changing = yes; show(); } });
+setUpHistory({ model: () => model, changed: renew, busy: (yes) => { changing = yes; show(); } });
 at("cancel").addEventListener("click", async () => {
   at("cancel").disabled = true;
   at("state").textContent = "Cancelling …";
