@@ -38,7 +38,7 @@ def add_exports(app: FastAPI, server: Server) -> None:
         "/v1/export",
         summary="Download the model as a program",
         response_class=Response,
-        responses={200: {"content": {"application/zip": {}}}, **problems(409, 422)},
+        responses={200: {"content": {"application/zip": {}}}, **problems(400, 409)},
     )
     async def exported(to: Literal["onnx", "torch"] = "onnx") -> Response:
         """A zip archive with the program, which runs without pearl, and its model card."""
