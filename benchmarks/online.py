@@ -67,6 +67,7 @@ def remembering(make: Callable[[Setup, Layers], Network]) -> Callable[[Setup, La
             found = torch.stack([known[key] for key in keys])
             return found if layers == "auto" else found[:, -width:]
 
+        network_once.module = network.module  # type: ignore[attr-defined]
         return network_once
 
     return network_of

@@ -304,3 +304,62 @@ def test_a_unknown_learner_is_named() -> None:
     raw = config().model_dump(mode="json") | {"online": {"learner": "sldaa"}}
     with pytest.raises(ConfigError, match=r"online.learner.name: unknown online learner 'sldaa'; did you mean 'slda'"):
         check_config(raw)
+
+
+# Given boundaries, and shared blocks
+
+
+def test_with_given_boundaries_it_grows_there_and_only_there() -> None:
+    """On the classes of the stage, though the window also holds earlier images, and though it was renewed in between."""
+    made = learner("pearl", window=60)
+    assert isinstance(made, OnlinePearl)
+    made.setup.boundaries = True
+    batches = stream()
+    feed(made, batches[:4])  # classes 0 and 1
+    assert len(made.grown_at) == 0
+    made.boundary()
+    assert made.grown_at.tolist() == [48] and made.grown_for.tolist() == [2]
+    images, labels = joined(batches[4:])
+    own = labels != 0
+    for part in images[own].split(12):
+        made.observe(part, labels[own][: len(part)].clamp(1, 2))
+    made.boundary()
+    assert made.grown_for.tolist() == [2, 2]  # without class 0, which the window still holds
+    assert 0 in made.window.labels
+    assert made.facts()["reasons"] == ["since a stage with 2 classes had ended"] * 2
+    made.boundary()
+    assert len(made.grown_at) == 2  # the budget
+
+
+def test_a_stage_with_one_class_does_not_grow() -> None:
+    made = learner("pearl")
+    assert isinstance(made, OnlinePearl)
+    made.setup.boundaries = True
+    images, _ = joined(stream())
+    made.observe(images[:12], torch.zeros(12, dtype=torch.int64))
+    made.boundary()
+    assert len(made.grown_at) == 0
+
+
+def test_blocks_that_no_sub_network_adapts_run_once() -> None:
+    torch.manual_seed(0)
+    method = {"name": "pearl", "targets": r"blocks\.2\.attn\.qkv"}
+    made = LEARNERS.build({"name": "pearl", **OPTIONS["pearl"]}, setup(method=method))
+    made.setup.boundaries = True
+    batches = stream()
+    for number in range(8):
+        made.observe(*batches[number])
+        if number in (3, 7):
+            made.boundary()
+    images, _ = joined(batches)
+    modules = [network.module.network for network in made.networks().values()]
+    assert len(modules) == 3
+    runs: list[int] = []
+    for module in modules:
+        for number in (1, 2):
+            module.blocks[number].register_forward_hook(lambda *call, number=number: runs.append(number))
+    expected = made.scores([network(images) for network in made.networks().values()])
+    assert sorted(runs) == [1] * 3 + [2] * 3
+    runs.clear()
+    assert torch.equal(made.predict(images), expected)
+    assert sorted(runs) == [1] + [2] * 3
