@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
-from vits import small
 
 from pearl.nn.intermediate_features import WithInner, inner_layers
 from pearl.nn.plain_vit import PlainViT
 from pearl.nn.shared_blocks import features_of_all, shared_blocks
 from pearl.testing.tiny import SIZE, small_resnet
+from vits import small
 
 
 def plain() -> nn.Module:

@@ -77,7 +77,7 @@ class Learner(Resizable):
         raise NotImplementedError
 
     def boundary(self) -> None:
-        """Take note that a stage of the stream has ended; only with `online.boundaries: given`. Most have no use for it."""
+        """Use that a stage of the stream has ended, with `online.boundaries: given`; most learners ignore it."""
 
     def networks(self) -> dict[str, Network]:
         """Return the networks that a prediction needs, by key: the same key always means the same function."""

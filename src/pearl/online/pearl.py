@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from pearl.data.batches import Task
 from pearl.errors import ConfigError

@@ -14,8 +14,8 @@ class OnlineStreamConfig(Section):
     """The order in which labelled images arrive, see `data.protocols`."""
 
     protocol: Literal["si_blurry", "gaussian", "sorted", "random", "tasks"] = "si_blurry"
-    """`si_blurry`, `gaussian` (periodic with `periods` above 1), `sorted` (class by class), `random`, or `tasks` (equally
-    many classes per stage, in the order of `stream.order`)."""
+    """`si_blurry`, `gaussian` (periodic with `periods` above 1), `sorted` (class by class), `random`, or `tasks`
+    (equally many classes per stage, in the order of `stream.order`)."""
     stages: Count = 5
     """Stages of `si_blurry` and `tasks`."""
     boundaries: Literal["hidden", "given"] = "hidden"
