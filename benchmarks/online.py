@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import pearl.online.flyprompt
 import pearl.online.frozen
 import pearl.online.pearl
 from pearl.lifecycle.runs import execute as execute_tasks
@@ -191,7 +192,8 @@ def main() -> None:
     before = json.loads(file.read_text()) if file.exists() else {}
     if args.what == "run":
         network_of = remembering(pearl.online.frozen.frozen_network)
-        pearl.online.frozen.frozen_network = pearl.online.pearl.frozen_network = network_of
+        for module in (pearl.online.frozen, pearl.online.pearl, pearl.online.flyprompt):
+            module.frozen_network = network_of  # type: ignore[attr-defined]
         for row, seed in rows(args):
             made, show = config(row, seed), display(quiet=True)
             online = isinstance(made, OnlineRunConfig)

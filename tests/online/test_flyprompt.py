@@ -62,7 +62,9 @@ def test_three_batches_of_the_authors(monkeypatch: pytest.MonkeyPatch, double: N
     made = FlyPrompt(setup(network), **options, ridge=0.5, decays=(0.9, 0.99), lr=0.05)
     made.prompts.copy_(numbers(310, 2, 2, 2, DIM).transpose(0, 1))  # theirs are by block, then by expert
     made.features.matrix = numbers(312, DIM, 7)
-    made.network.view = SimpleNamespace(test=lambda x: x)  # type: ignore[assignment]
+    plain = SimpleNamespace(test=lambda x: x)
+    made.network.view = plain  # type: ignore[assignment]
+    monkeypatch.setattr(type(made.setup), "view", plain)
     monkeypatch.setattr(flyprompt_file, "Task", Plain)
     draw = lambda new, std: torch.stack([next(rows) for _ in new])  # noqa: E731
     monkeypatch.setattr(flyprompt_file.nn.init, "trunc_normal_", draw)
@@ -115,6 +117,7 @@ def test_experts_follow_the_number_of_images() -> None:
         begun.append(len(made.averages))
     assert begun == [1, 2, 2, 3, 3, 3, 3, 3]  # batches of 12
     assert made.steps == 8  # one iteration each
+    assert not any("block" in name for name in made.state_dict())  # the ViT is not stored
     assert made.cross.sum(0).gt(0).all()
 
 
@@ -154,7 +157,7 @@ def test_classes_outside_the_batch_get_no_gradient() -> None:
 
 
 def test_errors_of_users() -> None:
-    with pytest.raises(ConfigError, match="blocks: 4 is not a block"):
+    with pytest.raises(ConfigError, match="blocks: 4 is too high; the backbone has 3"):
         FlyPrompt(setup(small_vit), blocks=(0, 4), M=5)
     with pytest.raises(ConfigError, match="needs a plain ViT"):
         FlyPrompt(setup(small_resnet), M=5)

@@ -9,11 +9,12 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from pearl.data.batches import Task
+from pearl.errors import ConfigError
 from pearl.methods.common.random_features import RandomFeatures
-from pearl.methods.prompts.prefixes import check_blocks
 from pearl.methods.prototypes.closed_form import ridge as ridge_regression
 from pearl.nn import vit
-from pearl.online.learner import Learner, Network, OnImages, Setup
+from pearl.online.frozen import frozen_network
+from pearl.online.learner import Learner, Network, Setup
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 Blocks = tuple[Annotated[int, Field(ge=0)], ...]
@@ -69,11 +70,14 @@ class FlyPrompt(Learner):
         lr: Annotated[float, Field(gt=0)] = 5e-3,
     ) -> None:
         vit.require_plain(setup.backbone)
-        check_blocks(setup.backbone, [*blocks], "blocks")
+        depth = len(setup.backbone.blocks)  # type: ignore[arg-type]
+        if strange := [block for block in blocks if block >= depth]:
+            raise ConfigError(f"online.learner.blocks: {strange[0]} is too high; the backbone has {depth}, from 0")
         super().__init__(setup)
         self.experts, self.images_per_expert, self.iterations, self.lr = experts, images_per_expert, iterations, lr
         self.blocks, self.ridge, self.decays = blocks, ridge, decays
-        self.network = OnImages(setup.backbone.requires_grad_(False).eval(), setup)  # not a part of the state
+        self.network = frozen_network(setup, "final")
+        self.net.requires_grad_(False)
         dim: int = setup.backbone.dim  # type: ignore[assignment]
         self.register_buffer("prompts", torch.rand(experts, len(blocks), length, dim))
         self.register_buffer("weight", torch.zeros(0, dim))
@@ -88,6 +92,11 @@ class FlyPrompt(Learner):
         self.features.draw()
         self._router: list[Tensor] = []  # weights (experts, M), until the next image
         self.to(setup.device)
+
+    @property
+    def net(self) -> Any:
+        """Return the frozen ViT, which is not a part of the state."""
+        return self.network.module.network
 
     # ------------------------------------------------------------------------------------------------- learning
 
@@ -137,7 +146,7 @@ class FlyPrompt(Learner):
 
         Prompts have the class token's position and leave the sequence after their block.
         """
-        net: Any = self.network.module
+        net = self.net
         tokens = prompts + net.pos_embed[:, :1, None]
         given = {i: vit.prefix_of(net.blocks[i], tokens[:, at]) for at, i in enumerate(self.blocks)}
         return vit.features(net, x, prefixes=given)
@@ -184,8 +193,8 @@ class FlyPrompt(Learner):
 
     @torch.no_grad()
     def _probabilities(self, images: Tensor) -> Tensor:
-        net, x = self.network.module, self.network.view.test(images.to(self.network.device))
-        return self.probabilities(x, self.expert_of(net(x)))
+        x = self.setup.view.test(images.to(self.setup.device))
+        return self.probabilities(x, self.expert_of(self.network(images)))
 
     def expert_of(self, features: Tensor) -> Tensor:
         """Return the numbers (B,) of the experts for features (B, dim) of the frozen network."""
