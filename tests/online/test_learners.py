@@ -12,6 +12,7 @@ from pearl.errors import ConfigError
 from pearl.online.frozen import NearestMean, RanPac, Slda
 from pearl.online.learner import Learner, Setup
 from pearl.online.pearl import OnlinePearl
+from pearl.online.spaces import BARE
 from pearl.settings.config import check_config
 from pearl.settings.parts import LEARNERS
 from pearl.testing.tiny import config, small_resnet, small_vit
@@ -366,3 +367,18 @@ def test_blocks_that_no_sub_network_adapts_run_once() -> None:
     runs.clear()
     assert torch.equal(made.predict(images), expected)
     assert sorted(runs) == [1] + [2] * 3
+
+
+def test_random_features_stay_if_some_classes_have_no_others() -> None:
+    """The first growth comes when the images of class 0 have left the window: the class can still be predicted."""
+    made = learner("pearl", small_resnet, window=24)
+    assert isinstance(made, OnlinePearl)
+    made.setup.boundaries = True  # no growth before
+    images, labels = joined(stream())
+    for c, count in ((0, 24), (1, 12), (2, 12)):
+        own = images[labels == c][:count]
+        made.observe(own, torch.full((len(own),), c))
+    made.boundary()
+    assert len(made.grown_at) == 1 and [int(space.task) for space in made.spaces] == [BARE, 0]
+    assert made.predict(images).isfinite().all()
+    assert (made.predict(images[labels == 0]).argmax(1) == 0).float().mean() > 0.5

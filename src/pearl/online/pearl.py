@@ -34,8 +34,8 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 class OnlinePearl(Learner):
     """PEARL on a stream: streaming class statistics in frozen feature spaces, which grow where classes are confused.
 
-    The first space is that of the pretrained backbone. A network without pretraining has random features until the
-    first growth, which trains it on the whole window and replaces them. The sub-networks are those of `method`: pearl,
+    The first space is that of the pretrained backbone. A network without pretraining has random features. A first growth
+    that still has all images in its window trains the network on all of them and replaces these features. The sub-networks are those of `method`: pearl,
     or another method with separate sub-networks.
 
     Options:
@@ -133,7 +133,8 @@ class OnlinePearl(Learner):
         """Train a sub-network on the images of some classes in the window, and open its feature space."""
         t, window = len(self.grown_at), self.window
         confused = len(classes)
-        random = t == 0 and not self.setup.backbone.pretrained  # all classes need the features that replace these
+        # random features can be replaced while every image so far is in the window; later, some classes have no others
+        random = t == 0 and not self.setup.backbone.pretrained and self.seen <= len(window)
         classes = window.labels.unique() if random else classes
         rows = torch.isin(window.labels, classes)
         own = torch.searchsorted(classes, window.labels[rows])
