@@ -4,11 +4,13 @@ import base64
 import csv
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pearl.lifecycle.saved import config_bytes
+from pearl.reports.online import online_page
 from pearl.reports.stream_page import page
 from pearl.settings.config import load_config
 from pearl.storage.run_directory import RunDirectory
@@ -55,6 +57,15 @@ def test_the_page_of_a_run(cli: Any, tmp_path: Path) -> None:
     assert curve[0] == ["images seen", "classes", "accuracy (%)", "sub-networks"]
     assert [[float(cell) for cell in row] for row in curve[1:]] == [[1, 1, 60, 0], [2, 2, 60, 0], [4, 2, 50, 1]]
     assert [[name, *map(float, rest)] for name, *rest in classes[1:]] == [["apple", 10, 80], ["pear", 10, 20]]
+
+
+def test_the_same_as_text(tmp_path: Path) -> None:
+    results = RunDirectory(store(tmp_path / "one")).results["online"]
+    out = online_page(SimpleNamespace(path=tmp_path / "one", results=results, done=True))  # type: ignore[arg-type]
+    lines = [line.split() for line in out.splitlines()]
+    assert ["4", "2", "50.00", "1"] in lines and ["2", "2", "60.00", "0"] in lines
+    assert "most forgotten: apple 10.00 points, pear 10.00 points" in out
+    assert "longest pause 2.5 s" in out and "2.00 MB of images" in out
 
 
 def test_runs_side_by_side(cli: Any, tmp_path: Path) -> None:
