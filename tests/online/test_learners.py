@@ -315,9 +315,10 @@ def test_a_unknown_learner_is_named() -> None:
 
 def test_with_given_boundaries_it_grows_there_and_only_there() -> None:
     """On the classes of the stage, though the window holds earlier images, and though it was renewed in between."""
-    made = learner("pearl", window=60)
+    made = learner("pearl", window=40)
     assert isinstance(made, OnlinePearl)
     made.setup.boundaries = True
+    made.not_separated = lambda: pytest.fail("decided itself")  # type: ignore[method-assign]
     batches = stream()
     feed(made, batches[:4])  # classes 0 and 1
     assert len(made.grown_at) == 0

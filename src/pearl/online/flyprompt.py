@@ -29,7 +29,7 @@ class FlyPrompt(Learner):
     expert begins after a fixed number of images, at the mean of the earlier ones. A ridge regression on random features
     of the frozen network tells which expert was trained on images like a given one; its prompts and averages predict.
 
-    As in the authors' code, apart from two points: earlier experts stay as they are, where theirs move on by the
+    As in the authors' code, apart from two points: earlier experts do not change, where theirs move on by the
     optimizer's averages; only experts that have begun can be chosen. Images are augmented as the recipe says.
 
     Options:
