@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from lanes import call, candidates, parsed, queue
+from lanes import call, candidates, queue, with_options
 
 LANES = 6
 RECIPE = "accurate-cifar100-5t-resnet18"
@@ -75,7 +75,7 @@ class Job:
 
 
 def main() -> None:
-    options = parsed(__doc__)
+    options = with_options(__doc__).parse_args()
     lanes = Lanes(options.out, time.monotonic() + 60 * options.minutes, options.smoke)
     chosen, epochs = lanes.pilot()
     while options.full_data and not options.full_data.exists() and lanes.left > 0:

@@ -10,14 +10,14 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def parsed(about: str | None) -> argparse.Namespace:
-    """Return the command line's options of a program, which `about` describes."""
+def with_options(about: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of these programs; `about` describes the program."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--full-data", type=Path, help="file that exists once all classes are in $PEARL_DATA")
     parser.add_argument("--smoke", action="store_true", help="one step a phase, to try the program itself")
-    return parser.parse_args()
+    return parser
 
 
 def candidates(names: Sequence[str], seed: int, to: Path, *, smoke: bool) -> list[str]:

@@ -17,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from lanes import call, candidates, parsed, queue
+from lanes import call, candidates, queue, with_options
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -43,7 +43,7 @@ PROBES = [
 
 
 def main() -> None:
-    options = parsed(__doc__)
+    options = with_options(__doc__).parse_args()
     lanes = Lanes(options.out, time.monotonic() + 60 * options.minutes, options.smoke, options.full_data)
     work = [
         *(threading.Thread(target=lanes.seed, args=(seed,)) for seed in (0, 1, 2)),

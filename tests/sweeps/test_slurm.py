@@ -216,7 +216,8 @@ def test_a_job_that_slurm_requeues_all_the_same_is_waited_for(fake):
             time.sleep(0.05)
         while ask("sinfo", "--noheader", "--format=%T") != "idle":  # SLURM waits two minutes for that
             time.sleep(0.05)
-        ask("scontrol", "update", f"job={job}", "starttime=now")
+        # not within the second of the kill: a node refuses a job whose credential was revoked in that second
+        ask("scontrol", "update", f"job={job}", "starttime=now+2")
 
     made = fake.jobs("wait once")
     before = len(ends())
