@@ -44,7 +44,7 @@ class OnImages:
 
     def __call__(self, images: Tensor) -> Tensor:
         """See the class."""
-        return self.module(self.view.test(images.to(self.device)))  # type: ignore[no-any-return]
+        return self.module(self.view.test(images.to(self.device)))
 
 
 class Resizable(nn.Module):
