@@ -1,4 +1,4 @@
-"""What would make a captured training step cheaper, and whether a compiled one computes the same gradients.
+"""Candidates for a cheaper training step on a GPU, and the gradients of a compiled one.
 
     python benchmarks/speed/step.py --gradients                    any device: errors of a step's gradients
     python benchmarks/speed/step.py --out step.json                a GPU: milliseconds per step of each candidate
@@ -15,9 +15,9 @@ the compiled step is as far from float64 as the eager one, their difference is r
 import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -83,48 +83,64 @@ def plain(_: Pearl, phase: Phase) -> Loss:
     return phase.loss
 
 
+def layers_of(method: Pearl, phase: Phase) -> list[nn.Module]:
+    """Return all modules that a phase may call."""
+    return [*method.modules(), *(phase.extra.modules() if phase.extra else ())]
+
+
 def without_counters(method: Pearl, phase: Phase) -> Loss:
     """BatchNorm does not count its batches."""
-    for module in chain(method.modules(), phase.extra.modules() if phase.extra else ()):
-        if isinstance(module, _BatchNorm):
-            module.num_batches_tracked = None
-    return phase.loss
+    return inside(phase.loss, partial(uncounted, [m for m in layers_of(method, phase) if isinstance(m, _BatchNorm)]))
 
 
 def one_cast(method: Pearl, phase: Phase) -> Loss:
-    """All trained weights of convolutions and linear layers are cast at once; None if the phase trains none."""
+    """All trained weights of convolutions and linear layers are cast at once; heads compute in float32."""
     trained = {id(parameter) for parameter in phase.trained}
-    layers = [
-        module
-        for module in chain(method.modules(), phase.extra.modules() if phase.extra else ())
-        if isinstance(module, nn.Conv2d | nn.Linear) and id(module.weight) in trained
-    ]
-    if not layers:
-        return phase.loss
-
-    @contextmanager
-    def cast() -> Iterator[None]:
-        weights = [layer._parameters.pop("weight") for layer in layers]
-        for layer, half in zip(layers, Cast.apply(*weights), strict=True):
-            layer.weight = half
-        try:
-            yield
-        finally:
-            for layer, weight in zip(layers, weights, strict=True):
-                del layer.weight
-                layer._parameters["weight"] = weight
-
-    def loss(batch: Batch) -> Tensor:
-        with cast():
-            return phase.loss(batch)
-
-    return loss
+    layers = [m for m in layers_of(method, phase) if type(m) in (nn.Conv2d, nn.Linear) and id(m.weight) in trained]
+    return inside(phase.loss, partial(cast_at_once, layers)) if layers else phase.loss
 
 
 def both(method: Pearl, phase: Phase) -> Loss:
     """Neither counters nor separate casts."""
-    without_counters(method, phase)
-    return one_cast(method, phase)
+    first = replace(phase, loss=without_counters(method, phase))
+    return one_cast(method, first)
+
+
+def inside(loss: Loss, context: Callable[[], AbstractContextManager[None]]) -> Loss:
+    """Return the loss, computed within a context."""
+
+    def computed(batch: Batch) -> Tensor:
+        with context():
+            return loss(batch)
+
+    return computed
+
+
+@contextmanager
+def uncounted(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """BatchNorm layers without counters."""
+    counters = [norm.num_batches_tracked for norm in norms]
+    for norm in norms:
+        norm.num_batches_tracked = None
+    try:
+        yield
+    finally:
+        for norm, counter in zip(norms, counters, strict=True):
+            norm.num_batches_tracked = counter
+
+
+@contextmanager
+def cast_at_once(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Layers whose weights are bfloat16."""
+    weights = [layer._parameters.pop("weight") for layer in layers]
+    for layer, half in zip(layers, Cast.apply(*weights), strict=True):
+        layer.weight = half
+    try:
+        yield
+    finally:
+        for layer, weight in zip(layers, weights, strict=True):
+            del layer.weight
+            layer._parameters["weight"] = weight
 
 
 def compiled(_: Pearl, phase: Phase) -> Loss:

