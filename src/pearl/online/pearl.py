@@ -34,9 +34,9 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 class OnlinePearl(Learner):
     """PEARL on a stream: streaming class statistics in frozen feature spaces, which grow where classes are confused.
 
-    The first space is that of the pretrained backbone. A network without pretraining has random features. A first growth
-    that still has all images in its window trains the network on all of them and replaces these features. The sub-networks are those of `method`: pearl,
-    or another method with separate sub-networks.
+    The first space is that of the pretrained backbone. A network without pretraining has random features. A first
+    growth that still has all images in its window trains the network on all of them and replaces these features. The
+    sub-networks are those of `method`: pearl, or another method with separate sub-networks.
 
     Options:
         window: number of the newest images that are stored.
