@@ -15,6 +15,8 @@ from pearl.reports import plots
 from pearl.reports.compared import MODEL_NOTE, SHARE_NOTE, compare
 from pearl.reports.parts import Cell, Chapter, Figure, Part, Table, bar_figure, curve_figure, heat_map, plain, render
 from pearl.reports.records import SCENARIOS, Record, flat, metric_title, percent, read_all
+from pearl.reports.stream_page import directory_of, is_stream
+from pearl.reports.stream_page import page as stream_page
 from pearl.reports.text import HEADLINES
 from pearl.storage.files import HTML, check_output, write_output
 
@@ -30,6 +32,11 @@ def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
     """
     if output is not None:
         check_output(output, HTML, "page")
+    if any(map(is_stream, runs)):
+        made = stream_page(runs)
+        output = output or (directory_of(runs[0]) / "report.html" if len(runs) == 1 else Path("report.html"))
+        write_output(output, made)
+        return output
     records = read_all(runs)
     if output is None:
         output = records[0].path / "report.html" if len(records) == 1 else Path("report.html")
