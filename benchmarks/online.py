@@ -6,7 +6,8 @@
 `run` executes the runs that are missing; `page` collects the finished ones in docs/results/online.json and writes the
 tables of docs/results/online.md. The frozen backbone's features of an image are computed once per process, for all
 learners, so that the time per image in these runs is too short. They are therefore in $PEARL_RUNS/cached-features,
-where `pearl table online` does not find them. `time` measures without that cache, in CPU seconds of one thread.
+where `pearl table online` does not find them. `time` measures without that cache, in turns, in CPU seconds of one
+thread.
 """
 
 import argparse
@@ -20,21 +21,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import pearl.online.flyprompt
 import pearl.online.frozen
 import pearl.online.online_pearl
 from pages import cell, table
 from pearl.lifecycle.runs import execute as execute_tasks
 from pearl.nn.intermediate_features import Layers
 from pearl.online.learner import Network, Setup
-from pearl.online.state import build_learner, restore
-from pearl.online.stream_run import Arrivals, OnlineRun, execute
+from pearl.online.state import build_learner
+from pearl.online.stream_run import OnlineRun, execute
 from pearl.reports.progress import display
 from pearl.reports.records import read as read_run
-from pearl.settings.config import OnlineRunConfig, RunConfig
+from pearl.settings.config import OnlineRunConfig, RunConfig, load_config
 from pearl.storage.paths import runs_root
 from pearl.storage.run_directory import RunDirectory
 from pearl.tables.spec import Row, read
-from pearl.training.engine import Engine, Observer
+from pearl.training.engine import Engine
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TABLE = read("online")
@@ -68,6 +70,7 @@ def remembering(make: Callable[[Setup, Layers], Network]) -> Callable[[Setup, La
             computed = torch.stack([known[key] for key in keys])
             return computed if layers == "auto" else computed[:, -width:]
 
+        network_once.module = network.module  # type: ignore[attr-defined]
         return network_once
 
     return network_of
@@ -79,26 +82,55 @@ def rows(args: argparse.Namespace) -> Iterator[tuple[Row, int]]:
         yield from ((row, seed) for row in TABLE.rows if any(text in row.name for text in args.rows))
 
 
-def measured(run: OnlineRun, batch: int = 64) -> dict[str, float]:
-    """Return CPU milliseconds per image of learning and of prediction, at the end of a run, without growth."""
-    engine = Engine(run.config, device="cpu", precision="fp32")
-    learner: Any = build_learner(run.config, engine)
-    restore(run.path, learner, learner.state_dict())
-    if hasattr(learner, "checked_at"):
-        learner.checked_at.copy_(learner.seen)
-    arrivals, _ = Arrivals.of(run.config, Observer())
-    images, labels = torch.from_numpy(arrivals.images[: 2 * batch]), torch.from_numpy(arrivals.labels[: 2 * batch])
-    learner.predict(images[:batch])
-    times = []
-    for call in (
-        lambda part: learner.observe(images[part], labels[part]),
-        lambda part: learner.predict(images[part]),
-    ):
-        call(slice(0, batch))  # the first call merges networks and computes discriminants
-        started = time.process_time()
-        call(slice(batch, 2 * batch))
-        times.append(1000 * (time.process_time() - started) / batch)
-    return {"learning_ms": round(times[0], 2), "prediction_ms": round(times[1], 2)}
+LAST = r"method.targets=blocks\.({})\.attn\.qkv"
+TIMED = {  # settings, and sub-networks
+    "streaming LDA": (["online.learner=slda"], 0),
+    "online RanPAC, M = 2,000": (["online.learner=ranpac", "online.learner.M=2000"], 0),
+    "streaming LDA, intermediate features": (["online.learner=slda", "online.learner.layers=auto"], 0),
+    "PEARL without growth": ([], 0),
+    "PEARL, 1 sub-network": ([], 1),
+    "PEARL, 2 sub-networks": ([], 2),
+    "PEARL of the last 3 blocks, 1 sub-network": ([LAST.format("9|10|11")], 1),
+    "PEARL of the last 3 blocks, 2 sub-networks": ([LAST.format("9|10|11")], 2),
+    "PEARL of the last 2 blocks, 2 sub-networks": ([LAST.format("10|11")], 2),
+}
+
+
+def timed(turns: int, batch: int = 64) -> dict[str, dict[str, float]]:
+    """Return CPU milliseconds per image of learning and of prediction: medians of `turns`, outside growth.
+
+    Images are noise, and sub-networks are trained for one step: neither affects the time of a pass.
+    """
+    learners, times = {}, {}
+    for name, (settings, count) in TIMED.items():
+        made: Any = load_config("online-grocery-deit_tiny", [*settings, "train.epochs=1", "engine.max_steps=1"])
+        made = made.model_copy(update={"train": made.train.model_copy(update={"phases": {}})})
+        learner: Any = build_learner(made, Engine(made, device="cpu", precision="fp32"))
+        size = made.images.stored
+        images = torch.randint(256, (2 * batch, size, size, 3), dtype=torch.uint8)
+        labels = torch.arange(2 * batch) % 80
+        for part in (slice(0, batch), slice(batch, None)):
+            learner.observe(images[part], labels[part])
+        for _ in range(count):
+            learner.grow(torch.arange(80))
+        learner.sub_networks = 0  # no further growth
+        learner.predict(images[:1])  # merges networks
+        learners[name], times[name] = learner, ([], [])
+    for _ in range(turns):
+        for name, learner in learners.items():
+            started = time.process_time()
+            learner.observe(images, labels)
+            took = [time.process_time() - started]
+            learner.predict(images[:1])  # discriminants
+            started = time.process_time()
+            learner.predict(images)
+            took.append(time.process_time() - started)
+            for own, seconds in zip(times[name], took, strict=True):
+                own.append(1000 * seconds / len(images))
+    return {
+        name: {"learning_ms": round(float(np.median(a)), 2), "prediction_ms": round(float(np.median(b)), 2)}
+        for name, (a, b) in times.items()
+    }
 
 
 def collect() -> list[dict[str, Any]]:
@@ -126,6 +158,7 @@ def facts_of(run: OnlineRun) -> dict[str, Any]:
     return {**kept, "images": run.curve[-1].seen, "grown_at": facts.get("grown_at", []), "curve": curve}
 
 
+TIMES = ("learner", "learning, ms per image", "prediction, ms per image", "learning / streaming LDA")
 HEAD = ("learner", "orders", "A_auc", "A_last", "forgetting", "sub-networks", "passes", "images", "statistics", "pause")
 
 
@@ -160,13 +193,17 @@ def page(results: dict[str, Any]) -> str:
         if bound := by_row.get(f"{stream.partition(',')[0]}: {JOINT}"):
             rows.append(line(f"{JOINT} (bound)", bound))
         lines += [*table(HEAD, rows), ""]
-    if results.get("times"):
-        times = [
-            (name, f"{time['learning_ms']:.1f}", f"{time['prediction_ms']:.1f}")
-            for name, time in results["times"].items()
+    if times := results.get("times"):
+        base = times["streaming LDA"]["learning_ms"]
+        rows = [
+            [
+                name,
+                *(f"{time[key]:.1f}" for key in ("learning_ms", "prediction_ms")),
+                f"{time['learning_ms'] / base:.2f}",
+            ]
+            for name, time in times.items()
         ]
-        head = ("learner", "learning, ms per image", "prediction, ms per image")
-        lines += ["### CPU time", "", *table(head, times), ""]
+        lines += ["### CPU time", "", *table(TIMES, rows), ""]
     return "\n".join(lines)
 
 
@@ -176,13 +213,15 @@ def main() -> None:
     parser.add_argument("what", choices=["run", "time", "page"])
     parser.add_argument("--rows", nargs="+", default=[""], metavar="TEXT", help="rows whose names contain one of these")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--turns", type=int, default=5, help="of `time`")
     args = parser.parse_args()
     torch.set_num_threads(1)
     file, text = RESULTS / "online.json", RESULTS / "online.md"
     before = json.loads(file.read_text()) if file.exists() else {}
     if args.what == "run":
         network_of = remembering(pearl.online.frozen.frozen_network)
-        pearl.online.frozen.frozen_network = pearl.online.online_pearl.frozen_network = network_of
+        for module in (pearl.online.frozen, pearl.online.online_pearl, pearl.online.flyprompt):
+            module.frozen_network = network_of  # type: ignore[attr-defined]
         for row, seed in rows(args):
             made, show = config(row, seed), display(quiet=True)
             online = isinstance(made, OnlineRunConfig)
@@ -193,12 +232,7 @@ def main() -> None:
             )  # type: ignore[arg-type]
             print(row.name, seed, {key: round(value, 2) for key, value in run.summary.items()}, flush=True)
     elif args.what == "time":
-        times = {}
-        for row, seed in rows(args):
-            made = config(row, seed)
-            if isinstance(made, OnlineRunConfig) and (run := OnlineRun(folder(made), made)).done:
-                times[row.name.partition(": ")[2]] = measured(run)
-        file.write_text(json.dumps({**before, "times": {**before.get("times", {}), **times}}, indent=1))
+        file.write_text(json.dumps({**before, "times": timed(args.turns)}, indent=1))
     else:
         rank = {row.name: i for i, row in enumerate(TABLE.rows)}
         computed = {

@@ -16,7 +16,7 @@ from PIL import Image
 
 import pearl
 from pearl.serve.app import create_app
-from pearl.serve.serving import listening
+from pearl.serve.serving import configured, listening
 from photos import SETTINGS, folders, write_photos
 
 
@@ -33,7 +33,7 @@ def served(path: Any, **options: Any) -> Iterator[httpx.Client]:
     """A client of a server in a thread; `client.base_url` is where it is."""
     listener = listening("127.0.0.1", 0)
     app = create_app(path, device="cpu", **options)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(configured(app))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pearl.data.protocols import arrival_order, gaussian, in_class_order, si_blurry
+from pearl.data.protocols import arrival_order, arrival_stages, gaussian, in_class_order, in_tasks, si_blurry
 from pearl.settings.online import OnlineStreamConfig
 
 
@@ -187,3 +187,29 @@ def test_every_option_has_an_effect(protocol: Any, option: dict[str, Any]) -> No
         arrival_order(labels, 10, OnlineStreamConfig(protocol=protocol, **how), 1) for how in (before, option)
     )
     assert plain.tolist() != changed.tolist()
+
+
+# Known tasks
+
+
+def test_tasks_have_equally_many_classes_by_number() -> None:
+    labels = np.random.default_rng(0).permutation(made(6, 5))
+    stages = in_tasks(labels, 6, np.random.default_rng(1), stages=3)
+    assert [sorted({*labels[rows].tolist()}) for rows in stages] == [[0, 1], [2, 3], [4, 5]]
+    assert sorted(np.concatenate(stages).tolist()) == [*range(30)]
+    assert any((np.diff(rows) < 0).any() for rows in stages)  # in random order
+
+
+@pytest.mark.parametrize("protocol", ["si_blurry", "tasks"])
+def test_the_stages_make_up_the_order(protocol: Any) -> None:
+    config, labels = OnlineStreamConfig(protocol=protocol, stages=4), made(20, 6)
+    stages = arrival_stages(labels, 20, config, seed=3)
+    assert len(stages) == 4
+    assert np.array_equal(np.concatenate(stages), arrival_order(labels, 20, config, seed=3))
+
+
+@pytest.mark.parametrize("protocol", ["gaussian", "sorted", "random"])
+def test_other_streams_have_no_boundaries_to_give(protocol: Any) -> None:
+    assert len(arrival_stages(made(5, 4), 5, OnlineStreamConfig(protocol=protocol), seed=0)) == 1
+    with pytest.raises(ValueError, match=f"protocol={protocol} has no stages"):
+        OnlineStreamConfig(protocol=protocol, boundaries="given")

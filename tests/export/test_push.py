@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 import pearl
@@ -237,6 +238,23 @@ def test_a_first_answer_is_not_pushed(model, server, tmp_path, cli):
         learning.learn(model, tmp_path / "third", LearnOptions(), device="cpu", show=StopAt("adapt", 1))
     _, err = cli("push", model, "anna/shop", code=2)
     assert "task third is not trained yet" in err and "push it when it is trained" in err and server.files == {}
+
+
+def test_the_export_of_a_first_answer_says_so(model, tmp_path, cli):
+    out, _ = cli("export", model, "--to", "torch", "-o", tmp_path / "before.pt2")
+    assert "note" not in out and "**Note:**" not in (tmp_path / "before.pt2.md").read_text()
+    write_photos(tmp_path / "third", {"four": 4, "five": 5}, 8)
+    with pytest.raises(Interrupted):
+        learning.learn(model, tmp_path / "third", LearnOptions(), device="cpu", show=StopAt("adapt", 1))
+    line = "task third is not trained yet; until then this is a first answer, by statistics of frozen features"
+    out, _ = cli("export", model, "--to", "torch", "-o", tmp_path / "shop.pt2")
+    assert out.count("\n") == 1 and out.endswith(f"; note: {line}\n")
+    facts = {"pearl.json": ""}
+    torch.export.load(tmp_path / "shop.pt2", extra_files=facts)
+    assert json.loads(facts["pearl.json"])["note"] == line and len(json.loads(facts["pearl.json"])["classes"]) == 6
+    assert f"\n\n**Note:** {line}.\n\n## Classes\n" in (tmp_path / "shop.pt2.md").read_text()
+    cli("export", model, "--to", "torch", "--tasks", 2, "-o", tmp_path / "two.pt2")
+    assert "**Note:**" not in (tmp_path / "two.pt2.md").read_text(), "tasks that are trained"
 
 
 def test_what_was_forgotten_is_removed_there_too(shop, tmp_path, server, cli):

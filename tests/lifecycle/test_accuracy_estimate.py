@@ -15,6 +15,7 @@ from pearl.lifecycle.learning import resume
 from pearl.methods.common.by_statistics import StatisticsClassifier
 from pearl.reports.learning_summary import ending
 from pearl.storage.files import read_json
+from pearl.training.engine import Observer
 from photos import SETTINGS, StopAt, folders, learn, weights_of, write_class, write_photos
 
 HEADS = {"method": {"classifier": {"name": "heads"}}}
@@ -55,12 +56,12 @@ def estimate(path, task=-1):
 
 def test_what_is_estimated_is_near_what_is_measured(shop, model):
     said, actual = model.outcome, measured(model.evaluate(shop / "test"))
-    assert (said.how, said.images, said.first) == ("left out", 80, False)
+    assert (said.how, said.images, said.spared) == ("left out", 80, 8)
     assert said.new == pytest.approx(actual.new, abs=15)
     assert said.old_now == pytest.approx(actual.old_now, abs=15)
     assert said.old_now <= said.old_then
     assert said.new <= said.new_in_task
-    assert pearl.load(shop / "model", tasks=1).outcome.first
+    assert pearl.load(shop / "model", tasks=1).outcome.spared == 8
 
 
 def test_a_manifest_has_the_counts(shop):
@@ -94,6 +95,7 @@ def test_old_tasks_that_nobody_measured_are_left_out(shop, tmp_path):
         {"mistakes": [[2, 3]]},
         {"classes": [], "total": [], "class_il": [], "task_il": []},
         {"how": "guessed"},
+        {"expected": {"class_il": 1.1, "task_il": 1.0, "spared": 8}},
     ],
 )
 def test_a_damaged_estimate_is_refused(shop, tmp_path, harm):
@@ -131,7 +133,7 @@ def test_what_is_held_out_is_not_learnt_and_measured(shop, tmp_path):
         held = [files[row] for row in torch.randperm(40)[:10].tolist()]
         right.append(sum(said.name == name for said in model.predict(held)))
     assert entry["class_il"] == right
-    assert model.outcome.how == "held out" and not model.outcome.first
+    assert model.outcome.how == "held out" and model.outcome.spared is None
 
 
 def test_an_interrupted_task_goes_on_with_the_same_images_held_out(shop, tmp_path):
@@ -180,9 +182,36 @@ def test_learn_ends_with_a_result(shop, one, cli):
     assert f"next: pearl predict {one} PHOTO; pearl export" in lines[-1]
 
 
-def test_the_first_task_says_that_it_is_the_best_case(shop, tmp_path, cli):
-    text = ending(pearl.load(shop / "one"))
-    assert "its network was trained on these images" in text
+def test_what_a_network_was_trained_on_is_corrected(shop, one, tmp_path):
+    """By images that were spared from its training, every tenth of those in the order of their classes."""
+    entry = estimate(one)
+    right = 80 * entry["expected"]["class_il"]
+    assert entry["expected"]["spared"] == 8 and 0.5 * sum(entry["class_il"]) < right < sum(entry["class_il"])
+    model = pearl.load(one)
+    assert model.outcome.new == pytest.approx(100 * right / 80) and model.outcome.right == model.outcome.new
+    assert "  (corrected, since its network was trained on all of these images but 8)" in ending(model)
+    assert estimate(shop / "heads") is None
+    fast = model.learn(shop / "second", fast=True, quiet=True)
+    assert fast.outcome.spared is None and "corrected" not in ending(fast)
+    assert fast.outcome.old_then == pytest.approx(100 * right / 80)
+
+
+def test_every_image_is_in_the_statistics_and_nine_of_ten_in_the_training(shop, tmp_path):
+    seen = []
+
+    class Watch(Observer):
+        def event(self, kind, **facts):
+            seen.append((kind, facts))
+
+    learn(tmp_path / "m", shop / "first", overrides=SETTINGS, show=Watch())
+    model = pearl.load(tmp_path / "m")
+    steps = next(facts["steps"] for kind, facts in seen if kind == "phase")
+    assert steps == SETTINGS["train"]["epochs"] * -(-72 // model.config.train.batch_size)
+    assert model.method.class_statistics.tensors["task.0.counts"].tolist() == [40, 40]
+    assert int(model.method.class_statistics.tensors["space.0.images"]) == 80
+
+
+def test_the_first_task_ends_with_an_estimate(shop, tmp_path, cli):
     assert "not measured; use --evaluate FOLDER" in ending(pearl.load(shop / "heads"))
     write_photos(tmp_path / "new", {"x": 0, "y": 1}, 12)
     small = ["--backbone=resnet18", "backbone.width=4", "images.size=8", "train.epochs=1"]

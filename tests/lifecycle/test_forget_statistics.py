@@ -11,7 +11,7 @@ import pearl
 from pearl.errors import RunError
 from pearl.lifecycle import certificate
 from pearl.lifecycle.saved import verify
-from pearl.storage.checkpoint import FEATURES, RUNNING
+from pearl.storage.checkpoint import FEATURES, RUNNING, STATISTICS
 from pearl.storage.run_directory import RunDirectory
 from photos import SMALL, digit, write_photos
 
@@ -87,12 +87,9 @@ def test_it_is_the_model_that_never_learnt_it(spaces, forgotten, fast, shop, tmp
     same(path, never)
 
 
-def test_the_covariance_is_that_of_the_other_images(shop, tmp_path):
-    """An independent calculation from the stored features: the scatter within classes of those that are left."""
-    path = Path(shutil.copytree(shop / "all 2", tmp_path / "m"))
-    pearl.load(path).forget(task="c")
-    method = pearl.load(path).method
-    space = method.class_statistics.spaces()[0]
+def scatter_of_features(path):
+    """An independent calculation from the stored features: the scatter within the classes of every task."""
+    space = pearl.load(path).method.class_statistics.spaces()[0]
     total = 0.0
     for folder in RunDirectory(path).finished:
         features = load_file(folder / FEATURES)
@@ -100,9 +97,71 @@ def test_the_covariance_is_that_of_the_other_images(shop, tmp_path):
         for label in features["labels"].unique():
             own = rows[features["labels"] == label]
             total += (own - own.mean(0)).T @ (own - own.mean(0))
-    scatter = load_file(RunDirectory(path).finished[-1] / RUNNING)["class_statistics.tensors.space/0/scatter"]
     upper = torch.triu_indices(*total.shape)
-    torch.testing.assert_close(scatter, total[upper[0], upper[1]], rtol=1e-9, atol=1e-9)
+    return total[upper[0], upper[1]]
+
+
+def stored_scatter(path):
+    return load_file(RunDirectory(path).finished[-1] / RUNNING)["class_statistics.tensors.space/0/scatter"]
+
+
+def test_the_covariance_is_that_of_the_other_images(shop, tmp_path):
+    path = Path(shutil.copytree(shop / "all 2", tmp_path / "m"))
+    pearl.load(path).forget(task="c")
+    torch.testing.assert_close(stored_scatter(path), scatter_of_features(path), rtol=1e-9, atol=1e-9)
+
+
+def test_a_class_leaves_no_share_of_the_covariance(shop, tmp_path, cli):
+    """The weights that its images trained stay, and the certificate says so."""
+    path = Path(shutil.copytree(shop / "all 2", tmp_path / "m"))
+    before = stored_scatter(path)
+    out, _ = cli("forget", path, "--class", "b0")
+    assert "its share of all statistics is removed" in out and "; the weights computed with its images stay" in out
+    scatter = scatter_of_features(path)
+    assert not torch.allclose(before, scatter, rtol=0.01)
+    torch.testing.assert_close(stored_scatter(path), scatter, rtol=1e-9, atol=1e-9)
+    weights = "weights.safetensors"
+    old, new = (load_file(RunDirectory(model).finished[1] / weights) for model in (shop / "all 2", path))
+    assert len(new.pop("heads.blocks.1.weight")) == 1 and len(new.pop("heads.blocks.1.bias")) == 1
+    assert all(torch.equal(value, old[name]) for name, value in new.items())
+    ((state, line),) = certificate.certificate_checks(path)
+    assert state == "ok" and "forgotten except the weights computed" in line and verify(path) == []
+    method = pearl.load(path).method
+    manifest = RunDirectory(path).tasks[-1].manifest
+    assert all(manifest[key] == method.facts(3)[key] for key in ("statistics", "temperature", "refused"))
+    whole = RunDirectory(shop / "all 2").tasks[-1].manifest
+    assert whole["parameters"] - manifest["parameters"] == pearl.load(shop / "all 2").method.size() - method.size()
+    assert sum(RunDirectory(path).tasks[1].manifest["estimate"]["total"]) == 7
+
+
+def test_a_class_that_trained_nothing_is_forgotten_exactly(shop, tmp_path, cli):
+    """All statistics and thresholds are those of a model that never had its images."""
+    path, never = tmp_path / "m", tmp_path / "never"
+    shutil.copytree(shop / "d", tmp_path / "less" / "d")
+    shutil.rmtree(tmp_path / "less" / "d" / "d0")
+    grow(path, shop, ["a", "d"], 1, fast="d")
+    grow(never, shop, ["a"], 1)
+    pearl.learn(never, tmp_path / "less" / "d", quiet=True, fast=True)
+    out, _ = cli("forget", path, "--class", "d0")
+    assert "nothing of its images stays, since its tasks were learnt without training" in out
+    ((state, line),) = certificate.certificate_checks(path)
+    assert state == "ok" and "class d0 forgotten exactly" in line and verify(path) == []
+    for name in (STATISTICS, RUNNING, FEATURES):
+        ours, theirs = (load_file(RunDirectory(model).finished[1] / name) for model in (path, never))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert pearl.load(path).outcome == pearl.load(never).outcome
+    pearl.load(path).undo()
+    assert pearl.load(path).classes == ("a0", "a1")
+
+
+def test_without_features_the_share_of_the_covariance_stays(shop, tmp_path, cli):
+    path = Path(shutil.copytree(shop / "all 2", tmp_path / "m"))
+    (RunDirectory(path).finished[0] / FEATURES).unlink()
+    before = stored_scatter(path)
+    out, _ = cli("forget", path, "--class", "b0")
+    assert "the weights and the covariance computed with its images stay" in out
+    assert torch.equal(stored_scatter(path), before)
+    assert "except the weights and the covariance computed" in certificate.certificate_checks(path)[0].line
 
 
 def test_what_it_costs_is_said_before(shop, tmp_path, cli):

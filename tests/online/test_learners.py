@@ -12,6 +12,7 @@ from pearl.errors import ConfigError
 from pearl.online.frozen import OnlineNearestMean, OnlineRanPac, Slda
 from pearl.online.learner import Learner, Setup
 from pearl.online.online_pearl import OnlinePearl
+from pearl.online.spaces import BARE
 from pearl.settings.config import check_config
 from pearl.settings.parts import LEARNERS
 from pearl.testing.tiny import config, small_resnet, small_vit
@@ -24,6 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "ranpac": {"M": 30, "ridge": 1.0},
     "er": {"buffer_size": 20, "minibatch_size": 8, "iterations": 2},
     "derpp": {"buffer_size": 20, "minibatch_size": 8, "iterations": 1},
+    "flyprompt": {"M": 30, "ridge": 1.0, "length": 2, "blocks": (0, 1), "iterations": 1, "images_per_expert": 50},
 }
 
 
@@ -68,11 +70,11 @@ def test_a_class_can_be_predicted_after_its_first_image(name: str) -> None:
     made.observe(images[1:2], torch.tensor([1]))
     assert made.predict(images[:5]).shape == (5, 2)
     assert made.predict(images[:5]).isfinite().all()
-    if name not in ("er", "derpp", "ranpac"):
+    if name not in ("er", "derpp", "ranpac", "flyprompt"):
         assert made.predict(images[:2]).argmax(1).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("name", LEARNERS.names())
+@pytest.mark.parametrize("name", [name for name in LEARNERS.names() if name != "flyprompt"])  # needs a trained ViT
 def test_it_learns_the_stream(name: str) -> None:
     trained = name in ("er", "derpp")
     batches = stream(count=240 if trained else 96)
@@ -88,6 +90,8 @@ def test_it_learns_the_stream(name: str) -> None:
 @pytest.mark.parametrize("cut", [3, 5])
 def test_a_loaded_learner_continues_with_the_same_bits(name: str, network: Any, cut: int) -> None:
     """Sub-networks are trained at the fourth and seventh batch."""
+    if name == "flyprompt" and network is small_resnet:
+        pytest.skip("needs a ViT")
     batches = stream(count=108)
     whole, other = learner(name, network), learner(name, network)
     feed(whole, batches[:cut])
@@ -120,7 +124,7 @@ def test_predicting_changes_nothing(name: str) -> None:
 def test_what_is_stored_of_images_is_counted(name: str) -> None:
     made, pixels = learner(name), SIZE * SIZE * 3
     feed(made, stream())
-    if name in ("ncm", "slda", "ranpac"):
+    if name in ("ncm", "slda", "ranpac", "flyprompt"):
         assert made.images_bytes() == 0
     else:
         stored = {"pearl": 40, "er": 20, "derpp": 20}[name]
@@ -304,3 +308,78 @@ def test_a_unknown_learner_is_named() -> None:
     raw = config().model_dump(mode="json") | {"online": {"learner": "sldaa"}}
     with pytest.raises(ConfigError, match=r"online.learner.name: unknown online learner 'sldaa'; did you mean 'slda'"):
         check_config(raw)
+
+
+# Given boundaries, and shared blocks
+
+
+def test_with_given_boundaries_it_grows_there_and_only_there() -> None:
+    """On the classes of the stage, though the window holds earlier images, and though it was renewed in between."""
+    made = learner("pearl", window=40)
+    assert isinstance(made, OnlinePearl)
+    made.setup.boundaries = True
+    made.not_separated = lambda: pytest.fail("decided itself")  # type: ignore[method-assign]
+    batches = stream()
+    feed(made, batches[:4])  # classes 0 and 1
+    assert len(made.grown_at) == 0
+    made.boundary()
+    assert made.grown_at.tolist() == [48] and made.grown_for.tolist() == [2]
+    images, labels = joined(batches[4:])
+    own = labels != 0
+    for part in images[own].split(12):
+        made.observe(part, labels[own][: len(part)].clamp(1, 2))
+    made.boundary()
+    assert made.grown_for.tolist() == [2, 2]  # without class 0, which the window still holds
+    assert 0 in made.window.labels
+    assert made.facts()["reasons"] == ["since a stage with 2 classes had ended"] * 2
+    made.boundary()
+    assert len(made.grown_at) == 2  # the budget
+
+
+def test_a_stage_with_one_class_does_not_grow() -> None:
+    made = learner("pearl")
+    assert isinstance(made, OnlinePearl)
+    made.setup.boundaries = True
+    images, _ = joined(stream())
+    made.observe(images[:12], torch.zeros(12, dtype=torch.int64))
+    made.boundary()
+    assert len(made.grown_at) == 0
+
+
+def test_blocks_that_no_sub_network_adapts_run_once() -> None:
+    torch.manual_seed(0)
+    method = {"name": "pearl", "targets": r"blocks\.2\.attn\.qkv"}
+    made = LEARNERS.build({"name": "pearl", **OPTIONS["pearl"]}, setup(method=method))
+    made.setup.boundaries = True
+    batches = stream()
+    for number in range(8):
+        made.observe(*batches[number])
+        if number in (3, 7):
+            made.boundary()
+    images, _ = joined(batches)
+    modules = [network.module.network for network in made.networks().values()]
+    assert len(modules) == 3
+    runs: list[int] = []
+    for module in modules:
+        for number in (1, 2):
+            module.blocks[number].register_forward_hook(lambda *call, number=number: runs.append(number))
+    expected = made.scores([network(images) for network in made.networks().values()])
+    assert sorted(runs) == [1] * 3 + [2] * 3
+    runs.clear()
+    assert torch.equal(made.predict(images), expected)
+    assert sorted(runs) == [1] + [2] * 3
+
+
+def test_random_features_stay_if_some_classes_have_no_others() -> None:
+    """The first growth comes when the images of class 0 have left the window: the class can still be predicted."""
+    made = learner("pearl", small_resnet, window=24)
+    assert isinstance(made, OnlinePearl)
+    made.setup.boundaries = True  # no growth before
+    images, labels = joined(stream())
+    for c, count in ((0, 24), (1, 12), (2, 12)):
+        own = images[labels == c][:count]
+        made.observe(own, torch.full((len(own),), c))
+    made.boundary()
+    assert len(made.grown_at) == 1 and [int(space.task) for space in made.spaces] == [BARE, 0]
+    assert made.predict(images).isfinite().all()
+    assert (made.predict(images[labels == 0]).argmax(1) == 0).float().mean() > 0.5

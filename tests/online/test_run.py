@@ -12,6 +12,7 @@ import pearl
 from pearl.data.protocols import arrival_order
 from pearl.errors import ConfigError, RunError
 from pearl.evaluation.online_metrics import a_auc
+from pearl.lifecycle.runs import execute as execute_tasks
 from pearl.lifecycle.runs import prepare
 from pearl.online.stream_run import Arrivals, OnlineRun, execute
 from pearl.settings.config import OnlineRunConfig, check_config, load_config
@@ -164,6 +165,54 @@ def test_test_images_are_those_of_their_class() -> None:
         assert sorted(x.tobytes() for x in of_class) == sorted(x.tobytes() for x in train)
 
 
+# Given boundaries
+
+GIVEN = ["online.protocol=tasks", "online.boundaries=given", "online.learner.sub_networks=3"]
+
+
+def test_given_boundaries_cut_batches_and_the_learner_grows_there(tmp_path: Path) -> None:
+    """Five tasks of 32 images in batches of 12; the window holds more than a task."""
+    run = execute(small(*GIVEN, "online.batch_size=12"), path=tmp_path / "run", device="cpu")
+    facts = run.results["facts"]
+    assert facts["grown_at"] == [32, 64, 96]  # the budget
+    assert facts["reasons"] == ["since a stage with 2 classes had ended"] * 3
+    assert 128 in [point.seen for point in run.curve]
+    hidden = Arrivals.of(small("online.protocol=tasks"), Observer())[0]
+    assert not hidden.ends and Arrivals.of(small(*GIVEN), Observer())[0].ends == (32, 64, 96, 128, 160)
+
+
+def test_a_run_with_given_boundaries_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    """Killed while the second sub-network is trained."""
+    first = execute(small(*GIVEN), path=tmp_path / "whole", device="cpu")
+    with pytest.raises(Killed):
+        execute(small(*GIVEN), path=tmp_path / "cut", device="cpu", show=KillAt(9))
+    assert bits(execute(small(*GIVEN), path=tmp_path / "cut", device="cpu")) == bits(first)
+
+
+@pytest.mark.slow
+def test_with_given_boundaries_it_is_close_to_the_task_based_method(tmp_path: Path) -> None:
+    """On all digits: at most 2 points below class statistics with as many sub-networks."""
+    online = load_config("online-digits", GIVEN)
+    assert isinstance(online, OnlineRunConfig)
+    run = execute(online, path=tmp_path / "stream", device="cpu")
+    tasks = load_config("digits", ["method.classifier=statistics"])
+    done = execute_tasks(tasks, path=tmp_path / "tasks", device="cpu")
+    assert run.summary["a_last"] > done.summary["class_il.final_pooled"] - 2
+    assert run.summary["passes"] == 3
+
+
+def test_tasks_are_those_of_the_task_based_run() -> None:
+    config = small(*GIVEN)
+    arrivals, _ = Arrivals.of(config, Observer())
+    made = prepare(load_config("digits", SMALL[:2]))
+    begin = 0
+    for end, task in zip(arrivals.ends, made.stream.tasks, strict=True):
+        assert {arrivals.names[c] for c in arrivals.labels[begin:end]} == {*task.classes}
+        own = task.train_images(made.train)
+        assert sorted(x.tobytes() for x in arrivals.images[begin:end]) == sorted(x.tobytes() for x in own)
+        begin = end
+
+
 # Settings
 
 
@@ -180,6 +229,7 @@ def test_a_learner_is_part_of_the_name_and_others_runs_keep_theirs() -> None:
         ({"learner": {"name": "slda", "M": 3}}, "online.learner.M: unknown"),
         ({}, "online.learner: missing"),
         ({"learner": "slda", "disjoint": 120}, "online.disjoint: "),
+        ({"learner": "slda", "protocol": "random", "boundaries": "given"}, "protocol=random has no stages"),
     ],
 )
 def test_wrong_settings_are_named(change: dict[str, Any], complaint: str) -> None:

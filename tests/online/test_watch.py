@@ -210,6 +210,22 @@ def test_signals_end_a_watch(cli: Any, tmp_path: Path, script: list[Step]) -> No
     assert "fixed since it was created" in err
 
 
+def test_the_source_is_checked_before_the_network_is_built(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pearl.online.stream_model, "open_stream", lambda *args, **options: pytest.fail("was built"))
+    (tmp_path / "photos").mkdir()
+    for source, complaint in (
+        (["--watch", tmp_path / "none"], "none is not a folder"),
+        (["--watch", tmp_path / "photos", "--every", "0"], "every=0.0"),
+        (["--data", tmp_path / "none"], "none is not a folder"),
+        (["--data", tmp_path / "none.csv"], "none.csv is not a folder"),
+    ):
+        out, err = cli("learn", tmp_path / "model", "--stream", *source, code=2)
+        assert complaint in err and not out and err.count("\n") == 1
+    assert not (tmp_path / "model").exists()
+
+
 def test_errors_of_users(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     watch = ["--watch", tmp_path / "photos"]

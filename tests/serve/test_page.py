@@ -8,6 +8,7 @@ import csv
 import io
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,7 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
         page.get_by_role("button", name="Teach 8 photos").click()
         page.get_by_role("progressbar", name="Progress of this phase").wait_for()
         assert page.get_by_role("button", name="Teach 8 photos").is_disabled()
-        page.get_by_role("heading", name="Learnt: two").wait_for(timeout=30_000)
+        page.get_by_role("heading", name="Learnt: two").wait_for(timeout=120_000)
         assert page.evaluate("document.activeElement.id") == "result"
         assert "Accuracy on these classes: " in page.locator("#result").inner_text()
         expect(page.locator("#tray li")).to_have_count(0)
@@ -142,6 +143,15 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
         assert (row[0], row[2], row[3]) == ("two", "two", "8") and row[5].endswith("\u00a0%")
         picture(page, f"{kind}-taught")
 
+        # the model as a program, with its card
+        page.get_by_label("Format").select_option("torch")
+        with page.expect_download(timeout=120_000) as download:
+            page.get_by_role("button", name="Export the model").click()
+        expect(page.locator("#exported")).to_have_text("Exported: one-torch.zip")
+        with zipfile.ZipFile(download.value.path()) as packed:
+            assert sorted(packed.namelist()) == ["one.pt2", "one.pt2.md"] and b"two" in packed.read("one.pt2.md")
+        picture(page, f"{kind}-export")
+
         # a job that is cancelled, found again by a page that was loaded meanwhile
         page.evaluate(DROP, photos_of(3, range(8)))
         page.get_by_text("20 photos", exact=True).wait_for()
@@ -149,7 +159,7 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
         page.get_by_label("Another class for 3 0.png").press("Enter")
         page.get_by_role("button", name="Teach 1 photo").click()
         page.get_by_role("button", name="Cancel").click()
-        page.get_by_role("heading", name="Cancelled").wait_for(timeout=30_000)
+        page.get_by_role("heading", name="Cancelled").wait_for(timeout=120_000)
         assert page.get_by_text("1 photo of three: new class").is_visible()
 
         assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is cut off at the side
@@ -159,6 +169,39 @@ def test_photos_are_dropped_corrected_taught_and_named(one, forks, browser, tmp_
         small = "[...document.querySelectorAll('button, .button, select')].filter((e) => e.checkVisibility() "
         assert page.evaluate(small + "&& e.getBoundingClientRect().height < 44).length") == 0
         assert page.evaluate("Object.keys(localStorage).length + document.cookie.length") == 0
+        assert wrong == []
+        page.close()
+
+
+def test_photos_are_named_by_the_first_answer_during_a_lesson(one, forks, browser):
+    """And by the model before, once the lesson is cancelled: the first answer goes with it."""
+    from playwright.sync_api import expect
+
+    config = one / "config.yaml"
+    config.write_text(config.read_text().replace("  epochs: 4\n", "  epochs: 4000\n"))
+    with served(one) as client:
+        page, wrong = opened(browser, client, 1280, 900)
+        page.evaluate(DROP, photos_of(2, range(8)))
+        page.get_by_text("8 photos", exact=True).wait_for()
+        expect(page.locator(".verdict", has_text="…")).to_have_count(0)
+        named = page.locator(".verdict", has_text="two, ")
+        assert named.count() == 0
+        page.get_by_label("All 8 photos shown are").fill("two")
+        page.get_by_role("button", name="Put all into the tray").click()
+        page.evaluate(DROP, photos_of(3, range(4)))  # a single class would not be trained
+        for i in range(4):
+            page.get_by_label(f"Another class for 3 {i}.png").fill("three")
+            page.get_by_label(f"Another class for 3 {i}.png").press("Enter")
+        page.get_by_role("button", name="Teach 12 photos").click()
+        named.first.wait_for(timeout=120_000)
+        page.get_by_text("4 classes in 2 tasks").wait_for()
+        expect(page.locator("#detail")).to_contain_text("until then photos are named by a first answer")
+        assert client.get("/v1/model").json()["job"], "the lesson goes on"
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_role("heading", name="Cancelled").wait_for(timeout=120_000)
+        page.get_by_text("2 classes in 1 task").wait_for()
+        expect(named).to_have_count(0)
+        assert page.get_by_text("8 photos of two: new class").is_visible()
         assert wrong == []
         page.close()
 
@@ -243,7 +286,7 @@ def test_unknown_photos_are_grouped_taught_and_the_lesson_is_undone(one, forks, 
 
         page.get_by_label("In seconds, without training (less accurate)").check()
         page.get_by_role("button", name=f"Teach {first} photos").click()
-        page.get_by_role("heading", name="Learnt: new").wait_for(timeout=30_000)
+        page.get_by_role("heading", name="Learnt: new").wait_for(timeout=120_000)
         page.get_by_text("3 classes in 2 tasks").wait_for()
         page.locator(".verdict", has_text="new, ").first.wait_for()
 

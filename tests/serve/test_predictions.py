@@ -1,6 +1,7 @@
 """Predictions over HTTP: the same as in Python, many at once, and one clear line for what cannot be used."""
 
 import base64
+import http.client
 import io
 import json
 import os
@@ -22,6 +23,7 @@ from PIL import Image
 
 import pearl
 from pearl.serve import guard, photos, predictor
+from pearl.serve.serving import configured
 from photos import digit, write_photos
 from served import png, served, taught
 
@@ -251,6 +253,20 @@ def test_a_body_that_is_too_long(client, monkeypatch):
     assert post(lambda: b"x" * 600).status_code == 503
     monkeypatch.setattr(guard, "MEMORY", 1000)
     assert {client.post("/v1/predict", content=b"x" * 300).status_code for _ in range(9)} == {422}  # it is given back
+
+
+def test_a_connection_stays_open_for_longer_than_clients_keep_it(client):
+    """Both closed after 5 seconds: a request sent in that moment was reset, without an answer."""
+    from httpx._config import DEFAULT_LIMITS
+
+    assert configured(None).timeout_keep_alive > 60 > DEFAULT_LIMITS.keepalive_expiry
+    plain = http.client.HTTPConnection("127.0.0.1", client.base_url.port, timeout=20)
+    for pause in (5.5, 0):
+        plain.request("GET", "/healthz")
+        assert plain.getresponse().read()
+        plain.auto_open = 0  # the second request is an error if the connection was closed
+        time.sleep(pause)
+    plain.close()
 
 
 REFUSED = {

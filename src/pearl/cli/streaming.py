@@ -20,6 +20,9 @@ def learn_from_stream(
     quiet: bool,
 ) -> None:
     """Learn from the images of a list or folder; with `every`, also from new ones, looked for every so many seconds."""
+    from pearl.online.arriving import check_source
+
+    check_source(source, every)  # before seconds are spent on the network
     from pearl.online.stream_model import open_stream
     from pearl.reports.progress import display
     from pearl.settings.config import parse_overrides

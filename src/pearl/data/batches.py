@@ -16,6 +16,8 @@ from pearl.data.scratch import is_large, taken
 # batch keeps its chunk in memory.
 AHEAD = {"cpu": 1, "cuda": 2**24}
 
+SPARED, FEWEST = 200, 4  # images of a task that are spared from training at most, and of a class that loses one
+
 
 class Batch(NamedTuple):
     """Network input (B, 3, size, size) float32; labels (B,) int64, the logit index; rows of `Task.images`."""
@@ -74,6 +76,13 @@ class Task:
         self._labels = torch.from_numpy(labels).to(device)
         self._open = True
         self._parts: list[Task] = []
+        self.spares = False  # True: the images of `spared` are learnt by class statistics, but not trained on
+
+    @property
+    def spared(self) -> Tensor:
+        """Mask (N,) of the images that no sub-network is trained on; see `spares`."""
+        rows = spared_rows(self.labels) if self.spares else torch.zeros(len(self), dtype=torch.bool)
+        return rows.to(self.device)
 
     @property
     def images(self) -> Tensor:
@@ -121,6 +130,10 @@ class Task:
         made.view, made._parts = view, []
         self._parts.append(made)
         return made
+
+    def to_train_on(self) -> "Task":
+        """Return the part of it that sub-networks are trained on: all, or all but the spared images."""
+        return self.part((~self.spared.cpu()).nonzero()[:, 0]) if self.spares else self
 
     def without_training(self) -> "Task":
         """Return the same task, in the same memory, for class statistics alone; it is closed with this one."""
@@ -203,6 +216,19 @@ class Task:
         """Return the images of these rows (B,), augmented by `draws` of as many rows."""
         raw = self.images[rows.to(self.images.device)].to(self.device, non_blocking=True)
         return Batch(self.view.train(raw, draws), self.labels[rows], rows)
+
+
+def spared_rows(labels: Tensor) -> Tensor:
+    """Return a mask (N,) of a tenth of a task's images, evenly over its classes, by their labels (N,); at most SPARED.
+
+    It is a function of the labels' order alone. Classes of fewer than FEWEST images keep all, the others all but one
+    at least.
+    """
+    labels = labels.cpu()
+    order = labels.argsort(stable=True)
+    order = order[(labels.bincount() >= FEWEST)[labels[order]]]
+    step = max(10, -(-len(order) // SPARED))
+    return torch.zeros(len(labels), dtype=torch.bool).index_fill(0, order[step // 2 :: step], True)
 
 
 class Balanced:

@@ -2,7 +2,7 @@
 
 Two protocols are published. Si-Blurry (Moon et al., ICCV 2023, arXiv 2308.09303): each stage has classes of its own
 and shares blurry ones with the others. Gaussian (Koh et al., ICLR 2023, "SDP"): each class peaks at its own time,
-once or periodically. `in_class_order` and `at_random` are the two extremes.
+once or periodically. `in_class_order` is the hardest order; `in_tasks` is that of a run of tasks.
 
 Every function maps the labels (n,) of the images to their row numbers in order of arrival. All random draws come from
 one generator, in the order of the text, so that a stream is a function of its seed.
@@ -18,9 +18,14 @@ from pearl.settings.online import OnlineStreamConfig
 
 def arrival_order(labels: np.ndarray, classes: int, config: OnlineStreamConfig, seed: int) -> np.ndarray:
     """Return the rows of the images with these labels (n,), from 0 to `classes` - 1, in order of arrival."""
+    return np.concatenate(arrival_stages(labels, classes, config, seed))
+
+
+def arrival_stages(labels: np.ndarray, classes: int, config: OnlineStreamConfig, seed: int) -> list[np.ndarray]:
+    """Return the rows of each stage, see `arrival_order`; a stream without stages has one."""
     draws = np.random.default_rng(seed)
     if config.protocol == "si_blurry":
-        parts = si_blurry(
+        return si_blurry(
             labels,
             classes,
             draws,
@@ -29,11 +34,12 @@ def arrival_order(labels: np.ndarray, classes: int, config: OnlineStreamConfig, 
             blurry=config.blurry,
             varying=config.varying,
         )
-        return np.concatenate(parts)
+    if config.protocol == "tasks":
+        return in_tasks(labels, classes, draws, stages=config.stages)
     if config.protocol == "gaussian":
         sigma, periods, at_start = config.sigma, config.periods, config.at_start
-        return gaussian(labels, classes, draws, sigma=sigma, periods=periods, at_start=at_start)
-    return in_class_order(labels, classes, draws) if config.protocol == "sorted" else draws.permutation(len(labels))
+        return [gaussian(labels, classes, draws, sigma=sigma, periods=periods, at_start=at_start)]
+    return [in_class_order(labels, classes, draws) if config.protocol == "sorted" else draws.permutation(len(labels))]
 
 
 def si_blurry(
@@ -123,3 +129,9 @@ def in_class_order(labels: np.ndarray, classes: int, draws: np.random.Generator)
     mixed = draws.permutation(len(labels))
     position = np.argsort(draws.permutation(classes))
     return mixed[np.argsort(position[labels[mixed]], kind="stable")]
+
+
+def in_tasks(labels: np.ndarray, classes: int, draws: np.random.Generator, *, stages: int) -> list[np.ndarray]:
+    """Return the rows of each stage: of the next equally many classes by number, as in a run of tasks."""
+    rows = [np.flatnonzero(np.isin(labels, some)) for some in np.array_split(np.arange(classes), stages)]
+    return [some[draws.permutation(len(some))] for some in rows]

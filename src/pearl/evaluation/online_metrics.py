@@ -27,6 +27,11 @@ class Point:
         """Return the share of correct test images, in percent; every image counts the same."""
         return 100 * float(self.right.sum() / self.total.sum())
 
+    @property
+    def accuracies(self) -> Floats:
+        """Return the share of correct test images of each class (classes seen,), in percent."""
+        return 100 * self.right / self.total
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         counts = {"total": self.total.tolist(), "right": self.right.tolist()}

@@ -64,6 +64,7 @@ def card(model: StoredModel, load: str, *, export: bool = True) -> str:
         f"# {name}",
         f"An image classifier of {counted(len(model.classes), 'class')}, learnt in {counted(len(model.tasks), 'task')} "
         f"by the method {readable(config.method['name'])} on {config.backbone['name']} with pearl {__version__}.",
+        *([f"**Note:** {model.first_answer}."] if model.first_answer else []),
         "## Classes",
         _table(["task", "new classes", "more images of", "images", "learnt on"], _tasks(model)),
         "## Accuracy",
@@ -159,8 +160,8 @@ def _estimated(model: StoredModel) -> Iterator[list[str]]:
     if outcome is None:
         return
     conditions = HOW[outcome.how].format(counted(outcome.images, "image"))
-    if outcome.first:
-        conditions += "; the network was trained on these images, so this is the best case"
+    if outcome.spared is not None:
+        conditions += f", and corrected, since the network was trained on all but {outcome.spared:,} of them"
     task = f"task {model.tasks[-1].name}"
     if outcome.new is not None:
         yield [f"accuracy on {task}, among all classes (class-IL)", f"{outcome.new:.1f} %", conditions]

@@ -27,13 +27,14 @@ class Trained:
     """A method with its images, classes and backbone: all that an export needs.
 
     `tasks` are those that the method has learnt, each {"name": ..., "classes": [...]}; `backbone` is its spec for the
-    registry.
+    registry. `first_answer` is a line if the newest task is not trained yet, see `Model.first_answer`.
     """
 
     method: Method
     images: ImagesConfig
     tasks: Sequence[Mapping[str, Any]]
     backbone: Spec
+    first_answer: str = ""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -54,6 +55,8 @@ class Trained:
             },
             "output": "logits (batch, classes), in the order of classes",
         }
+        if self.first_answer:
+            facts["note"] = self.first_answer
         if (expected := self.method.classifier.expected_rejections(USUAL_RATE)) is not None:
             facts["output"] = f"{facts['output']}; in_distribution (batch,), from 0 to 1"
             facts["unknown"] = {

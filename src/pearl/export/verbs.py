@@ -55,7 +55,7 @@ def export_directory(
         path = runs_root() / name
     opened = StoredModel.open(path, tasks=upto, method=method)
     tasks = [{"name": task.name, "classes": list(task.classes)} for task in opened.tasks]
-    model = Trained(opened.method, opened.config.images, tasks, opened.config.backbone)
+    model = Trained(opened.method, opened.config.images, tasks, opened.config.backbone, opened.first_answer)
     raw, origin = check_images(opened.config, images)
     out = out or Path(path.resolve().name + _SUFFIX[to])
     about = partial(card, opened, export=to != "peft")
@@ -101,7 +101,8 @@ def export(
         verdict = 'not verified, as peft is not installed: pip install "pearl[peft]"'
     else:
         verdict = f"logits differ from the model's by at most {difference:.1e} on {origin}"
-    return f"wrote {out}: {size / 1e6:.1f} MB, {counted(len(model.facts['classes']), 'class')}; {verdict}"
+    note = f"; note: {model.first_answer}" if model.first_answer else ""
+    return f"wrote {out}: {size / 1e6:.1f} MB, {counted(len(model.facts['classes']), 'class')}; {verdict}{note}"
 
 
 def card_file(out: Path) -> Path:

@@ -19,6 +19,7 @@ from pearl.evaluation.evaluate import Evaluator, TestSet
 from pearl.lifecycle.evaluation import Evaluation, percent
 from pearl.methods.base import Method
 from pearl.methods.classifier import Predictions
+from pearl.methods.common.optimism import TrainedOn
 from pearl.storage.stored_task import StoredTask
 
 OLD = 10  # maximum number of old tasks to estimate
@@ -30,7 +31,8 @@ class Outcome:
     """Accuracy on the classes of the newest task and on older ones, in percent; None if unknown.
 
     `how`: the task's images were "left out" of the statistics (cross-validation) or "held out" of training, or others
-    were "measured". `first`: it is the first task, and its network was trained on the left-out images.
+    were "measured". `spared`: of the left-out images, those that were spared from the training of their network, by
+    which the accuracy on the others is corrected (see `methods.common.optimism`); None if it was trained on none.
     """
 
     how: str
@@ -43,7 +45,7 @@ class Outcome:
     sure: float  # mean probability of the predictions
     right: float  # percentage of them that are correct
     calibration_error: float
-    first: bool = False
+    spared: int | None = None
 
     def __repr__(self) -> str:
         parts = {"new": self.new, "old": self.old_then if self.old_now is None else self.old_now}
@@ -57,12 +59,20 @@ class Outcome:
 
 def cross_validated(method: Method) -> dict[str, Entry]:
     """Return the record of the last task, cross-validated; empty for a method without cross-validated predictions."""
-    return left_out(method.classifier.cross_validated())
+    return left_out(method.classifier.cross_validated(), method.classifier.trained_on())
 
 
-def left_out(answers: Predictions | None) -> dict[str, Entry]:
-    """Return the record of cross-validated predictions; empty without any."""
-    return {} if answers is None else {"estimate": _entry(answers, "left out")}
+def left_out(answers: Predictions | None, trained_on: TrainedOn | None) -> dict[str, Entry]:
+    """Return the record of cross-validated predictions, for images of which some were trained on; empty without any."""
+    if answers is None:
+        return {}
+    entry = _entry(answers, "left out")
+    if trained_on is not None:
+        rows = {"class_il": answers.best == answers.true, "task_il": answers.best_own == answers.true}
+        shares = {name: round(trained_on.expected(right), 4) for name, right in rows.items()}
+        shares["task_il"] = max(shares.values())  # an image that is right among all classes is so among fewer
+        entry["expected"] = {**shares, "spared": trained_on.spared}
+    return {"estimate": entry}
 
 
 def held_out(images: Task) -> Callable[[Method], dict[str, Entry]]:
@@ -115,21 +125,24 @@ def estimated(tasks: Sequence[StoredTask], method: Method) -> Outcome | None:
     some = {round(t) for t in np.linspace(0, len(tasks) - 2, OLD)} if len(tasks) > 1 else set()
     old = [(t, entry) for t in sorted(some) if (entry := _read(tasks[t], len(names)))]
     images = sum(sum(entry["total"]) for _, entry in old)
-    right = sum(sum(entry["class_il"]) for _, entry in old)
-    shares = [method.classifier.retained_accuracy(t, sum(entry["class_il"]), sum(entry["total"])) for t, entry in old]
-    left = [share and share * sum(entry["class_il"]) for share, (_, entry) in zip(shares, old, strict=True)]
-    total = sum(newest["total"])
+    rights = [_right(entry, "class_il") for _, entry in old]
+    shares = [
+        method.classifier.retained_accuracy(t, round(right), sum(entry["total"]))
+        for right, (t, entry) in zip(rights, old, strict=True)
+    ]
+    left = [share and share * right for share, right in zip(shares, rights, strict=True)]
+    total, expected = sum(newest["total"]), newest.get("expected")
     mistakes = sorted(newest["mistakes"], key=lambda mistake: -mistake[2])[:3]
     return Outcome(
         newest["how"],
         total,
-        percent(sum(newest["class_il"]), total),
-        percent(sum(newest["task_il"]), total),
-        percent(right, images) if old else None,
+        percent(_right(newest, "class_il"), total),
+        percent(_right(newest, "task_il"), total),
+        percent(sum(rights), images) if old else None,
         percent(sum(filter(None, left)), images) if old and None not in left else None,
         tuple((names[true], names[said], times) for true, said, times in mistakes),
-        *_how_sure(np.array(newest["reliability"])),
-        first=len(tasks) == 1 and newest["how"] == "left out" and bool(tasks[0].seconds),
+        *_how_sure(_expected_reliability(newest)),
+        spared=expected and expected["spared"],
     )
 
 
@@ -150,7 +163,21 @@ def measured(evaluation: Evaluation) -> Outcome:
 
 def accuracy_of(entry: Mapping[str, Any] | None) -> float | None:
     """Return the class-IL accuracy of a manifest's record in percent; None without a record."""
-    return percent(sum(entry["class_il"]), sum(entry["total"])) if entry else None
+    return percent(_right(entry, "class_il"), sum(entry["total"])) if entry else None
+
+
+def _right(entry: Mapping[str, Any], kind: str) -> float:
+    """Return how many of as many unseen images are expected to be classified correctly."""
+    expected = entry.get("expected")
+    return float(expected[kind] * sum(entry["total"]) if expected else sum(entry[kind]))
+
+
+def _expected_reliability(entry: Mapping[str, Any]) -> np.ndarray:
+    """Return a reliability diagram for unseen images: networks are about as sure of these, but right less often."""
+    diagram = np.array(entry["reliability"], dtype=float)
+    if right := sum(entry["class_il"]):
+        diagram[:, 2] *= _right(entry, "class_il") / right
+    return diagram
 
 
 def _how_sure(reliability: np.ndarray) -> tuple[float, float, float]:
@@ -168,6 +195,7 @@ def _read(task: StoredTask, classes: int) -> Entry | None:
     whole &= all(
         part <= of for key in ("class_il", "task_il") for part, of in zip(entry[key], entry["total"], strict=False)
     )
+    whole &= all(0 <= share <= 1 for key, share in (entry.get("expected") or {}).items() if key != "spared")
     pairs = [pair for *pair, _ in entry["mistakes"]]
     if not whole or not known or max(known) >= classes or any(a not in known or b >= classes for a, b in pairs):
         raise RunError(f"{task.file}: its estimate does not match the task's classes; restore it from a copy")

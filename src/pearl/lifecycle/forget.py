@@ -19,7 +19,15 @@ from pearl.errors import ConfigError, RunError, counted, printable
 from pearl.lifecycle.certificate import Kept, certify, tensor_files
 from pearl.lifecycle.changing import Event, changed, edit_events, list_classes
 from pearl.lifecycle.choices import has_statistics
-from pearl.lifecycle.without_task import OWN, NewTask, check_removable, costs, without_task
+from pearl.lifecycle.without_task import (
+    OWN,
+    NewTask,
+    can_lose_class,
+    check_removable,
+    costs,
+    without_class,
+    without_task,
+)
 from pearl.methods.common.subnetworks import TASK_TENSOR, SubNetworks
 from pearl.names import class_name
 from pearl.settings.config import ModelConfig
@@ -55,6 +63,10 @@ def forget(
 def forget_class(path: Path, name: str, *, dry_run: bool = False, discard: bool = False) -> str:
     """Remove a class from a model: its head's row, or its statistics. Return a line, also about what stays.
 
+    Its share of the covariance and of thresholds goes only if the features of all images are stored
+    (`method.classifier.keep_features`) and every task has another class: the statistics are then those of the other
+    images. If its tasks were learnt without training, the removal is exact.
+
     Raises:
         ConfigError: the class is unknown, or it is the only one of its task, whose heads are removed as a task.
         RunError: not a model, the method does not support it, or a file is damaged or cannot be written.
@@ -78,17 +90,26 @@ def forget_class(path: Path, name: str, *, dry_run: bool = False, discard: bool 
                 f"{path}: {printable(name)} is the only class of its task; remove the task with: "
                 f"pearl forget {path} --task {task}"
             )
-        gone = "means and counts" if statistics else "row of the head"
-        stays = "weights and the covariance" if statistics else "weights"
+        gone = "means and counts are" if statistics else "row of the head is"
+        stays, anew = "weights", statistics and can_lose_class(tasks, name)
+        if anew:
+            gone = "share of all statistics is"
+            stays *= any(each.seconds for each in tasks if name in each.names)
+        elif statistics:
+            stays = "weights and the covariance"
         exact = "" if statistics else f"remove its whole task with --task {task}, or "
         if change:
-            _remove_class(change, tasks, owner, name)
+            _remove_class(change, config, tasks, owner, name, anew=anew)
             kept = map(_same, tensor_files([change.directory.reference, *change.directory.finished]))
-            certify(change, {"class": name}, kept, stays=f"the {stays} computed with its images")
+            certify(change, {"class": name}, kept, stays=stays and f"the {stays} computed with its images")
         return (
-            f"{path}: class {printable(name)} is forgotten: its {gone} are removed, and it is never predicted again; "
-            f"the {stays} computed with its images stay; to remove them too, {exact}learn the other classes into a "
-            f"new model"
+            f"{path}: class {printable(name)} is forgotten: its {gone} removed, and it is never predicted again; "
+            + (
+                f"the {stays} computed with its images stay; to remove them too, {exact}learn the other classes into a "
+                f"new model"
+                if stays
+                else "nothing of its images stays, since its tasks were learnt without training"
+            )
         )
 
     return changed(path, "pearl forget --class", planned, dry_run=dry_run, discard=discard)
@@ -159,21 +180,30 @@ def _check_method(path: Path, config: ModelConfig) -> None:
 # --------------------------------------------------------------------------------------------------------- a class
 
 
-def _remove_class(change: Change, tasks: list[StoredTask], owner: int, name: str) -> None:
-    """Prepare the files of a model without a class, the new one of task `owner`."""
-    index = tasks[owner].first_class + tasks[owner].classes.index(name)
+def _remove_class(
+    change: Change, config: ModelConfig, tasks: list[StoredTask], owner: int, name: str, *, anew: bool
+) -> None:
+    """Prepare the files of a model without a class, the new one of task `owner`; with `anew` the statistics, too."""
+    row = tasks[owner].classes.index(name)
+    index = tasks[owner].first_class + row
+
+    def without_rows(tensors: Tensors, t: int) -> Tensors:
+        return _without_class(tensors, index=index, task=t, row=row if t == owner else None)
+
+    new = without_class(config, tasks, owner, index, without_rows) if anew else {}
     removed = {"parameters": 0, "isolation_parameters": 0, "statistics": 0}
     for t, task in enumerate(tasks[owner:], owner):
-        manifest = dict(task.manifest)
-        row = task.classes.index(name) if t == owner else None
-        before = dict(manifest["tensors"])
-        files, manifest = rewritten(task.folder, manifest, partial(_without_class, index=index, task=t, row=row))
+        before = dict(task.manifest["tensors"])
+        if anew:
+            files, manifest = new[t].files, new[t].manifest
+        else:
+            files, manifest = rewritten(task.folder, dict(task.manifest), partial(without_rows, t=t))
         for tensor, shape in manifest["tensors"].items():
-            if lost := math.prod(before[tensor]) - math.prod(shape):
-                removed["statistics" if tensor.startswith("class_statistics.") else "parameters"] += lost
-        if row is not None:
+            if lost := math.prod(before.get(tensor, shape)) - math.prod(shape):
+                removed["statistics" if tensor.startswith(OWN) else "parameters"] += lost
+        if t == owner:
             removed["isolation_parameters"] = before[f"heads.blocks.{t}.weight"][1] + 1
-        if (data := features_without(task.folder, manifest, index)) is not None:
+        if not anew and (data := features_without(task.folder, manifest, index)) is not None:
             size = len(read_regular(task.folder / FEATURES))
             manifest |= {"bytes": manifest["bytes"] + len(data) - size}
             manifest["sha256"] = {**manifest["sha256"], FEATURES: sha256(data)}
@@ -184,11 +214,13 @@ def _remove_class(change: Change, tasks: list[StoredTask], owner: int, name: str
             if key in manifest:
                 manifest[key] = [each for each in manifest[key] if class_name(each) != name]
         for key, count in removed.items():
-            if manifest.get(key) is not None:
+            if manifest.get(key) is not None and not (anew and key == "statistics"):
                 manifest[key] -= count
         if hashes := manifest.get("image_hashes"):
             manifest["image_hashes"] = {each: text for each, text in hashes.items() if class_name(each) != name}
-        if estimate := manifest.pop("estimate", None):
+        estimate = manifest.get("estimate")
+        if estimate and not (anew and estimate["how"] == "left out"):
+            manifest.pop("estimate")
             manifest |= _estimate_without(estimate, index)
         change.write(task.file, json_bytes(manifest))
     list_classes(change, ((task.name, [each for each in task.classes if each != name]) for task in tasks))

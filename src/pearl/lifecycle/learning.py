@@ -216,6 +216,7 @@ def _learn(
             if holdout:
                 torch.manual_seed(derive_seed(config.seed, name, "holdout"))
                 (task, held), images["holdout"] = task.hold_out(holdout), holdout
+            task.spares = has_statistics(config) and not holdout
             learnt = task.images.cpu().numpy(), task.labels.cpu().numpy()
             images["image_hashes"] = copies.written(copies.hashes(learnt[0]), learnt[1], [*every, *new])
             measure = accuracy_estimate.held_out(held) if holdout else accuracy_estimate.cross_validated

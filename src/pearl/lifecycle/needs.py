@@ -3,10 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 
 from pearl.data import scratch
+from pearl.data.batches import spared_rows
 from pearl.data.inputs import Inputs
 from pearl.errors import counted, printable
+from pearl.lifecycle.choices import has_statistics
 from pearl.methods.base import Method
 from pearl.settings.config import ModelConfig
 from pearl.settings.declared import upcoming
@@ -30,7 +33,10 @@ def needs(
     yield f"task {printable(name)}: {classes}{known}, {counted(len(inputs), 'image')}"
     yield f"decoded images: {scratch.described((len(inputs), side, side, 3))}"
     counts = [list(task.manifest.get("images_per_class", ())) for task in before.tasks]
-    counts.append(np.bincount(inputs.labels).tolist())
+    spared = (
+        spared_rows(torch.from_numpy(inputs.labels)).numpy() if has_statistics(config) else np.zeros(len(inputs), bool)
+    )
+    counts.append(np.bincount(inputs.labels[~spared]).tolist())
     phases: dict[str, list[int]] = {}
     for task, of_task in upcoming(method, counts, method.options, pretrained=method.backbone.pretrained):
         phases = of_task if task.id == len(counts) - 1 and not fast else {}

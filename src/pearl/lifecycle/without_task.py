@@ -1,4 +1,4 @@
-"""A model with class statistics without one of its tasks, computed from the features of the other tasks' images.
+"""A model with class statistics without one of its tasks or classes, computed from the features of the other images.
 
 All classes share a covariance, and the thresholds of a task depend on the tasks before it. So the statistics of every
 task are computed anew, in order, as `learn` computed them; only their images' features are needed, which a model with
@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from pearl.data.batches import spared_rows
 from pearl.errors import RunError, counted, printable
 from pearl.lifecycle.accuracy_estimate import accuracy_of, left_out
 from pearl.lifecycle.certificate import Kept
@@ -35,6 +36,8 @@ from pearl.storage.checkpoint import (
 )
 from pearl.storage.run_directory import RunDirectory
 from pearl.storage.stored_task import StoredTask
+
+Tensors = dict[str, Tensor]
 
 OWN = "class_statistics."  # names of the tensors of class statistics
 _OF_TASK = re.compile(r"(?P<before>class_statistics\.tensors\.task/)(?P<task>\d+)(?P<after>/.+?)(?P<space>\d+)?")
@@ -114,13 +117,7 @@ def without_task(directory: RunDirectory, config: ModelConfig, tasks: Sequence[S
         features = read_features(task.folder, task.manifest)
         raws = [features[f"raw.{v}"] for v in spaces if made[v] <= old]
         labels = features["labels"] - count * (features["labels"] >= first)
-        if old in made:
-            statistics.add_space(index, raws[-1][:, 0])
-        rows = [
-            space(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
-            for space, raw in zip(statistics.spaces(), raws, strict=True)
-        ]
-        statistics.observe(rows, labels)
+        _observe(statistics, index, raws, labels, adds_space=old in made, trained=_was_trained(task))
         added = changed(known, statistics.state_dict())
         tensors = {f"{OWN}{name}": value for name, value in added.items()}
         keeps_running = config.engine.earlier_states or index >= len(left) - 2
@@ -137,6 +134,68 @@ def without_task(directory: RunDirectory, config: ModelConfig, tasks: Sequence[S
             files.pop(RUNNING)
         changed_tasks.append(NewTask(task, directory.folder_of(index, task.name), files, manifest, renamed))
     return [task for task in changed_tasks if task is not None]
+
+
+def can_lose_class(tasks: Sequence[StoredTask], name: str) -> bool:
+    """Return True if `without_class` can compute the statistics without a class.
+
+    It needs the features of all images, and another class in every task.
+    """
+    return all((task.folder / FEATURES).is_file() and {*task.names} - {name} for task in tasks)
+
+
+@torch.no_grad()
+def without_class(
+    config: ModelConfig, tasks: Sequence[StoredTask], owner: int, index: int, edit: Callable[[Tensors, int], Tensors]
+) -> dict[int, NewTask]:
+    """Return the tasks from `owner` on with statistics of all images but those of a class, the logit index `index`.
+
+    `edit` maps the other tensors of a task, and its number, to those without the class. Computed on the CPU.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    statistics = ClassStatistics(cast(Statistics, CLASSIFIERS.build(config.method["classifier"])))
+    made, new = created_at(tasks), dict[int, NewTask]()
+    for t, task in enumerate(tasks):
+        known, features = snapshot(statistics.state_dict()), read_features(task.folder, task.manifest)
+        stay = features["labels"] != index
+        raws = [features[f"raw.{v}"][stay] for v, created in enumerate(made) if created <= t]
+        labels = features["labels"][stay]
+        labels -= (labels > index).to(labels.dtype)
+        _observe(statistics, t, raws, labels, adds_space=t in made, trained=_was_trained(task))
+        if t < owner:
+            continue
+        weights = read_files(task.folder, task.manifest, {WEIGHTS})
+        tensors = {**edit({name: value for name, value in weights.items() if not name.startswith(OWN)}, t)}
+        tensors |= {f"{OWN}{name}": value for name, value in changed(known, statistics.state_dict()).items()}
+        facts = {**task.manifest, **facts_of(statistics)}
+        if facts.get("estimate", {}).get("how") == "left out":
+            facts.pop("estimate")
+            facts |= left_out(statistics.cross_validated, statistics.trained_on)
+        kept = {"labels": labels, **{f"raw.{v}": raw.contiguous() for v, raw in enumerate(raws)}}
+        files, manifest = part_files(tensors, facts, file_of, kept)
+        if not (task.folder / RUNNING).exists():
+            files.pop(RUNNING)
+        new[t] = NewTask(task, task.folder, files, manifest, str)
+    return new
+
+
+def _observe(
+    statistics: ClassStatistics, t: int, raws: Sequence[Tensor], labels: Tensor, *, adds_space: bool, trained: bool
+) -> None:
+    """Add task `t` to statistics by the raw features (N, views, p_raw) of its images in every space."""
+    if adds_space:
+        statistics.add_space(t, raws[-1][:, 0])
+    rows = [
+        space(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
+        for space, raw in zip(statistics.spaces(), raws, strict=True)
+    ]
+    statistics.observe(rows, labels, spared_rows(labels) if adds_space and trained else None)
+
+
+def _was_trained(task: StoredTask) -> bool:
+    return bool(task.seconds)
 
 
 def _with_running(task: StoredTask, tensors: Mapping[str, Tensor], renamed: Callable[[str], str]) -> NewTask | None:
@@ -162,7 +221,7 @@ def _facts(
     facts = {**manifest, "task": index, **facts_of(statistics)}
     estimate = facts.pop("estimate", None)
     if estimate and estimate["how"] == "left out":  # held-out images were classified among the removed classes, too
-        facts |= left_out(statistics.cross_validated)
+        facts |= left_out(statistics.cross_validated, statistics.trained_on)
     for key in ("parameters", "isolation_parameters"):
         if None not in (facts.get(key), gone.get(key), earlier.get(key)):
             facts[key] -= gone[key] - earlier[key]

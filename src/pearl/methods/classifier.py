@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pearl.data.batches import Task
+from pearl.methods.common.optimism import TrainedOn
 
 Scored = tuple[Tensor, Tensor]  # logits (B, classes) and in-distribution scores (B,)
 
@@ -81,6 +82,10 @@ class TaskClassifier:
 
         None if images cannot be left out, or if the method has only been loaded.
         """
+        return None
+
+    def trained_on(self) -> TrainedOn | None:
+        """Return which of the images of `cross_validated` a sub-network was trained on; None: it was on none."""
         return None
 
     def fitted(self) -> Predictions | None:

@@ -55,20 +55,21 @@ class WithInner(nn.Module):
         super().__init__()
         self.network = network
         self._seen: dict[int, dict[str, Tensor]] = {}  # by thread: several may use it at once
-        self._layers = tuple(layers)
+        self.layers = tuple(layers)
         self._pool = pooling(network)
-        for name in self._layers:
+        for name in self.layers:
             network.get_submodule(name).register_forward_hook(partial(self._note, name))
 
     def _note(self, name: str, *call: Any) -> None:
-        self._seen[threading.get_ident()][name] = self._pool(call[-1])  # called with module, inputs and output
+        if (seen := self._seen.get(threading.get_ident())) is not None:  # called from `forward`
+            seen[name] = self._pool(call[-1])  # called with module, inputs and output
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         parts = self._seen[threading.get_ident()] = {}
         features = full(self.network(x))
         del self._seen[threading.get_ident()]
-        return torch.cat([*(parts[name] for name in self._layers), features], dim=1)
+        return torch.cat([*(parts[name] for name in self.layers), features], dim=1)
 
 
 def pooling(network: nn.Module) -> Callable[[Tensor], Tensor]:

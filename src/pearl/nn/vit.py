@@ -82,7 +82,7 @@ def features(
 def features_of_each(net: Any, x: Tensor, adapters: Sequence[Mapping[int, Adapter]]) -> list[Tensor]:
     """Return features (B, dim) for each of several sets of adapters; layers before the first adapter run once."""
     first = min(min(by_block) for by_block in adapters)
-    x = _embedded(net, x)
+    x = embedded(net, x)
     for block in net.blocks[:first]:
         x = block(x)
     before, after = _block_halves(net.blocks[first], x)
@@ -116,7 +116,7 @@ def tokens(
     and remain to the end. The others are by block number: `prefixes`; `adapters`, parallel to the MLP, whose input is
     the tokens before its norm layer; `attention_adapters`, parallel to attention, with its input.
     """
-    x = _embedded(net, x)
+    x = embedded(net, x)
     start = stop = net.num_prefix_tokens  # class, distillation and register tokens
     entering = {0: prompts} if isinstance(prompts, Tensor) else prompts or {}
     for i, block in enumerate(net.blocks):
@@ -133,7 +133,7 @@ def tokens(
     return torch.cat([x[:, :start], x[:, stop:]], dim=1), x[:, start:stop]
 
 
-def _embedded(net: Any, x: Tensor) -> Tensor:
+def embedded(net: Any, x: Tensor) -> Tensor:
     """Return the tokens that enter the first block."""
     return net.norm_pre(net.patch_drop(net._pos_embed(net.patch_embed(x))))
 

@@ -8,7 +8,7 @@ from time import monotonic, sleep
 from pearl.data.csv_list import SUFFIXES, read_pairs
 from pearl.data.sources import is_image, tree
 from pearl.data.sources.folder_scan import is_users
-from pearl.errors import DataError
+from pearl.errors import ConfigError, DataError
 from pearl.names import class_name
 from pearl.storage.arrivals import Arrived, stamp_of
 from pearl.storage.run_directory import RunDirectory
@@ -31,10 +31,21 @@ def listed(data: Path, unlabelled: str = UNLABELLED) -> list[Arrived]:
     return files
 
 
-def scan(root: Path, unlabelled: str = UNLABELLED) -> list[Arrived]:
-    """Return the images in a folder per class, in the order of their time stamps.
+def check_source(data: Path, every: float | None = None) -> None:
+    """Check that there is a .csv or folder to learn from, or with `every` a folder to watch, before slow work begins.
 
-    Images directly in the folder, or in the one named `unlabelled`, have no class.
+    Raises:
+        ConfigError: `every` is not positive.
+        DataError: it is not a folder, or that of a model.
+    """
+    if every is not None and not every > 0:
+        raise ConfigError(f"every={every}: give seconds, more than 0")
+    if every is not None or data.suffix.lower() not in SUFFIXES or not data.is_file():
+        check_folder(data)
+
+
+def check_folder(root: Path) -> None:
+    """Check that images can be read from the folder.
 
     Raises:
         DataError: it is not a folder, or that of a model.
@@ -43,6 +54,17 @@ def scan(root: Path, unlabelled: str = UNLABELLED) -> list[Arrived]:
         raise DataError(f"{root} is not a folder: give one that holds a folder of images per class")
     if RunDirectory(root).config_file.is_file():
         raise DataError(f"{root} is a model or run: give a folder that holds a folder of images per class")
+
+
+def scan(root: Path, unlabelled: str = UNLABELLED) -> list[Arrived]:
+    """Return the images in a folder per class, in the order of their time stamps.
+
+    Images directly in the folder, or in the one named `unlabelled`, have no class.
+
+    Raises:
+        DataError: it is not a folder, or that of a model.
+    """
+    check_folder(root)
     files = [*_images(root, "")]
     for entry in _entries(root):
         if is_users(entry.name) and entry.is_dir():

@@ -17,16 +17,15 @@ from pearl.methods.common.random_features import RandomFeatures
 from pearl.methods.common.scatter import inverse
 from pearl.methods.prototypes.closed_form import nearest_mean, ridge
 from pearl.nn.intermediate_features import Layers, WithInner, inner_layers
-from pearl.online.learner import Learner, Network, Setup
+from pearl.online.learner import Learner, Network, OnImages, Setup
 from pearl.online.streaming_statistics import StreamingStatistics, discriminants
 
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 
-def frozen_network(setup: Setup, layers: Layers) -> Network:
+def frozen_network(setup: Setup, layers: Layers) -> OnImages:
     """Return the frozen backbone as a function from raw images to features (B, p), with intermediate ones if `auto`."""
-    network, view = WithInner(copy.deepcopy(setup.backbone).eval(), inner_layers(setup.backbone, layers)), setup.view
-    return lambda images: network(view.test(images.to(setup.device)))
+    return OnImages(WithInner(copy.deepcopy(setup.backbone).eval(), inner_layers(setup.backbone, layers)), setup)
 
 
 class Frozen(Learner):

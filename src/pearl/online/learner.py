@@ -23,6 +23,7 @@ class Setup:
     backbone: nn.Module
     engine: Engine
     resume: Resume = field(default_factory=Resume)
+    boundaries: bool = False  # whether `Learner.boundary` is called
 
     @property
     def view(self) -> View:
@@ -33,6 +34,17 @@ class Setup:
     def device(self) -> torch.device:
         """Return the device that networks run on."""
         return self.engine.fabric.device
+
+
+class OnImages:
+    """A network as a function from raw images (B, H, W, 3) uint8 to features (B, p)."""
+
+    def __init__(self, module: nn.Module, setup: Setup) -> None:
+        self.module, self.view, self.device = module, setup.view, setup.device
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """See the class."""
+        return self.module(self.view.test(images.to(self.device)))
 
 
 class Resizable(nn.Module):
@@ -63,6 +75,9 @@ class Learner(Resizable):
     def observe(self, images: Tensor, labels: Tensor) -> None:
         """Learn from raw images (B, H, W, 3) uint8 with labels (B,) int64, numbered in order of first appearance."""
         raise NotImplementedError
+
+    def boundary(self) -> None:
+        """Use that a stage of the stream has ended, with `online.boundaries: given`; most learners ignore it."""
 
     def networks(self) -> dict[str, Network]:
         """Return the networks that a prediction needs, by key: the same key always means the same function."""

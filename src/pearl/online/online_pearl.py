@@ -12,15 +12,16 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from pearl.data.batches import Task
 from pearl.errors import ConfigError
 from pearl.methods.base import Method
 from pearl.methods.common.subnetworks import HeadsClassifier, SubNetworks
 from pearl.nn.intermediate_features import Layers, WithInner, inner_layers
+from pearl.nn.shared_blocks import features_of_all, shared_blocks
 from pearl.online.frozen import frozen_network
-from pearl.online.learner import Learner, Network, Setup
+from pearl.online.learner import Learner, Network, OnImages, Setup
 from pearl.online.spaces import BARE, Spaces, StreamingSpace, joint_log_probabilities, left_out_scores
 from pearl.online.streaming_statistics import discriminants
 from pearl.online.unknown import Fits, left_out_fits
@@ -33,9 +34,9 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 class OnlinePearl(Learner):
     """PEARL on a stream: streaming class statistics in frozen feature spaces, which grow where classes are confused.
 
-    The first space is that of the pretrained backbone. A network without pretraining has random features until the
-    first growth, which trains it on the whole window and replaces them. The sub-networks are those of `method`: pearl,
-    or another method with separate sub-networks.
+    The first space is that of the pretrained backbone. A network without pretraining has random features. A first
+    growth that still has all images in its window trains the network on all of them and replaces these features. The
+    sub-networks are those of `method`: pearl, or another method with separate sub-networks.
 
     Options:
         window: number of the newest images that are stored.
@@ -50,7 +51,7 @@ class OnlinePearl(Learner):
     seen: Tensor  # () images so far
     grown_at: Tensor  # (sub-networks,) images seen when each was trained
     grown_for: Tensor  # (sub-networks,) confused classes in the window then
-    checked_at: Tensor  # () images seen at the last decision
+    checked_at: Tensor  # () images seen at the last decision, or at the last boundary if these are given
 
     def __init__(
         self,
@@ -82,7 +83,8 @@ class OnlinePearl(Learner):
         self.register_buffer("checked_at", torch.tensor(0))
         self.register_buffer("grown_at", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("grown_for", torch.zeros(0, dtype=torch.int64))
-        self._networks: dict[int, nn.Module] = {}  # merged on first use; not part of the state
+        self._networks: dict[int, OnImages] = {}  # merged on first use; not part of the state
+        self._shared: int | None = None  # first blocks that all networks share
         self._discriminants: list[tuple[Tensor, Tensor]] = []  # means and precisions, until the next image
         self._fits: list[Fits] = []  # as well
 
@@ -94,7 +96,7 @@ class OnlinePearl(Learner):
         self.count(labels)
         self._discriminants.clear()
         self._fits.clear()
-        raws = [network(images) for network in self.networks().values()]
+        raws = self._raws(images)
         if not self.spaces:
             self.spaces.append(StreamingSpace(0, BARE, raws[0], self.projection))
         features = [space(raw) for space, raw in zip(self.spaces, raws, strict=True)]
@@ -103,10 +105,18 @@ class OnlinePearl(Learner):
             space.statistics.update(x, labels)
         self.window.add(images, labels, torch.cat(features, dim=1))
         self.seen += len(labels)
-        if self.seen - self.checked_at + len(labels) > self.window.size:  # another batch would push some out
+        renewed = self.seen - self.checked_at + len(labels) > self.window.size  # another batch would push some out
+        if renewed and not self.setup.boundaries:
             self.checked_at.copy_(self.seen)
             if len(self.grown_at) < self.sub_networks and len(classes := self.not_separated()):
                 self.grow(classes)
+
+    def boundary(self) -> None:
+        """Train a sub-network on the classes since the last boundary, as the task-based method does."""
+        new_classes = self.window.labels[int(self.checked_at - self.seen) :].unique()
+        self.checked_at.copy_(self.seen)
+        if len(self.grown_at) < self.sub_networks and len(new_classes) > 1:
+            self.grow(new_classes)
 
     def not_separated(self) -> Tensor:
         """Return the classes of images in the window that the spaces confuse, each image left out of the statistics."""
@@ -123,7 +133,8 @@ class OnlinePearl(Learner):
         """Train a sub-network on the images of some classes in the window, and open its feature space."""
         t, window = len(self.grown_at), self.window
         confused = len(classes)
-        random = t == 0 and not self.setup.backbone.pretrained  # all classes need the features that replace these
+        # random features can be replaced while every image so far is in the window; later, some classes have no others
+        random = t == 0 and not self.setup.backbone.pretrained and self.seen <= len(window)
         classes = window.labels.unique() if random else classes
         rows = torch.isin(window.labels, classes)
         class_index = torch.searchsorted(classes, window.labels[rows])
@@ -133,7 +144,7 @@ class OnlinePearl(Learner):
         self.setup.resume.end()
         self.grown_at = torch.cat([self.grown_at, self.seen[None]])
         self.grown_for = torch.cat([self.grown_for, torch.tensor([confused])])
-        self._networks.clear()
+        self._forget_networks()
         if random:
             self.spaces, window.features = Spaces(), window.features[:, :0]
         with torch.no_grad():
@@ -151,13 +162,31 @@ class OnlinePearl(Learner):
         tasks = [int(space.task) for space in self.spaces] or [BARE]
         return {"backbone" if t == BARE else f"sub-network {t + 1}": self._network(t) for t in tasks}
 
-    def _network(self, t: int) -> Network:
+    def _network(self, t: int) -> OnImages:
         if t == BARE:
             return self.bare
         if t not in self._networks:
-            self._networks[t] = WithInner(self.method.merged(t), self.layers)
-        network, view, device = self._networks[t], self.setup.view, self.setup.device
-        return lambda images: network(view.test(images.to(device)))
+            self._networks[t] = OnImages(WithInner(self.method.merged(t), self.layers), self.setup)
+        return self._networks[t]
+
+    def _forget_networks(self) -> None:
+        self._networks.clear()
+        self._shared = None
+
+    def _raws(self, images: Tensor) -> list[Tensor]:
+        """Return the raw features of every network; blocks that all of them share run once."""
+        networks: Sequence[Any] = [*self.networks().values()]
+        modules = [network.module for network in networks]
+        if self._shared is None:
+            self._shared = shared_blocks([module.network for module in modules])
+        if not self._shared:
+            return [network(images) for network in networks]
+        return features_of_all(modules, self.setup.view.test(images.to(self.setup.device)), self._shared)
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """See `Learner.predict`."""
+        return self.scores(self._raws(images))
 
     @torch.no_grad()
     def scores(self, features: Sequence[Tensor]) -> Tensor:
@@ -172,7 +201,7 @@ class OnlinePearl(Learner):
     @torch.no_grad()
     def describe(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `Learner.describe`."""
-        raws = [network(images) for network in self.networks().values()]
+        raws = self._raws(images)
         if not self._fits:
             self._fits.append(Fits([space.statistics for space in self.spaces]))
         features = [space(raw) for space, raw in zip(self.spaces, raws, strict=True)]
@@ -204,7 +233,8 @@ class OnlinePearl(Learner):
 
     def facts(self) -> dict[str, Any]:
         """Return when sub-networks were trained, and the ranks of their layers."""
-        counts = [f"since {int(n)} classes were confused" for n in self.grown_for]
+        why = "a stage with {} classes had ended" if self.setup.boundaries else "{} classes were confused"
+        counts = ["since " + why.format(int(n)) for n in self.grown_for]
         return {
             "grown_at": self.grown_at.tolist(),
             "reasons": counts,
@@ -212,7 +242,7 @@ class OnlinePearl(Learner):
         }
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        self._networks.clear()
+        self._forget_networks()
         self._discriminants.clear()
         self._fits.clear()
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -36,7 +36,8 @@ def build_learner(config: OnlineRunConfig | OnlineModelConfig, engine: Engine, r
     """
     backbone = placed(build_backbone(config), engine.fabric.device, channels_last=config.engine.channels_last)
     torch.manual_seed(derive_seed(config.seed, "learner"))
-    return LEARNERS.build(config.online.learner, Setup(config, backbone, engine, resume or Resume()))
+    given = config.online.boundaries == "given"
+    return LEARNERS.build(config.online.learner, Setup(config, backbone, engine, resume or Resume(), given))
 
 
 def begin(work: Session, learner: Learner) -> None:

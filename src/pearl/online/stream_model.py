@@ -25,7 +25,7 @@ from pearl.lifecycle.evaluation import UNKNOWN_RATE
 from pearl.lifecycle.model import Prediction
 from pearl.lifecycle.saved import read_config
 from pearl.lifecycle.session import Session, session
-from pearl.online.arriving import UNLABELLED, listed, polls, scan
+from pearl.online.arriving import UNLABELLED, check_source, listed, polls
 from pearl.online.learner import Learner
 from pearl.online.state import begin, build_learner, restore, store
 from pearl.settings.config import ModelConfig, OnlineModelConfig, check_config, merge, raw_config
@@ -128,9 +128,7 @@ class StreamModel:
             DataError: it is not a folder.
             Interrupted: by Ctrl-C or a signal; the model is as after the last batch.
         """
-        if not every > 0:
-            raise ConfigError(f"every={every}: give seconds, more than 0")
-        scan(Path(folder), unlabelled)  # before anything is written
+        check_source(Path(folder), every)  # before anything is written
         with self._session(show) as work:
             journal = self._journal()
             for there, complete in polls(Path(folder), every, unlabelled):

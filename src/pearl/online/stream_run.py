@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pearl.data.batches import derive_seed
-from pearl.data.protocols import arrival_order
+from pearl.data.protocols import arrival_stages
 from pearl.errors import RunError
 from pearl.evaluation.online_metrics import Point, summary
 from pearl.lifecycle.runs import prepare
@@ -46,6 +46,7 @@ class Arrivals:
     test_images: np.ndarray  # class by class, in order of appearance
     test_labels: np.ndarray
     names: tuple[str, ...]  # of the classes
+    ends: tuple[int, ...] = ()  # images seen at the end of each stage, if the boundaries are given
 
     @classmethod
     def of(cls, config: OnlineRunConfig, show: Observer) -> tuple["Arrivals", dict[str, Any]]:
@@ -53,7 +54,10 @@ class Arrivals:
         made = prepare(config, show)
         task = made.stream.tasks[0]
         in_file = np.argsort(task.train, kind="stable")  # protocols are defined on the data set's order
-        order = in_file[arrival_order(task.train_labels[in_file], len(task.classes), config.online, config.seed)]
+        stages = arrival_stages(task.train_labels[in_file], len(task.classes), config.online, config.seed)
+        order = in_file[np.concatenate(stages)]
+        given = config.online.boundaries == "given"
+        ends = tuple(np.cumsum([*map(len, stages)]).tolist()) if given else ()
         labels = task.train_labels[order]
         present, first = np.unique(labels, return_index=True)
         shown = present[np.argsort(first)]
@@ -70,7 +74,7 @@ class Arrivals:
             "source": made.source.name,
         }
         facts |= {"train_images": len(order), "test_images": len(test[1]), "notes": dict(made.source.notes)}
-        return cls(task.train_images(made.train)[order], number[labels], *test, names), facts
+        return cls(task.train_images(made.train)[order], number[labels], *test, names, ends), facts
 
 
 class OnlineRun:
@@ -164,10 +168,13 @@ class _Stream:
         count = len(labels)
         self.work.log.event("stream", images=count, done=self.seen, classes=len(self.arrivals.names))
         while self.seen < min(count, stop_at or count):
-            rows = slice(self.seen, min(self.seen + online.batch_size, count))
+            end = next((end for end in self.arrivals.ends if end > self.seen), count)
+            rows = slice(self.seen, min(self.seen + online.batch_size, end))
             torch.manual_seed(derive_seed(self.run.config.seed, "observe", self.seen))
             started = time.perf_counter()
             self.learner.observe(torch.from_numpy(self.arrivals.images[rows]), labels[rows])
+            if rows.stop in self.arrivals.ends:
+                self.learner.boundary()
             took = time.perf_counter() - started
             before, self.seen = self.seen, rows.stop
             self.seconds, self.longest = self.seconds + took, max(self.longest, took)

@@ -15,7 +15,7 @@ HOW = {
     "held out": "measured on {} of its own, held out of training",
     "measured": "measured on {}",
 }
-BEST_CASE = "its network was trained on these images, so this is the best case; --holdout 0.1 measures on others"
+CORRECTED = "corrected, since its network was trained on all of these images{}"
 
 
 def ending(model: "StoredModel", measured: "Outcome | None" = None) -> str:
@@ -47,4 +47,6 @@ def outcome_lines(outcome: "Outcome") -> list[str]:
     lines += [f"  mistakes     {', '.join(told)}"] if told else []
     error = f"calibration error {outcome.calibration_error:.1f} points"
     lines.append(f"  how sure     {outcome.sure:.1f} % on average, and right in {outcome.right:.1f} %; {error}")
-    return [*lines, *([f"  ({BEST_CASE})"] if outcome.first else [])]
+    if outcome.spared is not None:
+        lines.append(f"  ({CORRECTED.format(f' but {outcome.spared:,}' if outcome.spared else '')})")
+    return lines

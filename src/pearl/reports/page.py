@@ -26,6 +26,8 @@ from pearl.reports.html import (
     render,
 )
 from pearl.reports.records import SCENARIOS, Record, flat, metric_title, percent, read_all
+from pearl.reports.stream_page import directory_of, is_stream
+from pearl.reports.stream_page import page as stream_page
 from pearl.reports.text import HEADLINES
 from pearl.storage.files import HTML, check_output, write_output
 
@@ -41,6 +43,11 @@ def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
     """
     if output is not None:
         check_output(output, HTML, "page")
+    if any(map(is_stream, runs)):
+        made = stream_page(runs)
+        output = output or (directory_of(runs[0]) / "report.html" if len(runs) == 1 else Path("report.html"))
+        write_output(output, made)
+        return output
     records = read_all(runs)
     if output is None:
         output = records[0].path / "report.html" if len(records) == 1 else Path("report.html")

@@ -143,9 +143,7 @@ def read(run: str | Path) -> Record:
     directory = next((candidate for candidate in candidates if candidate.config_file.is_file()), candidates[0])
     config = directory.config
     if "online" in config:
-        raise RunError(
-            f"{directory.path}: learns from a stream, without tasks; see it with pearl show or pearl inspect"
-        )
+        raise RunError(f"{directory.path}: learns from a stream, without tasks; see it with pearl inspect")
     directory = RunDirectory(directory.path.resolve())  # "." has no name
     measured = _results(directory) if "recipe" in config else _model(directory)
     return Record(

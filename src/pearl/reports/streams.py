@@ -1,11 +1,14 @@
 """A run with hidden task boundaries as text: the curve of accuracy over images seen, metrics, cost and growth."""
 
 import math
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pearl.errors import RunError, counted, printable
-from pearl.evaluation.online_metrics import Point, summary
+from pearl.evaluation.online_metrics import Point, class_forgetting, summary
 from pearl.storage.arrivals import unlabelled
 from pearl.storage.run_directory import RunDirectory
 from pearl.storage.tabular import aligned
@@ -20,15 +23,19 @@ def online_page(run: "OnlineRun") -> str:
     points = [Point.from_json(point) for point in results["curve"]]
     if not points:
         return "\n".join([*lines, "no image seen yet"])
+    facts, numbers = results["facts"], summary(results)
     table = [["images seen", "classes", "accuracy (%)"]]
     table += [[f"{p.seen}", f"{len(p.total)}", f"{p.accuracy:.2f}"] for p in points]
+    if "grown_at" in facts:
+        grown = [sum(at <= point.seen for at in facts["grown_at"]) for point in points]
+        table = [[*row, *cell] for row, cell in zip(table, [["sub-networks"], *([f"{n}"] for n in grown)], strict=True)]
     lines += ["", aligned(table, numbers=True), ""]
-    facts, numbers = results["facts"], summary(results)
     if any(point.regular for point in points):
         lines.append(f"A_auc {numbers['a_auc']:.2f} %, the mean of the evaluations at the fixed interval")
     lost = numbers["forgetting"]
     forgotten = "" if math.isnan(lost) else f", forgetting per class {lost:.2f} points"
     lines.append(f"A_last {numbers['a_last']:.2f} %{forgotten}")
+    lines += most_forgotten(points, results["names"])
     pause, each = facts["longest_pause_seconds"], 1000 * facts["seconds_per_image"]
     lines.append(f"learning: {each:.1f} ms per image, longest pause {pause:.1f} s")
     stored = [facts[f"{what}_bytes"] / 1e6 for what in ("images", "statistics")]
@@ -40,6 +47,16 @@ def online_page(run: "OnlineRun") -> str:
     if not run.done:
         lines.append("unfinished; the same `pearl run` resumes it")
     return "\n".join(lines)
+
+
+def most_forgotten(points: Sequence[Point], names: Sequence[str], count: int = 3) -> list[str]:
+    """Return a line with the classes that lost the most accuracy, if any lost some; `pearl report` lists all."""
+    if not any(point.regular for point in points):
+        return []
+    lost = class_forgetting(points)
+    worst = [(lost[c], names[c]) for c in np.argsort(-np.nan_to_num(lost), kind="stable")[:count] if lost[c] > 0]
+    shown = ", ".join(f"{printable(name)} {points:.2f} points" for points, name in worst)
+    return [f"most forgotten: {shown}"] if worst else []
 
 
 def growth(facts: dict[str, Any]) -> list[str]:

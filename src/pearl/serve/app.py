@@ -22,6 +22,7 @@ from pearl.names import class_name
 from pearl.serve import photos
 from pearl.serve.changes import add_changes
 from pearl.serve.describe import ranked
+from pearl.serve.exports import add_exports
 from pearl.serve.groups import add_groups
 from pearl.serve.guard import LONGEST_BODY, Guard
 from pearl.serve.learning_jobs import BUSY, LearningJob, Unavailable
@@ -93,6 +94,7 @@ def create_app(
     _add_learning(app, server)
     add_changes(app, server)
     add_groups(app, server)
+    add_exports(app, server)
     return app
 
 

@@ -24,7 +24,7 @@ class Server:
     """A model with its predictor, its teacher and its counters."""
 
     def __init__(self, path: Path, *, device: str, method: str | None, unknown_rate: float | Literal["auto"]) -> None:
-        self.path, self.unknown_rate = path, unknown_rate
+        self.path, self.method, self.unknown_rate = path, method, unknown_rate
         self.open = lambda: StoredModel.open(path, device=device, method=method)
         complete_interrupted(path)  # of a server that was killed in the middle of one
         with suppress(Busy):  # another process learns, and its first answer is used

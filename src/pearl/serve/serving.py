@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from contextlib import closing, suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 import uvicorn
@@ -15,6 +15,10 @@ from pearl.errors import ConfigError, reason
 from pearl.serve.app import create_app
 
 SHORTEST_TOKEN = 16  # characters
+# Seconds until an idle connection is closed. A request that is sent in the moment of closing gets a reset instead of an
+# answer, and clients do not repeat a POST. So the client has to close first: Python's clients do so after 5 seconds,
+# uvicorn's default, and proxies after 60.
+IDLE = 75
 
 
 def serve(
@@ -57,17 +61,22 @@ def serve(
         say("photos stay in memory, nothing of them is written; stop with Ctrl-C")
         if open_page:
             webbrowser.open(page)
-        config = uvicorn.Config(
-            app,
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            ws="none",
-            limit_concurrency=512,
-            timeout_graceful_shutdown=2,
-        )
         with suppress(KeyboardInterrupt):  # uvicorn raises it again once all is closed
-            uvicorn.Server(config).run(sockets=[listener])
+            uvicorn.Server(configured(app)).run(sockets=[listener])
+
+
+def configured(app: Any) -> uvicorn.Config:
+    """Return uvicorn's settings for an application."""
+    return uvicorn.Config(
+        app,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        ws="none",
+        limit_concurrency=512,
+        timeout_keep_alive=IDLE,
+        timeout_graceful_shutdown=2,
+    )
 
 
 def check(address: str, token: str | None) -> None:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pearl.settings.sections import Count, Section
 
@@ -13,10 +13,13 @@ Positive = Annotated[float, Field(gt=0)]
 class OnlineStreamConfig(Section):
     """The order in which labelled images arrive, see `data.protocols`."""
 
-    protocol: Literal["si_blurry", "gaussian", "sorted", "random"] = "si_blurry"
-    """`si_blurry`, `gaussian` (periodic with `periods` above 1), `sorted` (class by class), or `random`."""
+    protocol: Literal["si_blurry", "gaussian", "sorted", "random", "tasks"] = "si_blurry"
+    """`si_blurry`, `gaussian` (periodic with `periods` above 1), `sorted` (class by class), `random`, or `tasks`
+    (equally many classes per stage, in the order of `stream.order`)."""
     stages: Count = 5
-    """Hidden stages of `si_blurry`."""
+    """Stages of `si_blurry` and `tasks`."""
+    boundaries: Literal["hidden", "given"] = "hidden"
+    """Of `si_blurry` and `tasks`: whether the learner is called at the end of each stage."""
     disjoint: Percent = 50
     """Of `si_blurry`: percentage of the classes that occur in one stage only."""
     blurry: Percent = 10
@@ -29,6 +32,12 @@ class OnlineStreamConfig(Section):
     """Of `gaussian`: how often each class peaks."""
     at_start: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Of `gaussian`: share of the classes that occur from the first period on."""
+
+    @model_validator(mode="after")
+    def _has_the_boundaries(self) -> "OnlineStreamConfig":
+        if self.boundaries == "given" and self.protocol not in ("si_blurry", "tasks"):
+            raise ValueError(f"boundaries=given: protocol={self.protocol} has no stages; choose tasks or si_blurry")
+        return self
 
 
 class OnlineConfig(OnlineStreamConfig):

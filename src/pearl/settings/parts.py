@@ -130,5 +130,6 @@ LEARNERS = Registry(
         "ranpac": "pearl.online.frozen:OnlineRanPac",
         "er": "pearl.online.rehearsal:OnlineEr",
         "derpp": "pearl.online.rehearsal:OnlineDerPlusPlus",
+        "flyprompt": "pearl.online.flyprompt:FlyPrompt",
     },
 )

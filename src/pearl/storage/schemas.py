@@ -82,6 +82,14 @@ class LayerEntry(Schema):
     rows_and_columns: Whole
 
 
+class ExpectedAccuracy(Schema):
+    """Shares, 0 to 1, of unseen images to be classified correctly, and the number of spared images that they use."""
+
+    class_il: Number
+    task_il: Number
+    spared: Whole
+
+
 class Estimate(Schema):
     """Counts of predictions per class for a task's cross-validated or held-out images."""
 
@@ -92,6 +100,7 @@ class Estimate(Schema):
     task_il: list[Whole]
     mistakes: list[tuple[Whole, Whole, Whole]]  # true class, prediction, count
     reliability: list[tuple[Number, Number, Number]]  # see `sureness.reliability`
+    expected: ExpectedAccuracy | None = None  # of images that no network was trained on, if these were trained on
 
 
 class TaskManifest(WeightFile):

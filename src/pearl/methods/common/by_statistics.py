@@ -14,6 +14,7 @@ from pearl.errors import TrainingError
 from pearl.methods.base import Expert, has_frozen_features
 from pearl.methods.classifier import Predictions
 from pearl.methods.common.class_statistics import ClassStatistics
+from pearl.methods.common.optimism import TrainedOn
 from pearl.methods.common.retained import retained
 from pearl.methods.common.scatter import drawn
 from pearl.methods.common.statistics_options import StatisticsOptions
@@ -150,7 +151,8 @@ class StatisticsClassifier(SubNetworkClassifier):
             space(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
             for space, raw in zip(statistics.spaces(), raws, strict=True)
         ]
-        statistics.observe(features, task.labels)
+        trained = bool(new) and self.untrained(task) is None
+        statistics.observe(features, task.labels, task.spared if trained else None)
         statistics.kept = (raws, task.labels) if statistics.options.keep_features else None
         some = drawn(torch.arange(len(task), device=task.labels.device), FITTED)
         statistics.observed = [raw[some, 0] for raw in raws], task.labels[some]
@@ -248,6 +250,10 @@ class StatisticsClassifier(SubNetworkClassifier):
     def cross_validated(self) -> Predictions | None:
         """See `TaskClassifier.cross_validated`: from the calibration of the temperature."""
         return self.statistics.cross_validated
+
+    def trained_on(self) -> TrainedOn | None:
+        """See `TaskClassifier.trained_on`."""
+        return self.statistics.trained_on
 
     @torch.no_grad()
     def fitted(self) -> Predictions | None:

@@ -23,17 +23,16 @@ from pearl.methods.common.calibration import ENOUGH, LeftOut, OODScorer, Scores,
 from pearl.methods.common.feature_spaces import (
     TRIED,
     Background,
-    ByClass,
     ClassStatisticsHead,
     Discriminants,
     FeatureSpace,
     alive,
-    begins_of,
-    chain_rule,
     digest_of,
     fits,
+    log_p_of,
     projection,
 )
+from pearl.methods.common.optimism import TrainedOn
 from pearl.methods.common.scatter import (
     MANY,
     drawn,
@@ -61,9 +60,9 @@ class ClassStatistics(StoredStatistics):
         self.options = options
         self._head: list[ClassStatisticsHead] = []  # in lists, so that they are not part of the state
         self._scorer: list[OODScorer] = []
-        # not part of the state either, of the task observed last: see `observe`; and raw features of some of its images
-        # in every space, with their labels
+        # neither, of the task observed last; `observed`: raw features in every space, and labels, of some of its images
         self.cross_validated: Predictions | None = None
+        self.trained_on: TrainedOn | None = None  # of these images
         self.observed: tuple[list[Tensor], Tensor] | None = None
         self.kept: tuple[list[Tensor], Tensor] | None = None  # with `keep_features`, those of all images and views
 
@@ -106,11 +105,12 @@ class ClassStatistics(StoredStatistics):
             root(shrunk(*self.covariance(v)))
 
     @torch.no_grad()
-    def observe(self, features: Sequence[Tensor], labels: Tensor) -> None:
+    def observe(self, features: Sequence[Tensor], labels: Tensor, spared: Tensor | None = None) -> None:
         """Add a task: features in every space there is, and the classes' logit indices (N,).
 
-        Features are (N, p), or (N, views, p) of several views of an image, the test view first. Then each image is
-        scored by statistics without it, which gives the temperature, the distribution of in-distribution scores, and
+        Features are (N, p), or (N, views, p) of several views of an image, the test view first. `spared` (N,) is False
+        for images that the newest space's sub-network was trained on; None if it was on none. Then each image is scored
+        by statistics without it, which gives the temperature, the distribution of in-distribution scores, and
         `cross_validated`. For the temperature, images of earlier tasks weigh as much as new ones; images that are never
         confused, as those of a single class, hardly matter.
         """
@@ -141,7 +141,8 @@ class ClassStatistics(StoredStatistics):
             for v, (metric, rows, scatter) in enumerate(zip(metrics, features, scatters, strict=True))
         ]
         self.tensors.add(f"task.{t}.levels", stored(torch.stack(levels)))
-        self._calibrate(metrics, features, classes, class_index)
+        rows = self._calibrate(metrics, features, classes, class_index)
+        self.trained_on = None if spared is None else TrainedOn(~spared[rows].cpu().numpy(), len(features))
 
     def _updates(self, v: int, t: int) -> bool:
         """Return True if task t's images are included in the covariance of space v."""
@@ -149,17 +150,18 @@ class ClassStatistics(StoredStatistics):
 
     def _calibrate(
         self, metrics: Sequence[LeftOut], features: Sequence[Tensor], classes: Tensor, class_index: Tensor
-    ) -> None:
+    ) -> Tensor:
         """Measure, on the newest task's images, the temperature and the scores of images of known classes.
 
-        The temperature is that of the least negative log-likelihood of images among all classes.
+        The temperature is that of the least negative log-likelihood of images among all classes. Return the rows of the
+        images that are predicted.
         """
         t, like = len(self) - 1, metrics[0].inverse
         # an image that is its class's only one cannot be left out
         rows = (class_index.bincount()[class_index] > 1).nonzero()[:, 0]
         if not len(rows):  # classes of one image each: nothing is measured, and nothing strange
-            self._note(t, like.new_tensor(torch.nan), like.new_tensor(torch.nan))
-            return
+            self._note(t, *like.new_full((2,), torch.nan))
+            return rows
         counts = self.tensors[f"task.{t}.counts"][class_index[rows]].double()
         known = [
             metric.own_fits(x[rows], self._means(v)[-1][class_index[rows]], counts, counted=self._updates(v, t))
@@ -183,9 +185,8 @@ class ClassStatistics(StoredStatistics):
         # features of training images in their own sub-network are biased; the first task has no other
         created_at = [created for created in self.created_at if created < t or t == 0]
         few = drawn(torch.arange(len(some), device=some.device), max(1, TEMPERED // len(self.class_of)))
-        self._temper(
-            [each[few] for each in scores[: len(created_at)]], created_at, classes, classes[class_index[some][few]]
-        )
+        self._temper([each[few] for each in scores], created_at, classes, classes[class_index[some][few]])
+        return some[few]
 
     def _note(self, t: int, location: Tensor, spread: Tensor) -> None:
         """Store mean and spread of the fits of task t's images, () each; no scores yet."""
@@ -209,15 +210,10 @@ class ClassStatistics(StoredStatistics):
         self.tensors.add(f"task.{t}.score_shift", shift)
 
     def _temper(self, scores: Sequence[Tensor], created_at: Sequence[int], classes: Tensor, labels: Tensor) -> None:
-        """Measure the temperature and the cross-validated predictions, from scores in some spaces and labels (N,)."""
-        t, begins = len(self) - 1, begins_of(self.task_of, created_at)
-        first = [int((self.task_of < created).sum()) for created in created_at]
-        by_class = ByClass(self.class_of).to(labels.device)
-
-        def answer(temperature: float) -> Tensor:
-            return by_class(chain_rule(scores, first, begins, created_at, temperature))
-
-        losses = torch.stack([-answer(float(each)).gather(1, labels[:, None]).sum() for each in GRID]).cpu()
+        """Measure the temperature, in the spaces `created_at`, and predict, by scores in all spaces and labels (N,)."""
+        t, log_p = len(self) - 1, log_p_of(self.task_of, self.class_of, labels.device)
+        tried = (log_p(scores, created_at, float(each)) for each in GRID)
+        losses = torch.stack([-each.gather(1, labels[:, None]).sum() for each in tried]).cpu()
         best = UNCALIBRATED
         if t:
             earlier = [f"task.{u}.losses" for u in range(t) if f"task.{u}.losses" in self.tensors]
@@ -226,7 +222,7 @@ class ClassStatistics(StoredStatistics):
             best = float(GRID[pooled.argmin()])
             self.tensors.add("temperature", torch.tensor(best, dtype=torch.float64, device=labels.device))
             self.tensors.add(f"task.{t}.losses", losses.to(labels.device))
-        logp = answer(best)
+        logp = log_p(scores, self.created_at, best)
         among = torch.isin(torch.arange(logp.shape[1], device=classes.device), classes)
         self.cross_validated = Predictions.of(logp, labels, among.expand_as(logp))
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -167,6 +167,22 @@ def chain_rule(
             parts.append(later + logq[:, :in_this_space])
             later = later + logq[:, in_this_space:].logsumexp(1, keepdim=True)
     return torch.cat(parts, dim=1)
+
+
+def log_p_of(
+    task_of: Tensor, class_of: Tensor, device: torch.device
+) -> Callable[[Sequence[Tensor], Sequence[int], float], Tensor]:
+    """Return a function from scores in feature spaces, the tasks at whose end these were created, and a temperature to
+    log P (B, classes). Scores in more spaces are ignored.
+    """
+    by_class = ByClass(class_of).to(device)
+
+    def log_p(scores: Sequence[Tensor], created_at: Sequence[int], temperature: float) -> Tensor:
+        first = [int((task_of < created).sum()) for created in created_at]
+        some = scores[: len(created_at)]
+        return by_class(chain_rule(some, first, begins_of(task_of, created_at), created_at, temperature))
+
+    return log_p
 
 
 def fits(scores: Sequence[Tensor], common: Sequence[Tensor]) -> Tensor:

@@ -197,7 +197,11 @@ class SubNetworks(Method):
         classifier = self.classifier
         if classifier.untrained(task) is None:
             classifier.check(task)
-            yield from self._learn_anew(task) if task.shows_known_classes else self.learn_own(task)
+            part = task.to_train_on()
+            for phase in self._learn_anew(part) if task.shows_known_classes else self.learn_own(part):
+                if part is not task:
+                    phase.data = phase.data or part
+                yield phase
         else:
             self._untrained_head(task)
         classifier.fit(task)

@@ -1,5 +1,5 @@
 // The tasks of a model, and what can be taken back: a lesson, the name of a class, a class, a task.
-import { at, make, option, post } from "./server.js";
+import { at, download, make, option, post } from "./server.js";
 
 export function showHistory(model) {
   at("tasks").replaceChildren(...[...model.tasks].reverse().map(taskRow));
@@ -16,7 +16,7 @@ export function allowChanges(model, busy) {
 }
 
 // `changed` is called after a change, and the buttons are disabled by `busy` meanwhile.
-export function setUpHistory({ changed, busy }) {
+export function setUpHistory({ model, changed, busy }) {
   const change = async (title, path, body) => {
     try {
       const { line } = await post(path, { ...body, dry_run: true });
@@ -42,8 +42,23 @@ export function setUpHistory({ changed, busy }) {
   });
   at("forget-class").addEventListener("click", () => change(`Forget the class ${name()}?`, "/v1/forget", { class: name() }));
   at("forget-task").addEventListener("click", () => change(`Forget the task ${task()}?`, "/v1/forget", { task: task() }));
+  at("export").addEventListener("click", () => exported(model().name, at("format").value));
   at("yes").addEventListener("click", () => at("confirm").close("yes"));
   at("no").addEventListener("click", () => at("confirm").close(""));
+}
+
+async function exported(name, to) {
+  at("export").disabled = true;
+  at("exported").classList.remove("error");
+  at("exported").textContent = "Exporting …";
+  try {
+    await download(`/v1/export?to=${to}`, `${name}-${to}.zip`);
+    at("exported").textContent = `Exported: ${name}-${to}.zip`;
+  } catch (error) {
+    at("exported").textContent = error.message;
+    at("exported").classList.add("error");
+  }
+  at("export").disabled = false;
 }
 
 function confirmed(title, line) {

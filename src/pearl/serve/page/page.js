@@ -1,7 +1,7 @@
 // The page of `pearl serve`. Photos are kept in `pictures` alone; nothing is stored in the browser.
 import { discover, dropGroups, isUnknown, setUpDiscovery } from "./discover.js";
 import { allowChanges, setUpHistory, showHistory } from "./history.js";
-import { at, checkSize, make, option, plural, request } from "./server.js";
+import { at, checkSize, make, option, plural, request, save } from "./server.js";
 
 const UNSURE = 0.7; // a best class below this probability is unsure
 const AT_ONCE = 6; // photos that are predicted together
@@ -30,12 +30,16 @@ async function loadModel() {
 }
 
 // Photos are named again, by the model as it is now.
-async function renew() {
+async function nameAgain() {
   await loadModel();
-  dropGroups();
   waiting = pictures.filter(({ error }) => !error);
   work();
   show();
+}
+
+async function renew() {
+  await nameAgain();
+  dropGroups();
 }
 
 // ------------------------------------------------------------------------------------------------- photos come in
@@ -82,10 +86,12 @@ function work() {
 }
 
 async function predict(picture) {
+  const turn = picture.turn = (picture.turn ?? 0) + 1;
   try {
     const headers = { "Content-Type": picture.file.type.startsWith("image/") ? picture.file.type : "application/octet-stream" };
-    picture.found = await request("/v1/predict?top_k=3", { method: "POST", body: picture.file, headers });
-    picture.error = null;
+    const found = await request("/v1/predict?top_k=3", { method: "POST", body: picture.file, headers });
+    if (turn !== picture.turn) return; // it is named again by now
+    [picture.found, picture.error] = [found, null];
   } catch (error) {
     picture.error = error.message;
   }
@@ -182,9 +188,7 @@ function csv() {
     return [name, ...ranks, best?.unknown ?? "", best?.in_distribution?.toFixed(4) ?? "", chosenName ?? "", error ?? ""];
   });
   const text = [head, ...rows].map((row) => row.map(cell).join(",")).join("\r\n");
-  const link = Object.assign(make("a"), { href: URL.createObjectURL(new Blob([`${text}\r\n`], { type: "text/csv" })), download: `${model.name}.csv` });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  save(new Blob([`${text}\r\n`], { type: "text/csv" }), `${model.name}.csv`);
 }
 
 // ------------------------------------------------------------------------------------------------ the tray, teaching
@@ -256,6 +260,10 @@ function watch(id, taught) {
   source.onmessage = ({ data }) => {
     const job = JSON.parse(data);
     progress(job);
+    if (job.first_answer && job.state === "learning" && !learning.answered) {
+      learning.answered = true; // by a model that knows the new classes
+      nameAgain().catch(() => {});
+    }
     if (["done", "failed", "cancelled"].includes(job.state)) {
       source.close();
       ended(job, taught);
@@ -280,10 +288,11 @@ function progress(job) {
 }
 
 async function ended(job, taught) {
+  const answered = learning?.answered;
   learning = null;
+  if (job.state === "done") label(taught, null);
+  if (job.state === "done" || answered) await renew().catch(() => {}); // a first answer is gone
   if (job.state === "done") {
-    label(taught, null);
-    await renew().catch(() => {});
     finish(`Learnt: ${job.task}`, [...outcome(job.outcome), ...job.notes], false);
   } else if (job.state === "cancelled") {
     finish("Cancelled", ["The model is as it was. Teach the same photos again to go on from here."], true);
@@ -300,7 +309,6 @@ function outcome(found) {
   if (found.new !== null) lines.push(`Accuracy on these classes: ${share(found.new)} (${how} on ${plural(found.images, "photo")})`);
   if (found.old_then !== null) lines.push(`Accuracy on earlier classes: ${share(found.old_then)} when they were learnt${found.old_now === null ? "" : `, about ${share(found.old_now)} now`}`);
   lines.push(...found.mistakes.map((wrong) => `Confused: ${wrong.true} taken for ${wrong.predicted} (${plural(wrong.images, "photo")})`));
-  if (found.first) lines.push("This is the best case: the network was trained on these photos.");
   return lines;
 }
 
@@ -353,7 +361,7 @@ at("all").addEventListener("submit", (event) => {
 at("start").addEventListener("click", teach);
 at("discover").addEventListener("click", () => discover(pictures.filter(isUnknown), model.limits));
 setUpDiscovery(label);
-setUpHistory({ changed: renew, busy: (yes) => { changing = yes; show(); } });
+setUpHistory({ model: () => model, changed: renew, busy: (yes) => { changing = yes; show(); } });
 at("cancel").addEventListener("click", async () => {
   at("cancel").disabled = true;
   at("state").textContent = "Cancelling …";

@@ -5,15 +5,32 @@ export const make = (tag, text = "", kind = "") => Object.assign(document.create
 export const option = (value, text = value) => Object.assign(make("option", text), { value });
 
 export async function request(path, options = {}) {
-  let answer;
-  try {
-    answer = await fetch(path, options);
-  } catch {
-    throw new Error("the server does not answer; see whether it still runs");
-  }
+  const answer = await fetched(path, options);
   const body = await answer.json().catch(() => ({}));
   if (!answer.ok) throw new Error(body.error ?? `the server answers ${answer.status}`);
   return body;
+}
+
+// A file that the server makes.
+export async function download(path, name) {
+  const answer = await fetched(path);
+  if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error ?? `the server answers ${answer.status}`);
+  save(await answer.blob(), name);
+}
+
+// Offers a file to be saved.
+export function save(blob, name) {
+  const link = Object.assign(make("a"), { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+async function fetched(path, options = {}) {
+  try {
+    return await fetch(path, options);
+  } catch {
+    throw new Error("the server does not answer; see whether it still runs");
+  }
 }
 
 export const post = (path, value) => request(path, { method: "POST", body: JSON.stringify(value), headers: { "Content-Type": "application/json" } });
