@@ -147,7 +147,7 @@ def fault(stage: Stage, at: int, kind: str) -> dict[str, object]:
         wrong.append(f"did not report that everything is stored: {error!r}")
     again, _, error = stage.go()
     results = stage.results()
-    if again and not (results == stage.expected and "is there already" in error):  # `refit` makes a model once
+    if again and not (results == stage.expected and "new: exists" in error):  # `refit` makes a model once
         wrong.append(f"the same command ended with {again}: {error}")
     names = results.keys() | stage.expected.keys()
     wrong += [f"{name} differs" for name in sorted(names) if results.get(name) != stage.expected.get(name)]

@@ -182,6 +182,18 @@ def test_killed_at_any_time(kind, usable, shop, tmp_path):
     assert weights_of(path) == weights_of(shop / "whole first")
 
 
+def test_what_a_kill_leaves_while_it_is_removed_goes(shop, tmp_path):
+    """The note of the task was removed first; the task itself is stored."""
+    path = tmp_path / "m"
+    with pytest.raises(Interrupted):
+        begin(path, shop, "first", StopAt("probe", 1))
+    shutil.copytree(path / "resume" / "first-answer", tmp_path / "left")
+    learning.resume(path, device="cpu")
+    shutil.copytree(tmp_path / "left", path / "resume" / "first-answer")
+    begin(path, shop, "first")
+    assert not (path / "resume").exists() and weights_of(path) == weights_of(shop / "whole first")
+
+
 def test_it_can_be_taken_back_and_is_not_lost_silently(shop, tmp_path, cli):
     path = tmp_path / "m"
     shutil.copytree(shop / "whole first", path)

@@ -71,9 +71,9 @@ def session(
             remove_temporaries(path)
         directory.check_no_gap()
         resume = Resume(directory.resume_folder, minutes=minutes, stop=stop, world=world)
-        resume.keep_only(len(directory.finished))
         work = Session(path, config, made, log, resume, lock)
         work.complete()
+        resume.keep_only(len(directory.finished))
         try:
             with METHODS.blamed(config.method["name"]):
                 yield work
@@ -224,7 +224,9 @@ class Session:
             return
         remove_tree(self.directory.change_folder, self.path)
         with suppress(RunError):  # a damaged note: `learn` removes it with `discard`
-            if self.directory.pending_file.is_file() and not self.directory.interrupted_task:
+            if not self.directory.pending_file.is_file():  # its removal, with all that is beside it, was cut off
+                remove_tree(self.directory.first_answer_folder, self.path)
+            elif not self.directory.interrupted_task:
                 remove_tree(self.directory.resume_folder, self.path)
         if len(self.directory.listed) < len(self.directory.finished):
             self.directory.list_classes()
