@@ -164,6 +164,12 @@ def size() -> Iterator[tuple[str, str, str]]:
         yield f"{model}: {what}", f"{value:,}", "1" if "manifests (s)" in what else ""
 
 
+def many_photos() -> Iterator[tuple[str, str, str]]:
+    """A task of more photos than fit into memory."""
+    for row in rows("many_photos"):
+        yield f"{row['photos']:,} photos in a task: memory of its own (GB)", f"{row['own memory GB']}", ""
+
+
 PARTS = (
     training,
     training_float32,
@@ -176,6 +182,7 @@ PARTS = (
     people,
     scale,
     size,
+    many_photos,
 )
 
 

@@ -20,11 +20,12 @@ from photos import SETTINGS, digit, files_of, folders, write_class, write_photos
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
-    """The same two tasks with heads, and with statistics from the start."""
+    """The same two tasks with heads, and with statistics from the start; both trained on all images."""
     root = tmp_path_factory.mktemp("shop")
     write_photos(root / "first", {"zero": 0, "one": 1}, count=40)
     write_photos(root / "second", {"two": 2, "three": 3}, count=40)
-    with folders(root):
+    with folders(root), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pearl.data.batches.FEWEST", 1_000)  # statistics would spare some for the estimate
         for name, classifier in (("heads", {"name": "heads"}), ("whole", {"name": "statistics", "train": "all"})):
             pearl.learn(root / name, root / "first", quiet=True, **SETTINGS, method={"classifier": classifier})
             pearl.learn(root / name, root / "second", quiet=True)
