@@ -72,6 +72,7 @@ def learnt(
     for t, count in enumerate(SIZES):
         target = {"id": t, "classes": tuple(range(count)), "first_class": sum(SIZES[:t])}
         task = SimpleNamespace(**target, shows_known_classes=False)
+        task.to_train_on = lambda same=task: same
         for phase in method.learn(task):
             for parameter in phase.trained:
                 parameter.data += 0.1 * torch.randn_like(parameter)

@@ -185,7 +185,7 @@ def test_a_model_without_certificates(model, cli):
     lines = out.splitlines()
     assert lines[-1] == "ok          classes.json: 6 classes in 3 tasks, as in the manifests"
     shown = dict(line.removeprefix("ok").strip().split(": sha256 ") for line in lines[:-1])
-    assert {name: text.split(",")[0] for name, text in shown.items()} == {
+    assert {name: text.split()[0] for name, text in shown.items()} == {
         name: digest[:16] for name, digest in digests(model).items()
     }
     assert [check.state for check in pearl.load(model).verify()] == ["ok"] * len(lines)
