@@ -1,4 +1,4 @@
-"""What a directory keeps, and what it removes: interrupted tasks if asked to, statistics that later tasks replaced."""
+"""Files that a directory removes: an interrupted task on request, and statistics that later tasks replaced."""
 
 import json
 import os

@@ -37,7 +37,7 @@ def test_fetrils_loss_is_the_mean_over_features_and_pseudo_features():
 
 
 def test_nispa_ends_with_the_units_and_the_network_of_the_phase_before_the_accuracy_fell(monkeypatch):
-    """Of phases with 90, 89 and 80 %, the second one's network stays, whose units were chosen after the first."""
+    """Phases reach 90, 89 and 80 %: NISPA keeps the network of the second, with the units chosen after the first."""
     torch.manual_seed(0)
     method = Nispa(convnet(SIZE, width=8), density=0.5, recovery_perc=2.5)
     reached, chosen = iter([90.0, 89.0, 80.0]), []
