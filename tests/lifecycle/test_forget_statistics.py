@@ -154,6 +154,23 @@ def test_a_class_that_trained_nothing_is_forgotten_exactly(shop, tmp_path, cli):
     assert pearl.load(path).classes == ("a0", "a1")
 
 
+def test_images_that_were_spared_from_training_are_the_same_ones_afterwards(shop, tmp_path):
+    """Of the 14 images of task b one was spared, the sixth of b0; without b0 none is left, in later changes neither."""
+    model = pearl.load(grow(tmp_path / "m", shop, ["a", "b", "c"]))
+
+    def spared():
+        return {one["name"]: one["estimate"]["expected"]["spared"] for one in manifests(model.path)[:2]}
+
+    assert spared() == {"a": 1, "b": 1}
+    without_b1 = pearl.load(shutil.copytree(model.path, tmp_path / "b1")).forget("b1")
+    model = without_b1
+    assert spared() == {"a": 1, "b": 1}
+    model = pearl.load(tmp_path / "m").forget("b0")
+    assert spared() == {"a": 1, "b": 0}
+    model = model.forget(task="a")
+    assert [one["estimate"]["expected"]["spared"] for one in manifests(model.path)[:1]] == [0]
+
+
 def test_without_features_the_share_of_the_covariance_stays(shop, tmp_path, cli):
     path = Path(shutil.copytree(shop / "all 2", tmp_path / "m"))
     (RunDirectory(path).finished[0] / FEATURES).unlink()

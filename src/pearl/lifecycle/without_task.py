@@ -15,11 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pearl.data.batches import spared_rows
 from pearl.errors import RunError, counted, printable
 from pearl.lifecycle.accuracy_estimate import accuracy_of, left_out
 from pearl.lifecycle.certificate import Kept
-from pearl.methods.common.by_statistics import Statistics, facts_of, file_of
+from pearl.methods.common.by_statistics import Statistics, facts_of, file_of, named_features
 from pearl.methods.common.class_statistics import ClassStatistics
 from pearl.methods.common.subnetworks import TASK_TENSOR
 from pearl.settings.config import ModelConfig
@@ -32,6 +31,7 @@ from pearl.storage.checkpoint import (
     part_files,
     read_features,
     read_files,
+    rows_without,
     snapshot,
 )
 from pearl.storage.run_directory import RunDirectory
@@ -117,7 +117,8 @@ def without_task(directory: RunDirectory, config: ModelConfig, tasks: Sequence[S
         features = read_features(task.folder, task.manifest)
         raws = [features[f"raw.{v}"] for v in spaces if made[v] <= old]
         labels = features["labels"] - count * (features["labels"] >= first)
-        _observe(statistics, index, raws, labels, adds_space=old in made, trained=_was_trained(task))
+        spared = features.get("spared")
+        statistics.observe_raw(raws, labels, adds_space=old in made, spared=spared)
         added = changed(known, statistics.state_dict())
         tensors = {f"{OWN}{name}": value for name, value in added.items()}
         keeps_running = config.engine.earlier_states or index >= len(left) - 2
@@ -127,7 +128,7 @@ def without_task(directory: RunDirectory, config: ModelConfig, tasks: Sequence[S
             continue
         weights = read_files(task.folder, task.manifest, {WEIGHTS})
         tensors |= {renamed(name): value for name, value in weights.items() if not name.startswith(OWN)}
-        kept = {"labels": labels, **{f"raw.{v}": raw for v, raw in enumerate(raws)}}
+        kept = named_features(raws, labels, spared)
         facts = _facts(task.manifest, index, statistics, tasks[at].manifest, earlier)
         files, manifest = part_files(tensors, facts, file_of, kept)
         if not keeps_running:
@@ -158,12 +159,10 @@ def without_class(
     statistics = ClassStatistics(cast(Statistics, CLASSIFIERS.build(config.method["classifier"])))
     made, new = created_at(tasks), dict[int, NewTask]()
     for t, task in enumerate(tasks):
-        known, features = snapshot(statistics.state_dict()), read_features(task.folder, task.manifest)
-        stay = features["labels"] != index
-        raws = [features[f"raw.{v}"][stay] for v, created in enumerate(made) if created <= t]
-        labels = features["labels"][stay]
-        labels -= (labels > index).to(labels.dtype)
-        _observe(statistics, t, raws, labels, adds_space=t in made, trained=_was_trained(task))
+        known = snapshot(statistics.state_dict())
+        features = rows_without(read_features(task.folder, task.manifest), index)
+        raws = [features[f"raw.{v}"] for v, created in enumerate(made) if created <= t]
+        statistics.observe_raw(raws, features["labels"], adds_space=t in made, spared=features.get("spared"))
         if t < owner:
             continue
         weights = read_files(task.folder, task.manifest, {WEIGHTS})
@@ -173,29 +172,11 @@ def without_class(
         if facts.get("estimate", {}).get("how") == "left out":
             facts.pop("estimate")
             facts |= left_out(statistics.cross_validated, statistics.trained_on)
-        kept = {"labels": labels, **{f"raw.{v}": raw.contiguous() for v, raw in enumerate(raws)}}
-        files, manifest = part_files(tensors, facts, file_of, kept)
+        files, manifest = part_files(tensors, facts, file_of, features)
         if not (task.folder / RUNNING).exists():
             files.pop(RUNNING)
         new[t] = NewTask(task, task.folder, files, manifest, str)
     return new
-
-
-def _observe(
-    statistics: ClassStatistics, t: int, raws: Sequence[Tensor], labels: Tensor, *, adds_space: bool, trained: bool
-) -> None:
-    """Add task `t` to statistics by the raw features (N, views, p_raw) of its images in every space."""
-    if adds_space:
-        statistics.add_space(t, raws[-1][:, 0])
-    rows = [
-        space(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
-        for space, raw in zip(statistics.spaces(), raws, strict=True)
-    ]
-    statistics.observe(rows, labels, spared_rows(labels) if adds_space and trained else None)
-
-
-def _was_trained(task: StoredTask) -> bool:
-    return bool(task.seconds)
 
 
 def _with_running(task: StoredTask, tensors: Mapping[str, Tensor], renamed: Callable[[str], str]) -> NewTask | None:

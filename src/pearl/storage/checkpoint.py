@@ -162,9 +162,14 @@ def features_without(folder: Path, manifest: Mapping[str, Any], label: int) -> b
     """
     if not (features := read_features(folder, manifest)):
         return None
+    return save(rows_without(features, label))
+
+
+def rows_without(features: Mapping[str, Tensor], label: int) -> dict[str, Tensor]:
+    """Return features without the images of a class, a logit index; higher indices become one less."""
     labels = features["labels"]
     kept = {name: value[labels != label].contiguous() for name, value in features.items()}
-    return save({**kept, "labels": kept["labels"] - (kept["labels"] > label).to(labels.dtype)})
+    return {**kept, "labels": kept["labels"] - (kept["labels"] > label).to(labels.dtype)}
 
 
 def read_files(folder: Path, manifest: Mapping[str, Any], files: Collection[str] = FILES) -> dict[str, Tensor]:

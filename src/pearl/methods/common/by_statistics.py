@@ -145,15 +145,10 @@ class StatisticsClassifier(SubNetworkClassifier):
                 f"task {task.id + 1} ({task.name}): a sub-network's features of its images are not finite; earlier "
                 f"tasks are stored; lower train.lr, or check the images"
             )
-        if new:
-            statistics.add_space(task.id, raws[-1][:, 0])
-        features = [
-            space(raw.flatten(0, 1)).unflatten(0, raw.shape[:2])
-            for space, raw in zip(statistics.spaces(), raws, strict=True)
-        ]
         trained = bool(new) and self.untrained(task) is None
-        statistics.observe(features, task.labels, task.spared if trained else None)
-        statistics.kept = (raws, task.labels) if statistics.options.keep_features else None
+        spared = task.spared if trained else None
+        statistics.observe_raw(raws, task.labels, adds_space=bool(new), spared=spared)
+        statistics.kept = (raws, task.labels, spared) if statistics.options.keep_features else None
         some = drawn(torch.arange(len(task), device=task.labels.device), FITTED)
         statistics.observed = [raw[some, 0] for raw in raws], task.labels[some]
 
@@ -271,13 +266,11 @@ class StatisticsClassifier(SubNetworkClassifier):
         return retained(self.statistics, task, right, images)
 
     def features_of_images(self) -> dict[str, Tensor]:
-        """Return raw features (N, views, p_raw) in every space, "raw.0", "raw.1" ..., and logit indices, "labels"
-        (N,).
+        """Return raw features (N, views, p_raw) in every space, "raw.0", "raw.1" ..., and logit indices, "labels" (N,).
+
+        After a task with a space of its own also "spared" (N,): True for images its sub-network was not trained on.
         """
-        if self.statistics.kept is None:
-            return {}
-        raws, labels = self.statistics.kept
-        return {"labels": labels, **{f"raw.{v}": raw for v, raw in enumerate(raws)}}
+        return {} if self.statistics.kept is None else named_features(*self.statistics.kept)
 
     def needed(self, statistics: Mapping[str, Tensor]) -> int | None:
         """See `TaskClassifier.needed`. All spaces exist after the last space's task, and never change."""
@@ -298,6 +291,12 @@ def file_of(name: str) -> str:
     if not name.startswith("class_statistics."):
         return WEIGHTS
     return RUNNING if name.endswith(ClassStatistics.running) else STATISTICS
+
+
+def named_features(raws: Sequence[Tensor], labels: Tensor, spared: Tensor | None) -> dict[str, Tensor]:
+    """Return tensors as `StatisticsClassifier.features_of_images` names them."""
+    known = {} if spared is None else {"spared": spared}
+    return {"labels": labels, **known, **{f"raw.{v}": raw for v, raw in enumerate(raws)}}
 
 
 def facts_of(statistics: ClassStatistics) -> dict[str, Any]:

@@ -64,7 +64,8 @@ class ClassStatistics(StoredStatistics):
         self.cross_validated: Predictions | None = None
         self.trained_on: TrainedOn | None = None  # of these images
         self.observed: tuple[list[Tensor], Tensor] | None = None
-        self.kept: tuple[list[Tensor], Tensor] | None = None  # with `keep_features`, those of all images and views
+        # with `keep_features`, those of all images and views; and those of the images that are `spared`, see `observe`
+        self.kept: tuple[list[Tensor], Tensor, Tensor | None] | None = None
 
     def wants_space(self) -> bool:
         """Return True if the next task's sub-network becomes a feature space."""
@@ -103,6 +104,20 @@ class ClassStatistics(StoredStatistics):
         for v, (space, rows) in enumerate(zip(self.spaces(), raw, strict=True)):
             space(rows)
             root(shrunk(*self.covariance(v)))
+
+    def observe_raw(
+        self, raws: Sequence[Tensor], labels: Tensor, *, adds_space: bool, spared: Tensor | None = None
+    ) -> None:
+        """Add a task by raw features (N, views, p_raw) of every space, and logit indices (N,); see `observe`.
+
+        With `adds_space` the last of these features are those of a new space.
+        """
+        if adds_space:
+            self.add_space(len(self), raws[-1][:, 0])
+        features = [
+            space(raw.flatten(0, 1)).unflatten(0, raw.shape[:2]) for space, raw in zip(self.spaces(), raws, strict=True)
+        ]
+        self.observe(features, labels, spared)
 
     @torch.no_grad()
     def observe(self, features: Sequence[Tensor], labels: Tensor, spared: Tensor | None = None) -> None:
