@@ -57,7 +57,7 @@ def export_directory(
     tasks = [{"name": task.name, "classes": list(task.classes)} for task in opened.tasks]
     model = Trained(opened.method, opened.config.images, tasks, opened.config.backbone, opened.first_answer)
     raw, origin = check_images(opened.config, images)
-    out = out or Path(path.resolve().name + _SUFFIX[to])
+    out = out or Path(path.resolve().name + SUFFIX[to])
     about = partial(card, opened, export=to != "peft")
     return export(model, to, out, raw, origin=origin, force=force, about=about)
 
@@ -191,4 +191,4 @@ _WRITERS: dict[str, Callable[[Trained, Path, Tensor], float | None]] = {
     "onnx": write_onnx,
     "peft": write_peft,
 }
-_SUFFIX = {"torch": ".pt2", "onnx": ".onnx", "peft": "-peft"}
+SUFFIX = {"torch": ".pt2", "onnx": ".onnx", "peft": "-peft"}

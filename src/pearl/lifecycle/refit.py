@@ -203,7 +203,7 @@ def refit_model(
     try:
         engine = Engine(config, device=device, observer=show)
         made = load_method(path, config, to_device=engine.to_device).requires_grad_(False)
-        classifier_of_model = _classifier_of(made)
+        model_classifier = _classifier_of(made)
         with made_aside(to) as aside:
             copy_part(RunDirectory(path).reference, RunDirectory(aside).reference)
             for t, info in enumerate(infos):
@@ -213,17 +213,15 @@ def refit_model(
                 part = Inputs(None, info.name, info.classes, images, labels, decoding=Decoding.of(config.images))
                 pixels = decode(part, config.images.stored, show)
                 view = View(config.images, channels_last=config.engine.channels_last)
-                engine_device = engine.device
-                task = Task(
-                    t, info.name, info.classes, info.first_class, pixels, labels + info.first_class, view, engine_device
-                )
+                header = t, info.name, info.classes, info.first_class
+                task = Task(*header, pixels, labels + info.first_class, view, engine.device)
                 known = snapshot(made.state_dict())
-                classifier_of_model.fit(task)
+                model_classifier.fit(task)
                 added = changed(known, made.state_dict())
                 tensors, manifest = read_part(info.folder)
                 facts = {key: value for key, value in manifest.items() if key not in OWN}
                 facts |= {**made.facts(t), "refitted": facts_of(pixels, labels)}
-                folder, features = aside / info.folder.relative_to(path), classifier_of_model.features_of_images()
+                folder, features = aside / info.folder.relative_to(path), model_classifier.features_of_images()
                 write_part(folder, {**tensors, **added}, facts, made.file_of, features=features)
             copy_beside(path, aside, config)
             if not config.engine.earlier_states:

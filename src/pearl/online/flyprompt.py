@@ -15,8 +15,8 @@ from pearl.methods.prototypes.closed_form import ridge as ridge_regression
 from pearl.nn import vit
 from pearl.online.frozen import frozen_network
 from pearl.online.learner import Learner, Network, Setup
+from pearl.settings.sections import Count
 
-Count = Annotated[int, Field(ge=1, strict=True)]
 Blocks = tuple[Annotated[int, Field(ge=0)], ...]
 Decays = tuple[Annotated[float, Field(gt=0, lt=1)], ...]
 
@@ -98,6 +98,11 @@ class FlyPrompt(Learner):
         """Return the frozen ViT, which is not a part of the state."""
         return self.network.module.network
 
+    @property
+    def head(self) -> Tensor:
+        """Return weight and bias of the head, (classes, dim + 1)."""
+        return torch.cat([self.weight, self.bias[:, None]], dim=1)
+
     # ------------------------------------------------------------------------------------------------- learning
 
     def observe(self, images: Tensor, labels: Tensor) -> None:
@@ -136,7 +141,7 @@ class FlyPrompt(Learner):
             }
         optimizer.step()
         self.steps += 1
-        head = torch.cat([self.weight, self.bias[:, None]], dim=1)
+        head = self.head
         for average, decay in zip(self.averages[-1], self.decays, strict=True):
             average.mul_(decay).add_(head, alpha=1 - decay)
         return loss.detach()
@@ -164,8 +169,7 @@ class FlyPrompt(Learner):
         begun = len(self.averages)
         self.prompts[begun] = self.prompts[:begun].mean(0)
         self.moments[:, : self.prompts[0].numel()] = 0
-        head = torch.cat([self.weight, self.bias[:, None]], dim=1)
-        self.averages = torch.cat([self.averages, head.expand(1, len(self.decays), -1, -1)])
+        self.averages = torch.cat([self.averages, self.head.expand(1, len(self.decays), -1, -1)])
 
     def _add_classes(self, count: int) -> None:
         """Add rows to the head and to all averages, which start equal, and their moments."""

@@ -19,8 +19,7 @@ from pearl.methods.prototypes.closed_form import nearest_mean, ridge
 from pearl.nn.intermediate_features import Layers, WithInner, inner_layers
 from pearl.online.learner import Learner, Network, OnImages, Setup
 from pearl.online.streaming_statistics import StreamingStatistics, discriminants
-
-Count = Annotated[int, Field(ge=1, strict=True)]
+from pearl.settings.sections import Count
 
 
 def frozen_network(setup: Setup, layers: Layers) -> OnImages:

@@ -27,8 +27,7 @@ from pearl.online.streaming_statistics import discriminants
 from pearl.online.unknown import Fits, left_out_fits
 from pearl.online.window import Window, confused_classes
 from pearl.settings.parts import METHODS
-
-Count = Annotated[int, Field(ge=1, strict=True)]
+from pearl.settings.sections import Count
 
 
 class OnlinePearl(Learner):

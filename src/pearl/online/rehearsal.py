@@ -14,8 +14,7 @@ from pearl.data.batches import Task
 from pearl.methods.rehearsal.derpp import DerPlusPlus
 from pearl.methods.rehearsal.er import Er, Images
 from pearl.online.learner import Learner, Network, Setup
-
-Count = Annotated[int, Field(ge=1, strict=True)]
+from pearl.settings.sections import Count
 
 
 class Replay(Learner):

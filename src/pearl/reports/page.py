@@ -26,10 +26,11 @@ from pearl.reports.html import (
     render,
 )
 from pearl.reports.records import SCENARIOS, Record, flat, metric_title, percent, read_all
-from pearl.reports.stream_page import directory_of, is_stream
+from pearl.reports.stream_page import is_stream
 from pearl.reports.stream_page import page as stream_page
 from pearl.reports.text import HEADLINES
 from pearl.storage.files import HTML, check_output, write_output
+from pearl.storage.run_directory import find_run
 
 
 def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
@@ -45,7 +46,7 @@ def write(runs: Sequence[str | Path], output: Path | None = None) -> Path:
         check_output(output, HTML, "page")
     if any(map(is_stream, runs)):
         made = stream_page(runs)
-        output = output or (directory_of(runs[0]) / "report.html" if len(runs) == 1 else Path("report.html"))
+        output = output or (find_run(runs[0]).path / "report.html" if len(runs) == 1 else Path("report.html"))
         write_output(output, made)
         return output
     records = read_all(runs)

@@ -18,8 +18,7 @@ from pearl.evaluation import metrics
 from pearl.reports.text import HEADLINES
 from pearl.settings.registry import readable
 from pearl.storage.events import Epochs
-from pearl.storage.paths import runs_root
-from pearl.storage.run_directory import RunDirectory
+from pearl.storage.run_directory import RunDirectory, find_run
 from pearl.storage.stored_task import StoredTask
 
 SCENARIOS: dict[metrics.Scenario, str] = {"class_il": "class-IL", "task_il": "task-IL"}
@@ -139,8 +138,7 @@ def read(run: str | Path) -> Record:
     Raises:
         RunError: neither a run nor a model, no task is finished, or a file is damaged.
     """
-    candidates = [RunDirectory(Path(run)), RunDirectory(runs_root() / run)]
-    directory = next((candidate for candidate in candidates if candidate.config_file.is_file()), candidates[0])
+    directory = find_run(run)
     config = directory.config
     if "online" in config:
         raise RunError(f"{directory.path}: learns from a stream, without tasks; see it with pearl inspect")

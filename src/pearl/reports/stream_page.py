@@ -13,8 +13,7 @@ from pearl.evaluation.online_metrics import Point, class_forgetting, summary
 from pearl.reports.html import Cell, Chapter, Figure, PagePart, Table, line_figure, render
 from pearl.reports.streams import growth
 from pearl.settings.registry import readable
-from pearl.storage.paths import runs_root
-from pearl.storage.run_directory import RunDirectory
+from pearl.storage.run_directory import RunDirectory, find_run
 
 SEEN, ACCURACY = "images seen", "accuracy (%)"
 METRICS = {
@@ -32,15 +31,8 @@ METRICS = {
 
 def is_stream(run: str | Path) -> bool:
     """Return True for the directory of a run with hidden boundaries."""
-    directory = RunDirectory(directory_of(run))
+    directory = find_run(run)
     return directory.config_file.is_file() and {"online", "recipe"} <= directory.config.keys()
-
-
-def directory_of(run: str | Path) -> Path:
-    """Return the directory of a run, which is a path or a name in the folder of runs."""
-    return next(
-        (path for path in (Path(run), runs_root() / run) if RunDirectory(path).config_file.is_file()), Path(run)
-    )
 
 
 def page(runs: Sequence[str | Path]) -> str:
@@ -55,10 +47,7 @@ def page(runs: Sequence[str | Path]) -> str:
     streams = [_read(run) for run in runs]
     chapters = [_about(*each, name=f"run{index}") for index, each in enumerate(streams)]
     if len(streams) > 1:
-        curves = {
-            directory.path.name: ([p.seen for p in _points(online)], [p.accuracy for p in _points(online)])
-            for directory, online in streams
-        }
+        curves = {directory.path.name: _line(_points(online)) for directory, online in streams}
         table = Table("Streams side by side", ["run", *METRICS], [_numbers(*each) for each in streams])
         figures = [line_figure("Accuracy over images seen, side by side (%)", curves, "all", x=SEEN, y=ACCURACY)]
         chapters.insert(
@@ -68,7 +57,7 @@ def page(runs: Sequence[str | Path]) -> str:
 
 
 def _read(run: str | Path) -> tuple[RunDirectory, dict[str, Any]]:
-    directory = RunDirectory(directory_of(run).resolve())
+    directory = RunDirectory(find_run(run).path.resolve())
     online = directory.results.get("online") or directory.online_manifest.get("online") or {}
     if not any(point["regular"] for point in online.get("curve", [])):
         raise RunError(f"{directory.path}: no evaluation at the fixed interval yet; let `pearl run` continue")
@@ -77,6 +66,10 @@ def _read(run: str | Path) -> tuple[RunDirectory, dict[str, Any]]:
 
 def _points(online: dict[str, Any]) -> list[Point]:
     return [Point.from_json(point) for point in online["curve"]]
+
+
+def _line(points: Sequence[Point]) -> tuple[list[int], list[float]]:
+    return [p.seen for p in points], [p.accuracy for p in points]
 
 
 def _numbers(directory: RunDirectory, online: dict[str, Any]) -> list[Cell]:
@@ -113,7 +106,7 @@ def _most_forgotten(row: tuple[Any, ...]) -> float:
 
 def _curve(points: Sequence[Point], label: str, name: str, grown: Sequence[int]) -> Figure:
     """Draw accuracy over images seen; the table also has the classes and sub-networks at each evaluation."""
-    title, seen = "Accuracy over images seen (%)", [point.seen for point in points]
-    drawn = line_figure(title, {label: (seen, [p.accuracy for p in points])}, f"{name}-stream", x=SEEN, y=ACCURACY)
+    title = "Accuracy over images seen (%)"
+    drawn = line_figure(title, {label: _line(points)}, f"{name}-stream", x=SEEN, y=ACCURACY)
     rows = [[p.seen, len(p.total), p.accuracy, sum(at <= p.seen for at in grown)] for p in points]
     return replace(drawn, table=Table(title, [SEEN, "classes", ACCURACY, "sub-networks"], rows))

@@ -18,7 +18,7 @@ from pearl.settings.declared import declared
 from pearl.settings.parts import METHODS
 from pearl.settings.registry import nearest
 from pearl.storage.paths import runs_root
-from pearl.storage.run_directory import RunDirectory
+from pearl.storage.run_directory import RunDirectory, find_run
 from pearl.storage.stored_task import read_manifest, stored_bytes
 from pearl.storage.tabular import aligned
 
@@ -72,16 +72,15 @@ def page(name: str) -> str:
     Raises:
         ConfigError: nothing has this name.
     """
-    for path in (Path(name), runs_root() / name):
-        if RunDirectory(path).config_file.is_file():
-            from pearl.lifecycle.runs import Run
+    if (directory := find_run(name)).config_file.is_file():
+        from pearl.lifecycle.runs import Run
 
-            run = Run.open(path)
-            if isinstance(run.config, OnlineRunConfig):
-                from pearl.online.stream_run import OnlineRun
+        run = Run.open(directory.path)
+        if isinstance(run.config, OnlineRunConfig):
+            from pearl.online.stream_run import OnlineRun
 
-                return online_page(OnlineRun(path, run.config))
-            return run_page(run)
+            return online_page(OnlineRun(directory.path, run.config))
+        return run_page(run)
     if name in recipe_names() or name.endswith((".yaml", ".yml")):
         return yaml.safe_dump(read_recipe(name), sort_keys=False, width=120).rstrip()
     if name in SECTIONS:

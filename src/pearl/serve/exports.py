@@ -13,10 +13,9 @@ from starlette.responses import Response
 
 from pearl.errors import ExportError
 from pearl.export import export_directory
+from pearl.export.verbs import SUFFIX
 from pearl.serve.openapi import problems
 from pearl.serve.server import Server
-
-SUFFIX = {"onnx": ".onnx", "torch": ".pt2"}
 
 
 def add_exports(app: FastAPI, server: Server) -> None:

@@ -18,6 +18,7 @@ from pearl.storage import events
 from pearl.storage.below import Below
 from pearl.storage.files import FORMAT, check_format, read_json, read_regular, write_json
 from pearl.storage.locks import is_held
+from pearl.storage.paths import runs_root
 from pearl.storage.schemas import (
     Classes,
     Data,
@@ -373,3 +374,9 @@ class RunDirectory:
         """Return the checkpoints of the current task; empty if there are none."""
         folders = sorted(manifest.parent for manifest in self.resume_folder.glob(f"*/{MANIFEST}"))
         return [folder for folder in folders if folder != self.first_answer_folder]
+
+
+def find_run(run: str | Path) -> RunDirectory:
+    """Return the directory of a run or model: at this path, or of this name in the folder of runs; else the path."""
+    candidates = [RunDirectory(Path(run)), RunDirectory(runs_root() / run)]
+    return next((directory for directory in candidates if directory.config_file.is_file()), candidates[0])
